@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: BSD-3-Clause
+option(GAUDI_DIRECT_TESTS "build the tests" ON)
+option(GAUDI_DIRECT_BENCH "build the benchmarks" OFF)
+option(GAUDI_DIRECT_WERROR "treat warnings as errors" ON)
+set(GAUDI_DIRECT_SANITIZE "" CACHE STRING "sanitizers, as for -fsanitize=")
+
+add_library(project_options INTERFACE)
+target_compile_features(project_options INTERFACE cxx_std_20)
+target_include_directories(project_options INTERFACE ${PROJECT_SOURCE_DIR})
+target_compile_definitions(project_options INTERFACE _GNU_SOURCE)
+target_compile_options(project_options INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion
+    -Wnon-virtual-dtor -Wold-style-cast -Wcast-qual
+    $<$<BOOL:${GAUDI_DIRECT_WERROR}>:-Werror>)
+if(GAUDI_DIRECT_SANITIZE)
+    target_compile_options(project_options INTERFACE -fsanitize=${GAUDI_DIRECT_SANITIZE} -fno-omit-frame-pointer)
+    target_link_options(project_options INTERFACE -fsanitize=${GAUDI_DIRECT_SANITIZE})
+endif()

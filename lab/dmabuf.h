@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * What a virtual NIC needs to turn a DMA-BUF of the virtual Gaudi into bytes. The only thing that the lab's two
+ * libraries share. Plain C, header only, no state.
+ *
+ * A DMA-BUF descriptor is an open file <lab>/gaudiN/exports/ID, write-only, so that it can be neither read nor
+ * mapped; its size is the buffer's. Its lock (flock, exclusive) belongs to the open file description: as long as
+ * one duplicate lives anywhere, the device is busy. Whoever keeps a region keeps a dup of the descriptor.
+ *
+ * Beside it lies ID.ranges: which pieces of the device's HBM the buffer consists of. HBM itself is the sparse
+ * file <lab>/gaudiN/hbm: hbm_size bytes of memory, then one 32-bit state per granule. Memory that nobody touched
+ * since its allocation is a hole; gaudi_lab_hbm_prepare() gives it its (not zero) content and its storage, and must
+ * be called for a range before its bytes are read or written. It is idempotent and cheap afterwards.
+ */
+#ifndef GAUDI_LAB_DMABUF_H
+#define GAUDI_LAB_DMABUF_H
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define GAUDI_LAB_DMABUF_MAGIC 0x6675626d64696475ULL
+#define GAUDI_LAB_GRANULE 65536ULL
+#define GAUDI_LAB_FRESH_BYTE 0xA7 /* what memory holds after allocation: anything but zero */
+#define GAUDI_LAB_GRANULE_READY 0xffffffffU
+
+struct gaudi_lab_range {
+    uint64_t hbm_offset;
+    uint64_t length;
+};
+
+/* The head of ID.ranges; range_count ranges follow. */
+struct gaudi_lab_dmabuf {
+    uint64_t magic;
+    uint64_t size;
+    uint64_t hbm_size;
+    uint32_t device_index;
+    uint32_t range_count;
+};
+
+/* Bytes of the hbm file: the memory, then its granule states. */
+static inline uint64_t gaudi_lab_hbm_file_size(uint64_t hbm_size) {
+    return hbm_size + (hbm_size / GAUDI_LAB_GRANULE + 1) * sizeof(uint32_t);
+}
+
+/*
+ * Describes the DMA-BUF behind fd. ranges may be NULL to learn range_count first. hbm_path receives the path of the
+ * HBM file. Returns 0, -EBADF (not open), -EINVAL (open, but not a DMA-BUF of this user's lab), -ENOSPC (capacity).
+ */
+static inline int gaudi_lab_dmabuf_describe(int fd, struct gaudi_lab_dmabuf* head, struct gaudi_lab_range* ranges,
+                                            uint32_t capacity, char* hbm_path, size_t hbm_path_size) {
+    char link[64], path[3072], file[3200];
+    struct stat by_fd, by_path;
+    int flags = fcntl(fd, F_GETFL);
+    if (flags < 0)
+        return -EBADF;
+    snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+    ssize_t length = readlink(link, path, sizeof(path) - 1);
+    if (length < 0)
+        return -EINVAL;
+    path[length] = '\0';
+    char* name = strrchr(path, '/');
+    if (name == NULL || name - path < 8 || strncmp(name - 8, "/exports", 8) != 0 ||
+        (flags & O_ACCMODE) != O_WRONLY || fstat(fd, &by_fd) != 0 || stat(path, &by_path) != 0 ||
+        by_fd.st_ino != by_path.st_ino || by_fd.st_dev != by_path.st_dev || by_fd.st_uid != geteuid())
+        return -EINVAL;
+    snprintf(file, sizeof(file), "%s.ranges", path);
+    int description = open(file, O_RDONLY | O_CLOEXEC);
+    if (description < 0)
+        return -EINVAL;
+    int result = -EINVAL;
+    if (read(description, head, sizeof(*head)) == (ssize_t)sizeof(*head) && head->magic == GAUDI_LAB_DMABUF_MAGIC) {
+        ssize_t wanted = (ssize_t)(head->range_count * sizeof(*ranges));
+        if (ranges == NULL)
+            result = 0;
+        else if (head->range_count > capacity)
+            result = -ENOSPC;
+        else if (read(description, ranges, (size_t)wanted) == wanted)
+            result = 0;
+    }
+    close(description);
+    name[-8] = '\0';
+    if (result == 0 && snprintf(hbm_path, hbm_path_size, "%s/hbm", path) >= (int)hbm_path_size)
+        result = -ENOSPC;
+    return result;
+}
+
+/* One granule: storage first (a full tmpfs is an error here, not a SIGBUS later), then its fresh content. */
+static inline int gaudi_lab_granule_fill(int hbm_fd, unsigned char* base, uint64_t offset, uint64_t hbm_size) {
+    uint64_t length = hbm_size - offset < GAUDI_LAB_GRANULE ? hbm_size - offset : GAUDI_LAB_GRANULE;
+    while (fallocate(hbm_fd, FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)length) != 0)
+        if (errno != EINTR)
+            return -errno;
+    memset(base + offset, GAUDI_LAB_FRESH_BYTE, length);
+    return 0;
+}
+
+/* base: the whole hbm file, mapped shared and writable. Returns 0 or -ENOSPC and the like. */
+static inline int gaudi_lab_hbm_prepare(int hbm_fd, unsigned char* base, uint64_t hbm_size, uint64_t offset,
+                                        uint64_t length) {
+    uint32_t* states = (uint32_t*)(void*)(base + hbm_size);
+    if (length == 0)
+        return 0;
+    for (uint64_t granule = offset / GAUDI_LAB_GRANULE; granule <= (offset + length - 1) / GAUDI_LAB_GRANULE;
+         ++granule) {
+        uint32_t* state = &states[granule];
+        uint32_t seen = __atomic_load_n(state, __ATOMIC_ACQUIRE);
+        while (seen != GAUDI_LAB_GRANULE_READY) {
+            /* The state holds the filler's pid: one that died is replaced, one that lives is waited for. */
+            if (seen != 0 && !(kill((pid_t)seen, 0) != 0 && errno == ESRCH)) {
+                sched_yield();
+                seen = __atomic_load_n(state, __ATOMIC_ACQUIRE);
+                continue;
+            }
+            if (!__atomic_compare_exchange_n(state, &seen, (uint32_t)getpid(), 0, __ATOMIC_ACQUIRE,
+                                             __ATOMIC_ACQUIRE))
+                continue;
+            int result = gaudi_lab_granule_fill(hbm_fd, base, granule * GAUDI_LAB_GRANULE, hbm_size);
+            seen = result == 0 ? GAUDI_LAB_GRANULE_READY : 0;
+            __atomic_store_n(state, seen, __ATOMIC_RELEASE);
+            if (result != 0)
+                return result;
+        }
+    }
+    return 0;
+}
+
+#ifdef __cplusplus
+}
+#endif
+#endif

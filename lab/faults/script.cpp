@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "lab/faults/script.hpp"
+
+#include "lab/world/text.hpp"
+
+#include <cerrno>
+#include <cstring>
+#include <fmt/format.h>
+
+namespace lab {
+namespace {
+
+// Calls that know how to deliver less than was asked for.
+constexpr std::string_view short_calls[] = {"hlthunk_wait_for_cs", "hlthunk_notifier_recv",
+                                            "hlthunk_device_mapped_memory_export_dmabuf_fd",
+                                            "hlthunk_device_memory_export_dmabuf_fd"};
+
+std::optional<int> parse_errno(std::string_view text) {
+    if (const auto number = parse_unsigned(text, 4095); number && *number > 0)
+        return static_cast<int>(*number);
+    for (int number = 1; number < 134; ++number)
+        if (const char* name = strerrorname_np(number); name != nullptr && text == name)
+            return number;
+    return std::nullopt;
+}
+
+std::optional<std::chrono::microseconds> parse_pause(std::string_view text) {
+    constexpr std::pair<std::string_view, std::uint64_t> units[] = {{"us", 1}, {"ms", 1000}, {"s", 1000000}};
+    for (const auto& [unit, factor] : units)
+        if (text.ends_with(unit))
+            if (const auto number = parse_unsigned(text.substr(0, text.size() - unit.size()), 3600000000))
+                return std::chrono::microseconds(*number * factor);
+    return std::nullopt;
+}
+
+result<void> parse_occurrence(std::string_view text, fault_rule& rule) {
+    constexpr auto for_ever = ~std::uint64_t{0};
+    if (text == "every") {
+        rule.first = 1;
+        rule.last = for_ever;
+        return {};
+    }
+    const bool open_end = text.ends_with('+');
+    const auto number = parse_unsigned(open_end ? text.substr(0, text.size() - 1) : text, for_ever - 1);
+    if (!number || *number == 0)
+        return tl::unexpected(problem{fmt::format("occurrence '{}': expected N, N+ or every, N from 1", text)});
+    rule.first = *number;
+    rule.last = open_end ? for_ever : *number;
+    return {};
+}
+
+result<fault> parse_action(std::string_view call, const std::vector<std::string_view>& words) {
+    fault made;
+    const auto action = words[2];
+    const bool has_argument = words.size() == 4;
+    if (action == "errno" && has_argument) {
+        const auto number = parse_errno(words[3]);
+        if (!number)
+            return tl::unexpected(problem{fmt::format("'{}' is no errno; expected a name such as ENOMEM or a number", words[3])});
+        made.error_number = *number;
+        return made;
+    }
+    if (action == "delay" && has_argument) {
+        const auto pause = parse_pause(words[3]);
+        if (!pause)
+            return tl::unexpected(problem{fmt::format("'{}' is no time; expected for example 500us, 20ms or 1s", words[3])});
+        made.action = fault_action::delay;
+        made.pause = *pause;
+        return made;
+    }
+    if (action == "reset" && !has_argument) {
+        made.action = fault_action::reset;
+        return made;
+    }
+    if (action == "die" && !has_argument) {
+        made.action = fault_action::die;
+        return made;
+    }
+    if (action == "short" && !has_argument) {
+        for (const auto known : short_calls)
+            if (call == known) {
+                made.action = fault_action::short_result;
+                return made;
+            }
+        return tl::unexpected(problem{fmt::format("'{}' has no short result; those that have: {}", call, fmt::join(short_calls, ", "))});
+    }
+    return tl::unexpected(problem{fmt::format(
+        "action '{}': expected errno NAME, delay TIME, short, reset or die", fmt::join(words.begin() + 2, words.end(), " "))});
+}
+
+} // namespace
+
+result<std::vector<fault_rule>> parse_faults(std::string_view text, std::string_view name) {
+    std::vector<fault_rule> rules;
+    unsigned number = 0;
+    for (const auto line : lines_of(text)) {
+        ++number;
+        auto rest = line.substr(0, line.find('#'));
+        while (!rest.empty()) {
+            const auto end = rest.find(';');
+            const auto words = words_of(rest.substr(0, end));
+            rest.remove_prefix(end == rest.npos ? rest.size() : end + 1);
+            if (words.empty())
+                continue;
+            const auto refuse = [&](std::string_view why) {
+                return tl::unexpected(problem{fmt::format("{}:{}: {}", name, number, why)});
+            };
+            if (words.size() < 3 || words.size() > 4)
+                return refuse(fmt::format("'{}': expected CALL OCCURRENCE ACTION, for example hlthunk_open 1 errno EBUSY",
+                                          fmt::join(words, " ")));
+            fault_rule rule;
+            rule.call = words[0];
+            if (rule.call != "*" && !rule.call.starts_with("hlthunk_") && !rule.call.starts_with("ibv_"))
+                return refuse(fmt::format("'{}' is no call of hl-thunk or libibverbs", rule.call));
+            if (auto parsed = parse_occurrence(words[1], rule); !parsed)
+                return refuse(parsed.error().text);
+            auto action = parse_action(rule.call, words);
+            if (!action)
+                return refuse(action.error().text);
+            rule.fault = *action;
+            rules.push_back(std::move(rule));
+        }
+    }
+    return rules;
+}
+
+void fault_injector::arm(std::vector<fault_rule> rules) {
+    const std::lock_guard guard(mutex_);
+    rules_.clear();
+    for (auto& rule : rules)
+        rules_.push_back({std::move(rule), 0});
+    fired_.store(0, std::memory_order_relaxed);
+    armed_.store(!rules_.empty(), std::memory_order_release);
+}
+
+std::optional<fault> fault_injector::next(std::string_view call) {
+    if (!armed_.load(std::memory_order_acquire))
+        return std::nullopt;
+    const std::lock_guard guard(mutex_);
+    std::optional<fault> chosen;
+    for (auto& [rule, seen] : rules_) {
+        if (rule.call != "*" && rule.call != call)
+            continue;
+        ++seen;
+        if (!chosen && seen >= rule.first && seen <= rule.last)
+            chosen = rule.fault;
+    }
+    if (chosen)
+        fired_.fetch_add(1, std::memory_order_relaxed);
+    return chosen;
+}
+
+} // namespace lab

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include "lab/faults/script.hpp"
+#include "lab/gaudi/device.hpp"
+#include "lab/gaudi/submission.hpp"
+
+#include <cerrno>
+#include <new>
+#include <string>
+#include <type_traits>
+
+// What every exported function goes through: fault script, trace, errno, and no exception to the caller.
+namespace lab::gaudi {
+
+[[nodiscard]] fault_injector& faults();
+
+// GAUDI_LAB_TRACE: 1 writes to standard error, anything else names a file.
+[[nodiscard]] bool tracing();
+void trace(const char* name, const std::string& arguments, const std::string& outcome, std::uint64_t nanoseconds);
+
+[[nodiscard]] std::string shown(std::uint64_t value);
+[[nodiscard]] std::string shown(std::int64_t value);
+[[nodiscard]] std::string shown(const char* text);
+[[nodiscard]] std::string shown(const void* pointer);
+
+template <typename T>
+std::string shown_argument(T value) {
+    if constexpr (std::is_same_v<T, const char*> || std::is_same_v<T, char*>)
+        return shown(static_cast<const char*>(value));
+    else if constexpr (std::is_pointer_v<T>)
+        return shown(static_cast<const void*>(value));
+    else if constexpr (std::is_unsigned_v<T>)
+        return shown(static_cast<std::uint64_t>(value));
+    else
+        return shown(static_cast<std::int64_t>(value));
+}
+
+// What a function of result type R answers when it fails.
+template <typename R>
+R failure(int error) {
+    errno = error;
+    if constexpr (std::is_same_v<R, int>)
+        return -error;
+    else if constexpr (std::is_same_v<R, hlthunk_device_name>)
+        return HLTHUNK_DEVICE_INVALID;
+    else if constexpr (std::is_same_v<R, hl_device_status>)
+        return static_cast<hl_device_status>(-error);
+    else
+        return R{};
+}
+
+// Whether the running call was told to deliver a short result.
+[[nodiscard]] bool& short_result_wanted();
+
+// Carries a fault out that precedes the call; an errno to answer with, or 0 to go on.
+[[nodiscard]] int apply_fault(const fault& chosen, int fd);
+
+template <typename R, typename Body, typename... Arguments>
+R call(const char* name, Body&& body, Arguments... arguments) {
+    const auto begin = tracing() ? now_ns() : 0;
+    const auto invoke = [&]() -> R {
+        try {
+            short_result_wanted() = false;
+            if (const auto chosen = faults().next(name)) {
+                int fd = -1;
+                if constexpr (sizeof...(Arguments) > 0)
+                    if constexpr (std::is_same_v<std::tuple_element_t<0, std::tuple<Arguments...>>, int>)
+                        fd = std::get<0>(std::tuple(arguments...));
+                if (const int error = apply_fault(*chosen, fd); error != 0)
+                    return failure<R>(error);
+            }
+            return body();
+        } catch (const std::bad_alloc&) {
+            return failure<R>(ENOMEM);
+        } catch (const std::exception&) {
+            return failure<R>(EIO);
+        }
+    };
+    const R outcome = invoke();
+    if (tracing()) {
+        const int error = errno;
+        std::string text;
+        ((text += (text.empty() ? "" : ", ") + shown_argument(arguments)), ...);
+        trace(name, text, shown_argument(outcome), now_ns() - begin);
+        errno = error;
+    }
+    return outcome;
+}
+
+// Turns an answer into the C convention.
+template <typename R, typename T>
+R outcome_of(const answer<T>& from) {
+    if (!from)
+        return failure<R>(from.error());
+    if constexpr (std::is_void_v<T>)
+        return R{};
+    else
+        return static_cast<R>(*from);
+}
+
+// Operations of the compute node: the device must be operational unless `any_state`.
+template <typename R, typename Body>
+R on_device(int fd, Body&& body, bool any_state = false) {
+    auto* device = process::self().find(fd);
+    if (device == nullptr)
+        return failure<R>(errno);
+    if (!any_state && device->state().status != HL_DEVICE_STATUS_OPERATIONAL)
+        return failure<R>(EBUSY);
+    return body(*device);
+}
+
+// Queries work on both nodes.
+template <typename R, typename Body>
+R on_either(int fd, Body&& body) {
+    bool is_control = false;
+    auto* device = process::self().find(fd, &is_control);
+    if (device == nullptr)
+        return failure<R>(errno);
+    return body(*device);
+}
+
+} // namespace lab::gaudi

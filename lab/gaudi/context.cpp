@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "lab/gaudi/context.hpp"
+
+#include "abi/hlthunk.h"
+
+#include <cerrno>
+#include <climits>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+namespace lab::gaudi {
+
+context_lock::context_lock(context& locked) : context_(locked) {
+    if (pthread_mutex_lock(&context_.mutex) == EOWNERDEAD) {
+        pthread_mutex_consistent(&context_.mutex);
+        if (context_.mutating.exchange(0) != 0)
+            context_.status = HL_DEVICE_STATUS_NEEDS_RESET;
+    }
+}
+
+context_lock::~context_lock() {
+    pthread_mutex_unlock(&context_.mutex);
+}
+
+void wipe(context& wiped) {
+    const auto epoch = wiped.epoch, opens = wiped.open_count, period = wiped.last_open_ms;
+    const auto hard = wiped.hard_resets, soft = wiped.soft_resets;
+    // Gives the pages back and zeroes them; a plain memset would touch all of a mostly empty file.
+    ::madvise(&wiped, sizeof(wiped), MADV_REMOVE);
+    wiped.magic = context::magic_value;
+    wiped.epoch = epoch + 1;
+    wiped.open_count = opens;
+    wiped.last_open_ms = period;
+    wiped.hard_resets = hard;
+    wiped.soft_resets = soft;
+    pthread_mutexattr_t attributes;
+    pthread_mutexattr_init(&attributes);
+    pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
+    pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
+    pthread_mutex_init(&wiped.mutex, &attributes);
+    pthread_mutexattr_destroy(&attributes);
+    wiped.next_handle = 1;
+    wiped.next_export = 1;
+    wiped.next_import = 1;
+    wiped.next_buffer_id = 1;
+    wiped.next_sequence = 1;
+    wiped.status = HL_DEVICE_STATUS_OPERATIONAL;
+    wiped.notifier_fd = -1;
+}
+
+void futex_wake(std::atomic<std::uint32_t>& word) {
+    ::syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t seen, std::uint64_t microseconds) {
+    const timespec limit = {static_cast<time_t>(microseconds / 1000000),
+                            static_cast<long>(microseconds % 1000000 * 1000)};
+    ::syscall(SYS_futex, &word, FUTEX_WAIT, seen, &limit, nullptr, 0);
+}
+
+std::uint64_t now_ns() {
+    timespec time{};
+    ::clock_gettime(CLOCK_MONOTONIC, &time);
+    return static_cast<std::uint64_t>(time.tv_sec) * 1000000000 + static_cast<std::uint64_t>(time.tv_nsec);
+}
+
+namespace {
+
+std::uint64_t read_start_time(std::int32_t process) {
+    char path[64], text[1024];
+    std::snprintf(path, sizeof(path), "/proc/%d/stat", process);
+    const int fd = ::open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return 0;
+    const auto length = ::read(fd, text, sizeof(text) - 1);
+    ::close(fd);
+    if (length <= 0)
+        return 0;
+    text[length] = '\0';
+    // The name in brackets may hold anything; field 22 counts from behind its closing bracket.
+    const char* field = std::strrchr(text, ')');
+    if (field == nullptr || field[1] == '\0' || field[2] == 'Z')
+        return 0;
+    for (int i = 2; i < 22 && field != nullptr; ++i)
+        field = std::strchr(field + 1, ' ');
+    return field != nullptr ? std::strtoull(field, nullptr, 10) : 0;
+}
+
+} // namespace
+
+std::uint64_t process_start_time(std::int32_t process) {
+    if (process != ::getpid())
+        return read_start_time(process);
+    // Asked at every submission; a child has another pid and reads its own.
+    static std::atomic<std::int32_t> known{0};
+    static std::atomic<std::uint64_t> start{0};
+    if (known.load(std::memory_order_acquire) != process) {
+        start.store(read_start_time(process), std::memory_order_relaxed);
+        known.store(process, std::memory_order_release);
+    }
+    return start.load(std::memory_order_relaxed);
+}
+
+} // namespace lab::gaudi

@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "lab/gaudi/device.hpp"
+
+#include "abi/hlthunk.h"
+#include "lab/gaudi/queue_worker.hpp"
+
+#include <cerrno>
+#include <charconv>
+#include <cstdio>
+#include <cstring>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <stdexcept>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <thread>
+#include <unistd.h>
+
+namespace lab::gaudi {
+namespace {
+
+// The node is as large as the driver's mmap offsets reach: command buffers lie at 1 << 60.
+constexpr off_t node_size = 0x1800000000000000;
+
+bool same_inode(const struct stat& a, const struct stat& b) {
+    return a.st_ino == b.st_ino && a.st_dev == b.st_dev;
+}
+
+bool try_lock(int fd, int how) {
+    int rc;
+    do
+        rc = ::flock(fd, how | LOCK_NB);
+    while (rc != 0 && errno == EINTR);
+    return rc == 0;
+}
+
+} // namespace
+
+virtual_device::virtual_device(const lab::folder& where, unsigned number)
+    : index(number), card(where.contents().gaudis[number]), type(personality_of(card)),
+      node(where.device_node(number)), control(where.control_node(number)), directory(where.device_folder(number)) {
+    ::stat(node.c_str(), &node_status_);
+    ::stat(control.c_str(), &control_status_);
+}
+
+virtual_device::~virtual_device() {
+    workers_.clear();
+    if (context_ != nullptr)
+        ::munmap(context_, sizeof(context));
+}
+
+bool virtual_device::is_compute(const struct stat& status) const {
+    return same_inode(status, node_status_);
+}
+
+bool virtual_device::is_control(const struct stat& status) const {
+    return same_inode(status, control_status_);
+}
+
+int virtual_device::open_compute() {
+    if (card.broken)
+        return -EPERM;
+    const int fd = ::open(node.c_str(), O_RDWR | O_CLOEXEC);
+    if (fd < 0)
+        return -errno;
+    auto& shared = state();
+    if (!try_lock(fd, LOCK_EX)) {
+        ::close(fd);
+        return shared.resetting != 0 ? -EAGAIN : -EBUSY;
+    }
+    // Alone now, unless a DMA-BUF outlived the descriptors of the context it came from.
+    if (any_export_alive()) {
+        ::close(fd);
+        return -EBUSY;
+    }
+    reset_storage();
+    if (::ftruncate(fd, node_size) != 0) {
+        const int error = errno;
+        ::close(fd);
+        return -error;
+    }
+    const context_lock lock(shared);
+    shared.open_count++;
+    shared.opened_ns = now_ns();
+    shared.opener = ::getpid();
+    return fd;
+}
+
+int virtual_device::open_control() const {
+    const int fd = ::open(control.c_str(), O_RDWR | O_CLOEXEC);
+    return fd < 0 ? -errno : fd;
+}
+
+void virtual_device::reset_storage() {
+    auto& shared = state();
+    shared.resetting = 1;
+    backing::discard_all(directory / "hbm");
+    backing::discard_all(directory / "sram");
+    // Command buffers live in the node itself: cutting it short and growing it again forgets them.
+    if (::truncate(node.c_str(), 0) != 0)
+        std::fprintf(stderr, "gaudi-lab: cannot reset %s: %s\n", node.c_str(), std::strerror(errno));
+    if (shared.opened_ns != 0)
+        shared.last_open_ms = (now_ns() - shared.opened_ns) / 1000000;
+    wipe(shared);
+}
+
+bool virtual_device::descriptors_left() const {
+    for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+        const auto name = entry.path().filename().string();
+        int fd = -1;
+        std::from_chars(name.data(), name.data() + name.size(), fd);
+        struct stat status {};
+        if (const auto own = held_.lock(); own && *own == fd)
+            continue;
+        if (fd >= 0 && ::fstat(fd, &status) == 0 && is_compute(status))
+            return true;
+    }
+    return false;
+}
+
+void virtual_device::released() {
+    // Work still running holds the device through a duplicate of ours. If the program has no descriptor any more,
+    // this is the close of a context with work in flight: the driver aborts it.
+    if (has_running_work() && !descriptors_left()) {
+        {
+            const std::lock_guard guard(mutex_);
+            for (auto& [queue, worker] : workers_)
+                worker->abort();
+        }
+        while (has_running_work())
+            std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+    const int fd = ::open(node.c_str(), O_RDWR | O_CLOEXEC);
+    if (fd < 0)
+        return;
+    // The dead context's storage is given back now; without this it would stay until the next open.
+    if (try_lock(fd, LOCK_EX) && !any_export_alive())
+        reset_storage();
+    ::close(fd);
+}
+
+context& virtual_device::state() {
+    const std::lock_guard guard(mutex_);
+    if (context_ == nullptr) {
+        const auto path = directory / "context";
+        const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+        void* mapped = MAP_FAILED;
+        if (fd >= 0 && ::ftruncate(fd, sizeof(context)) == 0)
+            mapped = ::mmap(nullptr, sizeof(context), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        const int error = errno;
+        if (fd >= 0)
+            ::close(fd);
+        if (mapped == MAP_FAILED) {
+            std::fprintf(stderr, "gaudi-lab: cannot map %s: %s\n", path.c_str(), std::strerror(error));
+            throw std::runtime_error("gaudi-lab: state of the lab is not accessible");
+        }
+        context_ = static_cast<context*>(mapped);
+    }
+    return *context_;
+}
+
+backing& virtual_device::hbm() {
+    const std::lock_guard guard(mutex_);
+    if (!hbm_)
+        hbm_ = std::make_unique<backing>(directory / "hbm", type.hbm_size);
+    return *hbm_;
+}
+
+backing& virtual_device::sram() {
+    const std::lock_guard guard(mutex_);
+    if (!sram_)
+        sram_ = std::make_unique<backing>(directory / "sram", type.sram_size);
+    return *sram_;
+}
+
+queue_worker& virtual_device::worker(unsigned queue) {
+    const std::lock_guard guard(mutex_);
+    auto& worker = workers_[queue];
+    if (!worker)
+        worker = std::make_unique<queue_worker>(*this, queue);
+    return *worker;
+}
+
+bool virtual_device::has_running_work() {
+    const std::lock_guard guard(mutex_);
+    return !held_.expired();
+}
+
+std::shared_ptr<const int> virtual_device::hold(int fd) {
+    const std::lock_guard guard(mutex_);
+    auto held = held_.lock();
+    if (!held) {
+        const int copy = ::fcntl(fd, F_DUPFD_CLOEXEC, 0);
+        // Without a free descriptor the work runs unheld: only a close during the work could tell.
+        held = std::shared_ptr<const int>(new int(copy), [](const int* owned) {
+            if (*owned >= 0)
+                ::close(*owned);
+            delete owned;
+        });
+        held_ = held;
+    }
+    return held;
+}
+
+std::filesystem::path virtual_device::export_path(std::uint64_t id) const {
+    return directory / "exports" / fmt::format("{}", id);
+}
+
+bool virtual_device::export_alive(std::uint64_t id) const {
+    const int fd = ::open(export_path(id).c_str(), O_WRONLY | O_CLOEXEC);
+    if (fd < 0)
+        return false;
+    // Probes take a shared lock so that two of them never mistake each other for the owner.
+    const bool alive = !try_lock(fd, LOCK_SH);
+    ::close(fd);
+    return alive;
+}
+
+void virtual_device::forget_export(std::uint64_t id) const {
+    const auto path = export_path(id);
+    ::unlink((path.string() + ".ranges").c_str());
+    ::unlink(path.c_str());
+}
+
+bool virtual_device::any_export_alive() const {
+    std::error_code error;
+    for (const auto& entry : std::filesystem::directory_iterator(directory / "exports", error)) {
+        const auto name = entry.path().filename().string();
+        std::uint64_t id = 0;
+        if (name.find('.') != name.npos)
+            continue;
+        std::from_chars(name.data(), name.data() + name.size(), id);
+        if (export_alive(id))
+            return true;
+        forget_export(id);
+    }
+    return false;
+}
+
+process& process::self() {
+    // Never destroyed: worker threads and atexit handlers of the program may still call.
+    static auto* instance = [] {
+        auto* made = new process;
+        // A child has the parent's mappings but none of its threads: it stays in the lab and begins anew there.
+        ::pthread_atfork([] { self().mutex_.lock(); }, [] { self().mutex_.unlock(); },
+                         [] {
+                             static auto* abandoned = new std::vector<std::unique_ptr<virtual_device>>;
+                             auto& child = self();
+                             for (auto& device : child.devices_)
+                                 abandoned->push_back(std::move(device));
+                             child.devices_.clear();
+                             child.tried_ = false;
+                             new (&child.mutex_) std::mutex;
+                         });
+        return made;
+    }();
+    return *instance;
+}
+
+const std::vector<std::unique_ptr<virtual_device>>* process::devices() {
+    const std::lock_guard guard(mutex_);
+    if (!tried_) {
+        tried_ = true;
+        if (!folder_) {
+            auto entered = lab::folder::enter(selected_name(), std::nullopt);
+            if (!entered) {
+                std::fprintf(stderr, "gaudi-lab: %s\n", entered.error().text.c_str());
+                return nullptr;
+            }
+            folder_ = std::make_unique<lab::folder>(std::move(*entered));
+        }
+        for (unsigned i = 0; i < folder_->contents().gaudis.size(); ++i)
+            devices_.push_back(std::make_unique<virtual_device>(*folder_, i));
+    }
+    return folder_ ? &devices_ : nullptr;
+}
+
+virtual_device* process::find(int fd, bool* is_control) {
+    struct stat status {};
+    if (::fstat(fd, &status) != 0)
+        return nullptr;
+    if (const auto* all = devices(); all != nullptr)
+        for (const auto& device : *all) {
+            if (device->is_compute(status)) {
+                if (is_control != nullptr)
+                    *is_control = false;
+                return device.get();
+            }
+            if (is_control != nullptr && device->is_control(status)) {
+                *is_control = true;
+                return device.get();
+            }
+        }
+    errno = ENOTTY;
+    return nullptr;
+}
+
+void process::leave() {
+    const std::lock_guard guard(mutex_);
+    devices_.clear();
+    folder_.reset();
+    tried_ = false;
+}
+
+} // namespace lab::gaudi

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include "lab/gaudi/context.hpp"
+#include "lab/world/folder.hpp"
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <sys/stat.h>
+#include <vector>
+
+namespace lab::gaudi {
+
+class queue_worker;
+
+// The HBM (or SRAM) of a device, mapped into this process. Sparse: see lab/dmabuf.h.
+class backing {
+public:
+    backing(const std::filesystem::path& path, std::uint64_t size);
+    ~backing();
+    backing(const backing&) = delete;
+    backing& operator=(const backing&) = delete;
+
+    [[nodiscard]] std::uint64_t size() const { return size_; }
+    // Bytes ready for reading and writing, or nullptr with errno (no space on tmpfs).
+    [[nodiscard]] unsigned char* bytes(std::uint64_t offset, std::uint64_t length);
+    // Contents are lost and the storage is given back.
+    void discard(std::uint64_t offset, std::uint64_t length);
+    // The same for all of it, without a mapping.
+    static void discard_all(const std::filesystem::path& path);
+
+private:
+    int fd_ = -1;
+    unsigned char* base_ = nullptr;
+    std::uint64_t size_;
+};
+
+// One virtual card as this process sees it. Lives until the process leaves the lab.
+class virtual_device {
+public:
+    virtual_device(const lab::folder& where, unsigned index);
+    ~virtual_device();
+    virtual_device(const virtual_device&) = delete;
+    virtual_device& operator=(const virtual_device&) = delete;
+
+    const unsigned index;
+    const gaudi_card card;
+    const personality type;
+    const std::filesystem::path node, control, directory;
+
+    [[nodiscard]] bool is_compute(const struct stat& status) const;
+    [[nodiscard]] bool is_control(const struct stat& status) const;
+
+    // A new compute descriptor, or -errno: EBUSY, EAGAIN, EPERM, ENOENT ...
+    [[nodiscard]] int open_compute();
+    [[nodiscard]] int open_control() const;
+    // After a compute descriptor was closed: if it was the last reference, the device goes through its release.
+    void released();
+
+    // These map their files at first use.
+    [[nodiscard]] context& state();
+    [[nodiscard]] backing& hbm();
+    [[nodiscard]] backing& sram();
+    [[nodiscard]] queue_worker& worker(unsigned queue);
+    [[nodiscard]] bool has_running_work();
+    // Takes a running submission's share in the device: keeps it busy like a dup of the descriptor.
+    [[nodiscard]] std::shared_ptr<const int> hold(int fd);
+
+    [[nodiscard]] std::filesystem::path export_path(std::uint64_t id) const;
+    // Whether a DMA-BUF of this device is alive anywhere; dead ones are swept away.
+    [[nodiscard]] bool any_export_alive() const;
+    [[nodiscard]] bool export_alive(std::uint64_t id) const;
+    void forget_export(std::uint64_t id) const;
+
+    [[nodiscard]] unsigned cs_timeout_ms() const { return card.cs_timeout_ms != 0 ? card.cs_timeout_ms : type.cs_timeout_ms; }
+
+private:
+    void reset_storage();
+    [[nodiscard]] bool descriptors_left() const;
+
+    std::mutex mutex_;
+    struct stat node_status_ {}, control_status_ {};
+    context* context_ = nullptr;
+    std::unique_ptr<backing> hbm_, sram_;
+    std::map<unsigned, std::unique_ptr<queue_worker>> workers_;
+    std::weak_ptr<const int> held_;
+};
+
+// The lab this process is in. Entered at the first call that needs a device.
+class process {
+public:
+    static process& self();
+
+    // nullptr where the lab cannot be entered; the reason was printed once.
+    [[nodiscard]] const std::vector<std::unique_ptr<virtual_device>>* devices();
+    // The device behind a descriptor; nullptr with errno EBADF or ENOTTY.
+    [[nodiscard]] virtual_device* find(int fd, bool* is_control = nullptr);
+    // Forgets the lab so that the next call enters it anew: for tests that use several labs. Devices must be closed.
+    void leave();
+
+private:
+    std::mutex mutex_;
+    bool tried_ = false;
+    std::unique_ptr<lab::folder> folder_;
+    std::vector<std::unique_ptr<virtual_device>> devices_;
+};
+
+} // namespace lab::gaudi

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "lab/gaudi/packets.hpp"
+#include "lab/gaudi/submission.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <sys/uio.h>
+
+namespace lab::gaudi {
+namespace {
+
+// Between two slices the engine looks whether its work was cancelled.
+constexpr std::uint64_t slice = 4 * mib;
+
+struct dma_flags {
+    bool memset;
+    unsigned swap_bytes; // 0: none
+};
+
+dma_flags flags_of(generation kind, std::uint32_t control) {
+    constexpr unsigned widths[] = {0, 2, 4, 8};
+    return {(control >> 4 & 1) != 0, kind == generation::gaudi ? 0 : widths[control >> 1 & 3]};
+}
+
+bool fault(submission& owner, unsigned queue, std::uint64_t address, int error) {
+    if (error == EFAULT)
+        raise_page_fault(owner.device, address, queue);
+    else
+        raise_storage_error(owner.device, error);
+    return false;
+}
+
+void swap_units(unsigned char* bytes, std::uint64_t length, unsigned width) {
+    for (std::uint64_t i = 0; i + width <= length; i += width)
+        std::reverse(bytes + i, bytes + i + width);
+}
+
+bool copy_pieces(const piece& to, const piece& from, std::uint64_t length, unsigned swap_bytes) {
+    if (swap_bytes == 0 && to.bytes != nullptr && from.bytes != nullptr) {
+        std::memmove(to.bytes, from.bytes, length);
+        return true;
+    }
+    if (swap_bytes == 0 && to.bytes != nullptr)
+        return read_piece(from, to.bytes, length);
+    if (swap_bytes == 0 && from.bytes != nullptr)
+        return write_piece(to, from.bytes, length);
+    std::vector<unsigned char> between(length);
+    if (!read_piece(from, between.data(), length))
+        return false;
+    if (swap_bytes != 0)
+        swap_units(between.data(), length, swap_bytes);
+    return write_piece(to, between.data(), length);
+}
+
+bool fill(submission& owner, unsigned queue, std::uint64_t destination, std::uint64_t size, std::uint64_t pattern) {
+    std::vector<unsigned char> block(64 * kib);
+    for (std::size_t i = 0; i < block.size(); i += 8)
+        std::memcpy(block.data() + i, &pattern, 8);
+    for (std::uint64_t done = 0; done < size;) {
+        if (owner.cancelled())
+            return false;
+        const auto length = std::min<std::uint64_t>(size - done, block.size());
+        if (!write_memory(owner.device, destination + done, {block.data(), length}))
+            return fault(owner, queue, destination + done, errno);
+        done += length;
+    }
+    return true;
+}
+
+} // namespace
+
+bool run_lin_dma(submission& owner, unsigned queue, std::uint32_t size, std::uint32_t control, std::uint64_t source,
+                 std::uint64_t destination) {
+    auto& device = owner.device;
+    const auto flags = flags_of(device.type.generation, control);
+    if (device.type.generation == generation::gaudi)
+        destination &= (1ULL << 56) - 1; // the top byte is a context id
+    if (flags.memset)
+        return fill(owner, queue, destination, size, source);
+    for (std::uint64_t done = 0; done < size;) {
+        if (owner.cancelled())
+            return false;
+        auto length = std::min<std::uint64_t>(size - done, slice);
+        const auto from = translate(device, source + done, length);
+        if (!from)
+            return fault(owner, queue, source + done, from.error());
+        const auto to = translate(device, destination + done, from->length);
+        if (!to)
+            return fault(owner, queue, destination + done, to.error());
+        length = to->length;
+        if (!copy_pieces(*to, *from, length, flags.swap_bytes))
+            return fault(owner, queue, source + done, EFAULT);
+        done += length;
+    }
+    return true;
+}
+
+} // namespace lab::gaudi

@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Allocation and mapping, by the driver's rules.
+#include "lab/gaudi/memory.hpp"
+
+#include "abi/hlthunk.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstdio>
+#include <cstring>
+#include <unistd.h>
+
+namespace lab::gaudi {
+namespace {
+
+std::uint64_t round_up(std::uint64_t size, std::uint64_t unit) {
+    return (size + unit - 1) / unit * unit;
+}
+
+// Page size of an allocation: the caller's where the device lets him choose, else the default.
+answer<std::uint64_t> choose_page(const personality& type, std::uint64_t wanted) {
+    if (wanted == 0 || type.page_orders == 0)
+        return type.dram_page;
+    if (!std::has_single_bit(wanted) || (wanted & type.page_orders) == 0)
+        return tl::unexpected(EINVAL);
+    return wanted;
+}
+
+// Takes `count` runs of `run` neighbouring pages each and chains them. Returns the first page or max_pages.
+std::uint32_t take_pages(context& state, std::uint32_t total, std::uint32_t count, std::uint32_t run) {
+    std::uint32_t first = context::max_pages, last = context::max_pages, found = 0;
+    const auto fits = [&](std::uint32_t page) {
+        return page + run <= total && std::all_of(state.page_taken + page, state.page_taken + page + run,
+                                                  [](std::uint8_t taken) { return taken == 0; });
+    };
+    for (std::uint32_t page = 0; page < total && found < count;) {
+        if (!fits(page)) {
+            ++page;
+            continue;
+        }
+        for (std::uint32_t i = 0; i < run; ++i, ++page) {
+            state.page_taken[page] = 1;
+            state.page_next[page] = context::max_pages;
+            if (last == context::max_pages)
+                first = page;
+            else
+                state.page_next[last] = page;
+            last = page;
+        }
+        ++found;
+    }
+    if (found == count)
+        return first;
+    for (auto page = first; page != context::max_pages; page = state.page_next[page])
+        state.page_taken[page] = 0;
+    return context::max_pages;
+}
+
+allocation* find_allocation(context& state, std::uint64_t handle) {
+    if (handle != 0)
+        for (auto& entry : state.allocations)
+            if (entry.handle == handle)
+                return &entry;
+    return nullptr;
+}
+
+struct host_region {
+    bool mapped = false;
+    bool pinnable = false;
+};
+
+// Whether long-term pinning with write access would succeed: every page mapped, writable, and no device memory.
+host_region inspect_host(std::uint64_t begin, std::uint64_t end) {
+    std::FILE* maps = std::fopen("/proc/self/maps", "re");
+    if (maps == nullptr)
+        return {};
+    host_region region{false, true};
+    char line[4352];
+    auto cursor = begin;
+    while (cursor < end && std::fgets(line, sizeof(line), maps) != nullptr) {
+        unsigned long low = 0, high = 0;
+        char access[8] = {};
+        int path_at = 0;
+        if (std::sscanf(line, "%lx-%lx %7s %*s %*s %*s %n", &low, &high, access, &path_at) != 3 || high <= cursor)
+            continue;
+        if (low > cursor)
+            break;
+        const std::string_view path = path_at > 0 ? line + path_at : "";
+        const bool device_memory = path.starts_with("/dev/") && !path.starts_with("/dev/shm/") &&
+                                   !path.starts_with("/dev/zero") && !path.starts_with("/dev/hugepages");
+        if (access[1] != 'w' || device_memory)
+            region.pinnable = false;
+        cursor = high;
+    }
+    std::fclose(maps);
+    region.mapped = cursor >= end;
+    return region;
+}
+
+} // namespace
+
+answer<std::uint64_t> allocate(virtual_device& device, std::uint64_t size, std::uint64_t page_size, bool contiguous) {
+    const auto& type = device.type;
+    if (size == 0)
+        return tl::unexpected(EINVAL);
+    if (!type.dram_mmu)
+        return std::uint64_t{0};
+    const auto page = choose_page(type, page_size);
+    if (!page)
+        return tl::unexpected(page.error());
+    if (size > type.hbm_size)
+        return tl::unexpected(ENOMEM);
+    const auto rounded = round_up(size, *page);
+    const auto total = static_cast<std::uint32_t>(type.hbm_size / type.dram_page);
+    const auto pages = static_cast<std::uint32_t>(rounded / type.dram_page);
+    const auto run = contiguous ? pages : static_cast<std::uint32_t>(*page / type.dram_page);
+    auto& state = device.state();
+    const context_lock lock(state);
+    if (pages > total - state.pages_used)
+        return tl::unexpected(ENOMEM);
+    auto* slot = std::find_if(state.allocations, state.allocations + context::max_pages,
+                              [](const allocation& entry) { return entry.handle == 0; });
+    const mutation guard(state);
+    const auto first = take_pages(state, total, pages / run, run);
+    if (first == context::max_pages)
+        return tl::unexpected(ENOMEM);
+    state.pages_used += pages;
+    *slot = allocation{state.next_handle++, rounded, first, 0};
+    ++state.allocation_count;
+    return slot->handle;
+}
+
+answer<void> release(virtual_device& device, std::uint64_t handle) {
+    auto& state = device.state();
+    if (!device.type.dram_mmu)
+        return {};
+    const context_lock lock(state);
+    auto* found = find_allocation(state, handle);
+    if (found == nullptr || found->mappings != 0)
+        return tl::unexpected(EINVAL);
+    const auto page_size = device.type.dram_page;
+    const mutation guard(state);
+    for (auto page = found->first_page; page != context::max_pages; page = state.page_next[page]) {
+        device.hbm().discard(page * page_size, page_size);
+        state.page_taken[page] = 0;
+        --state.pages_used;
+    }
+    *found = {};
+    --state.allocation_count;
+    return {};
+}
+
+answer<std::uint64_t> map_device(virtual_device& device, std::uint64_t handle, std::uint64_t hint, std::uint32_t flags) {
+    const auto& type = device.type;
+    auto& state = device.state();
+    const context_lock lock(state);
+    auto* found = find_allocation(state, handle);
+    if (!type.dram_mmu || found == nullptr)
+        return tl::unexpected(EINVAL);
+    constexpr std::uint64_t low_bits = (1ULL << 48) - 1;
+    const bool usable = hint != 0 && (hint & low_bits) % type.dram_page == 0 && type.dram_va.contains(hint, found->size) &&
+                        is_free(state, hint, found->size);
+    if (!usable && hint != 0 && (flags & HL_MEM_FORCE_HINT) != 0)
+        return tl::unexpected(EINVAL);
+    const auto address = usable ? hint : find_room(state, type.dram_va, found->size, type.dram_page, type.dram_hint_va);
+    if (address == 0 ||
+        !insert_mapping(state, {address, found->size, handle, 0, 0, 0, mapping_kind::device}))
+        return tl::unexpected(ENOMEM);
+    ++found->mappings;
+    return address;
+}
+
+answer<std::uint64_t> map_host(virtual_device& device, void* host, std::uint64_t size, std::uint64_t hint,
+                               std::uint32_t flags) {
+    const auto& type = device.type;
+    const auto pointer = reinterpret_cast<std::uint64_t>(host);
+    const auto in_page = pointer & (host_page - 1);
+    if (size == 0 || pointer + size < pointer || pointer + size + host_page < pointer)
+        return tl::unexpected(EINVAL);
+    if ((flags & HL_MEM_FORCE_HINT) != 0 && in_page != 0)
+        return tl::unexpected(EINVAL);
+    const auto region = inspect_host(pointer - in_page, round_up(pointer + size, host_page));
+    if (!region.mapped || !region.pinnable)
+        return tl::unexpected(EFAULT);
+    const bool huge = type.host_huge_va.end != 0 && pointer % host_huge_page == 0 && size % host_huge_page == 0;
+    const auto& range = huge ? type.host_huge_va : type.host_va;
+    const auto span = round_up(in_page + size, host_page);
+    auto& state = device.state();
+    const context_lock lock(state);
+    const bool usable = hint != 0 && hint % host_page == 0 && range.contains(hint, span) && is_free(state, hint, span);
+    if (!usable && hint != 0 && (flags & HL_MEM_FORCE_HINT) != 0)
+        return tl::unexpected(EINVAL);
+    const auto base = usable ? hint : find_room(state, range, span, huge ? host_huge_page : host_page);
+    const auto self = ::getpid();
+    if (base == 0 || !insert_mapping(state, {base + in_page, size, 0, pointer, process_start_time(self), self, mapping_kind::host}))
+        return tl::unexpected(ENOMEM);
+    return base + in_page;
+}
+
+answer<void> unmap(virtual_device& device, std::uint64_t address) {
+    auto& state = device.state();
+    const context_lock lock(state);
+    auto* found = find_mapping(state, address);
+    if (found == nullptr || found->address != address || found->kind == mapping_kind::command_buffer)
+        return tl::unexpected(EINVAL);
+    if (found->kind == mapping_kind::device) {
+        for (std::uint32_t i = 0; i < state.export_count;) {
+            auto& record = state.exports[i];
+            if (record.mapping_address == address && device.export_alive(record.id))
+                return tl::unexpected(EINVAL);
+            if (record.mapping_address != address) {
+                ++i;
+                continue;
+            }
+            device.forget_export(record.id);
+            record = state.exports[--state.export_count];
+        }
+        if (auto* from = find_allocation(state, found->handle); from != nullptr)
+            --from->mappings;
+    }
+    if (found->kind == mapping_kind::imported)
+        for (auto& record : state.imports)
+            if (record.id == found->handle) {
+                if (record.process == ::getpid())
+                    ::close(record.dup_fd);
+                record.id = 0;
+            }
+    erase_mapping(state, found);
+    return {};
+}
+
+} // namespace lab::gaudi

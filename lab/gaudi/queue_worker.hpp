@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include "lab/gaudi/device.hpp"
+
+#include <condition_variable>
+#include <deque>
+#include <thread>
+
+namespace lab::gaudi {
+
+// A submission on its way through the queues; its last job completes it.
+struct submission {
+    virtual_device& device;
+    std::uint64_t sequence;
+    std::uint64_t deadline_ns; // the driver's lockup timer
+    bool reset_on_timeout;
+    std::shared_ptr<const int> held; // keeps the device busy while this runs
+    std::atomic<std::uint32_t> jobs_left;
+
+    // Whether the engines should stop working on it: aborted, timed out, or the device is being reset.
+    [[nodiscard]] bool cancelled() const;
+};
+
+struct job {
+    std::shared_ptr<submission> owner;
+    std::uint64_t buffer; // device address, or handle of a command buffer
+    std::uint32_t size;
+    bool kernel_buffer;
+};
+
+// One stream of an engine: runs jobs in order, in a thread of its own that starts with the first job and ends when
+// there was none for a while. Streams run concurrently and without order between them, as on hardware.
+class queue_worker {
+public:
+    queue_worker(virtual_device& device, unsigned queue) : device_(device), queue_(queue) {}
+    ~queue_worker();
+    queue_worker(const queue_worker&) = delete;
+    queue_worker& operator=(const queue_worker&) = delete;
+
+    void push(job added);
+    // Drops what waits and stops what runs, soon.
+    void abort();
+
+private:
+    void run();
+    void carry_out(const job& current);
+
+    virtual_device& device_;
+    const unsigned queue_;
+    std::mutex mutex_;
+    std::condition_variable wake_;
+    std::deque<job> jobs_;
+    std::thread thread_;
+    bool running_ = false;
+    bool ending_ = false;
+};
+
+} // namespace lab::gaudi
