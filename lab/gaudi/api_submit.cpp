@@ -50,12 +50,13 @@ int wait_from_c(int fd, std::uint64_t sequence, std::uint64_t timeout_us, std::u
 }
 
 // Waits until the 64-bit word, written by an engine, reaches the target.
-int wait_for_word(virtual_device& device, const volatile std::uint64_t* word, std::uint64_t target,
+int wait_for_word(virtual_device& device, const volatile std::uint64_t* word, std::uint64_t target, std::uint32_t id,
                   std::uint64_t timeout_us, std::uint32_t* status, std::uint64_t* stamp) {
     auto& state = device.state();
+    auto& interrupt = state.interrupts[id % std::size(state.interrupts)];
     const auto deadline = now_ns() + std::min<std::uint64_t>(timeout_us, 1ULL << 50) * 1000;
     for (;;) {
-        const auto seen = state.completions.load();
+        const auto seen = interrupt.load();
         if (*word >= target) {
             *status = HL_WAIT_CS_STATUS_COMPLETED;
             if (stamp != nullptr)
@@ -71,9 +72,7 @@ int wait_for_word(virtual_device& device, const volatile std::uint64_t* word, st
             *status = HL_WAIT_CS_STATUS_BUSY;
             return 0;
         }
-        state.waiters.fetch_add(1);
-        futex_wait(state.completions, seen, std::min<std::uint64_t>((deadline - now) / 1000 + 1, 1000));
-        state.waiters.fetch_sub(1);
+        futex_wait(interrupt, seen, std::min<std::uint64_t>((deadline - now) / 1000 + 1, 100000));
     }
 }
 
@@ -89,7 +88,7 @@ int wait_interrupt(int fd, void* word, std::uint64_t target, std::uint32_t id, s
     return on_device<int>(fd, [&](virtual_device& device) {
         if (!known_interrupt(device, id))
             return failure<int>(EINVAL);
-        return wait_for_word(device, static_cast<std::uint64_t*>(word), target, timeout_us, status, stamp);
+        return wait_for_word(device, static_cast<std::uint64_t*>(word), target, id, timeout_us, status, stamp);
     });
 }
 
@@ -110,7 +109,7 @@ int wait_interrupt_by_handle(int fd, std::uint64_t handle, std::uint64_t offset,
         void* view = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, fd, static_cast<off_t>(handle));
         if (view == MAP_FAILED)
             return failure<int>(EINVAL);
-        const int rc = wait_for_word(device, static_cast<std::uint64_t*>(view) + offset, target, timeout_us, status, stamp);
+        const int rc = wait_for_word(device, static_cast<std::uint64_t*>(view) + offset, target, id, timeout_us, status, stamp);
         const int error = errno;
         ::munmap(view, size);
         errno = error;

@@ -164,6 +164,7 @@ struct context {
     std::uint32_t cq_register[cq_registers]; // completion queues of the sync manager, from 0x411E050
     timestamp_request requests[max_requests];
     std::atomic<std::uint32_t> requests_open;
+    std::atomic<std::uint32_t> interrupts[256]; // futexes: bumped when an engine rings the doorbell with that number
     sync_manager sync;
 };
 

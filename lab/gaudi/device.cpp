@@ -181,6 +181,14 @@ queue_worker& virtual_device::worker(unsigned queue) {
     return *worker;
 }
 
+bool virtual_device::buffer_awaited(std::uint64_t begin, std::uint64_t end) {
+    const std::lock_guard guard(mutex_);
+    for (const auto& [queue, worker] : workers_)
+        if (worker->awaits(begin, end))
+            return true;
+    return false;
+}
+
 bool virtual_device::has_running_work() {
     const std::lock_guard guard(mutex_);
     return !held_.expired();

@@ -64,6 +64,8 @@ public:
     [[nodiscard]] backing& hbm();
     [[nodiscard]] backing& sram();
     [[nodiscard]] queue_worker& worker(unsigned queue);
+    // Whether a submission waits whose command buffer lies in that range and was not fetched yet.
+    [[nodiscard]] bool buffer_awaited(std::uint64_t begin, std::uint64_t end);
     [[nodiscard]] bool has_running_work();
     // Takes a running submission's share in the device: keeps it busy like a dup of the descriptor.
     [[nodiscard]] std::shared_ptr<const int> hold(int fd);

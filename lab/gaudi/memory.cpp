@@ -8,6 +8,7 @@
 #include <bit>
 #include <cstdio>
 #include <cstring>
+#include <thread>
 #include <unistd.h>
 
 namespace lab::gaudi {
@@ -62,6 +63,13 @@ allocation* find_allocation(context& state, std::uint64_t handle) {
             if (entry.handle == handle)
                 return &entry;
     return nullptr;
+}
+
+// Where the mapping that begins at the address ends.
+std::uint64_t end_of(context& state, std::uint64_t address) {
+    const context_lock lock(state);
+    const auto* found = find_mapping(state, address);
+    return found != nullptr ? found->page_end() : address;
 }
 
 struct host_region {
@@ -199,6 +207,10 @@ answer<std::uint64_t> map_host(virtual_device& device, void* host, std::uint64_t
 
 answer<void> unmap(virtual_device& device, std::uint64_t address) {
     auto& state = device.state();
+    // Hardware has fetched a command buffer microseconds after its submission; a thread here may be late.
+    if (state.in_flight.load() != 0)
+        for (const auto limit = now_ns() + 2000000; now_ns() < limit && device.buffer_awaited(address, end_of(state, address));)
+            std::this_thread::sleep_for(std::chrono::microseconds(20));
     const context_lock lock(state);
     auto* found = find_mapping(state, address);
     if (found == nullptr || found->address != address || found->kind == mapping_kind::command_buffer)

@@ -5,6 +5,7 @@
 #include "lab/gaudi/packets.hpp"
 #include "lab/gaudi/submission.hpp"
 
+#include <algorithm>
 #include <csignal>
 #include <fcntl.h>
 #include <unistd.h>
@@ -43,6 +44,13 @@ void queue_worker::push(job added) {
     ::pthread_sigmask(SIG_SETMASK, &all, &before);
     thread_ = std::thread([this] { run(); });
     ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+bool queue_worker::awaits(std::uint64_t begin, std::uint64_t end) {
+    const std::lock_guard guard(mutex_);
+    return std::any_of(jobs_.begin(), jobs_.end(), [&](const job& waiting) {
+        return !waiting.kernel_buffer && waiting.buffer >= begin && waiting.buffer < end;
+    });
 }
 
 void queue_worker::abort() {

@@ -39,6 +39,7 @@ public:
     queue_worker& operator=(const queue_worker&) = delete;
 
     void push(job added);
+    [[nodiscard]] bool awaits(std::uint64_t begin, std::uint64_t end);
     // Drops what waits and stops what runs, soon.
     void abort();
 

@@ -15,6 +15,7 @@ constexpr std::uint64_t sob_end = sob_block + 4 * sync_manager::sobs;
 constexpr std::uint64_t monitor_stride = 4 * sync_manager::monitors;
 constexpr std::uint64_t monitor_end = monitor_block + 6 * monitor_stride;
 constexpr std::uint64_t fence_register = 0x290;
+constexpr std::uint64_t doorbell = 0x4C17000; // MSI-X: a write raises the interrupt of that number
 
 struct engine_base {
     unsigned first_queue;
@@ -185,6 +186,11 @@ void write_register(context& state, std::uint64_t offset, std::uint32_t value, s
         write_monitor(state, offset - monitor_block, value, writes);
     else if (offset >= cq_block && offset < cq_block + 4 * context::cq_registers)
         state.cq_register[(offset - cq_block) / 4] = value;
+    else if (offset == doorbell) {
+        auto& raised = state.interrupts[value % std::size(state.interrupts)];
+        raised.fetch_add(1);
+        futex_wake(raised);
+    }
     else
         write_fence(state, offset, value);
 }
@@ -242,9 +248,6 @@ bool write_word(virtual_device& device, std::uint64_t address, std::uint32_t val
             continue;
         }
         serve_timestamps(device);
-        state.completions.fetch_add(1); // somebody may wait for this word (wait_for_interrupt)
-        if (state.waiters.load() != 0)
-            futex_wake(state.completions);
     }
     return reached;
 }

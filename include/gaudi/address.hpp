@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <compare>
+#include <cstdint>
+
+namespace gaudi {
+
+// An address in a device's memory. It is not a pointer and never becomes one: the CPU cannot reach HBM, and on Gaudi2
+// and later the number is not even a valid x86-64 address. Bytes go in and out through a copy engine.
+class device_address {
+public:
+    constexpr device_address() = default;
+    explicit constexpr device_address(std::uint64_t value) : value_(value) {}
+
+    // The number as the driver and the NIC want it (iova, packets).
+    [[nodiscard]] constexpr std::uint64_t value() const { return value_; }
+
+    friend constexpr auto operator<=>(device_address, device_address) = default;
+    friend constexpr device_address operator+(device_address base, std::uint64_t bytes) {
+        return device_address(base.value_ + bytes);
+    }
+    // Bytes from `base` to `address`.
+    friend constexpr std::uint64_t operator-(device_address address, device_address base) {
+        return address.value_ - base.value_;
+    }
+
+private:
+    std::uint64_t value_ = 0;
+};
+
+} // namespace gaudi

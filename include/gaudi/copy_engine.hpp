@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <gaudi/address.hpp>
+#include <gaudi/error.hpp>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+namespace gaudi {
+
+class copy_core;
+class pin_core;
+
+// Host memory pinned and mapped for the device: copies from and to it need no preparation. Unmapped by the destructor,
+// which must not run before the copies have finished. The memory itself stays the caller's.
+class pinned_memory {
+public:
+    pinned_memory() = default;
+    explicit pinned_memory(std::unique_ptr<pin_core> core);
+    pinned_memory(pinned_memory&&) noexcept;
+    pinned_memory& operator=(pinned_memory&&) noexcept;
+    ~pinned_memory();
+
+    [[nodiscard]] std::span<std::byte> bytes() const;
+    // Where the device sees it.
+    [[nodiscard]] device_address address() const;
+
+private:
+    std::unique_ptr<pin_core> core_;
+};
+
+// One copy under way. Dropping a ticket does not cancel the copy.
+class copy_ticket {
+public:
+    copy_ticket() = default;
+    copy_ticket(std::shared_ptr<copy_core> core, std::uint32_t slot) : core_(std::move(core)), slot_(slot) {}
+    copy_ticket(copy_ticket&& other) noexcept;
+    copy_ticket& operator=(copy_ticket&& other) noexcept;
+    ~copy_ticket();
+
+    // Never blocks; drives the engine.
+    [[nodiscard]] bool done();
+    // The outcome; blocks until there is one. errc::device_lost, copy_timeout (the copy goes on).
+    result<void> wait(std::chrono::milliseconds limit = std::chrono::hours(1));
+
+private:
+    std::shared_ptr<copy_core> core_;
+    std::uint32_t slot_ = 0;
+};
+
+struct copy_options {
+    unsigned queues = 2;                      // per direction, for copies larger than a stripe
+    std::uint64_t stripe_bytes = 8ULL << 20;  // a copy this large is spread over several queues
+    unsigned batch = 256;                     // packets that one submission may carry
+    unsigned eager = 4;                       // submissions in flight before small copies begin to wait for company
+    unsigned in_flight = 0;                   // 0: the driver's limit; never more than that
+};
+
+struct copy_statistics {
+    std::uint64_t copies = 0, bytes = 0, failed = 0;
+    std::uint64_t submissions = 0, packets = 0;
+    std::uint64_t most_in_flight = 0;
+    std::uint64_t pinned = 0, bounced = 0, mapped = 0; // how host memory was reached
+};
+
+// Copies on the device's own DMA engines. Any size, any alignment; no order between copies unless one is waited for
+// before the next is submitted. Device ranges must lie within one live allocation. Thread-safe.
+//
+// Host memory that is not pinned is reached through a small pinned slab (up to 16 KiB; the source may be reused at
+// once) or is mapped for the time of the copy. A source or destination must stay valid until the ticket is done.
+class copy_engine {
+public:
+    explicit copy_engine(std::shared_ptr<copy_core> core) : core_(std::move(core)) {}
+
+    [[nodiscard]] result<copy_ticket> write(device_address to, std::span<const std::byte> from);
+    [[nodiscard]] result<copy_ticket> read(std::span<std::byte> to, device_address from);
+    [[nodiscard]] result<copy_ticket> copy(device_address to, device_address from, std::uint64_t length);
+
+    // Submits what waits and collects what finished, without blocking. Returns how many copies finished.
+    std::size_t poll();
+    // Readable when copies finished since it was last read (8 bytes, as an eventfd). The engine's; do not close it.
+    [[nodiscard]] result<int> event_fd();
+    [[nodiscard]] result<pinned_memory> pin(std::span<std::byte> memory);
+    [[nodiscard]] copy_statistics statistics() const;
+
+    [[nodiscard]] const std::shared_ptr<copy_core>& core() const { return core_; }
+
+private:
+    std::shared_ptr<copy_core> core_;
+};
+
+} // namespace gaudi

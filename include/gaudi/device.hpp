@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <gaudi/address_map.hpp>
+#include <gaudi/copy_engine.hpp>
+#include <gaudi/device_heap.hpp>
+#include <gaudi/device_info.hpp>
+#include <gaudi/error.hpp>
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <variant>
+#include <vector>
+
+namespace gaudi {
+
+class hl_device;
+
+// An open device. The driver allows one context per device: everything in a process shares this one object, which the
+// registry hands out. The device is closed when the last user of it, and of its buffers, is gone.
+class device {
+public:
+    explicit device(std::shared_ptr<hl_device> opened);
+    ~device();
+    device(const device&) = delete;
+    device& operator=(const device&) = delete;
+
+    // Memory figures are those of the moment of the call.
+    [[nodiscard]] device_info info() const;
+    [[nodiscard]] device_heap& heap() { return heap_; }
+    // One engine per device: the options count for whoever asks first while none is in use.
+    // errc::copies_absent with the reason: Gaudi3 without SynapseAI, queues that SynapseAI owns.
+    [[nodiscard]] result<copy_engine> copies(const copy_options& options = {});
+    // The driver's descriptor, for calls this library does not make. Never close it.
+    [[nodiscard]] int descriptor() const;
+    // Whether it is SynapseAI's: then memory and queues are SynapseAI's as well.
+    [[nodiscard]] bool attached() const;
+    [[nodiscard]] bool lost() const;
+    // Exports memory that somebody else allocated on this device (SynapseAI's pool). The descriptor is the caller's.
+    [[nodiscard]] result<dmabuf_export> export_foreign(device_address address, std::uint64_t length);
+
+    [[nodiscard]] const std::shared_ptr<hl_device>& core() const { return core_; }
+
+private:
+    std::shared_ptr<hl_device> core_;
+    device_heap heap_;
+    std::mutex mutex_;
+    std::weak_ptr<copy_core> copies_;
+};
+
+// Which device to open. What HABANA_VISIBLE_DEVICES (indices) and HABANA_VISIBLE_MODULES (module ids) leave out is
+// errc::device_hidden; an index is always the driver's, as in /dev/accel/accelN.
+struct first_free {};
+struct by_index {
+    unsigned index;
+};
+struct by_bus_id {
+    std::string bus_id;
+};
+struct by_module_id {
+    unsigned module_id;
+};
+using device_choice = std::variant<first_free, by_index, by_bus_id, by_module_id>;
+
+// Which hl-thunk was loaded.
+struct driver_library {
+    std::string path;
+    std::string version;
+    std::vector<std::string> tried;   // what was looked for, in order, with the outcome
+    std::vector<std::string> missing; // optional functions it lacks
+};
+
+// errc::library_missing, library_unusable or symbol_missing, with everything that was tried.
+[[nodiscard]] result<driver_library> loaded_driver();
+// All devices this process may use; does not open them for compute.
+[[nodiscard]] result<std::vector<device_info>> list_devices();
+[[nodiscard]] std::vector<device_holder> holders_of(const device_info& info);
+// Opens a device, or hands out the one that this process has open already. first_free passes over busy devices;
+// HLS_MODULE_ID turns it into by_module_id.
+[[nodiscard]] result<std::shared_ptr<device>> open_device(const device_choice& choice = first_free{});
+// Every allocation of every open device in this process.
+[[nodiscard]] const address_map& known_memory();
+
+// Copies between two devices: by the destination's DMA reading the source's DMA-BUF where the driver can import it,
+// else through pinned host memory. Says which.
+enum class device_path { same_device, peer_dmabuf, staged };
+[[nodiscard]] std::string_view name_of(device_path path);
+struct across_report {
+    device_path path = device_path::staged;
+    std::string why_not_direct; // empty where it was direct
+};
+[[nodiscard]] result<across_report> copy_across(device& to, device_address destination, device& from,
+                                                device_address source, std::uint64_t length);
+
+} // namespace gaudi

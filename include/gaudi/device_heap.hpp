@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <gaudi/address.hpp>
+#include <gaudi/dmabuf.hpp>
+#include <gaudi/error.hpp>
+
+#include <cstdint>
+#include <memory>
+
+namespace gaudi {
+
+class device;
+class heap_core;
+
+// A range of device memory with one owner; freed by the destructor. It keeps its device open. Copies to or from it must
+// have finished before it goes.
+class device_buffer {
+public:
+    device_buffer() = default;
+    device_buffer(device_buffer&& other) noexcept;
+    device_buffer& operator=(device_buffer&& other) noexcept;
+    ~device_buffer();
+
+    [[nodiscard]] device_address address() const { return address_; }
+    [[nodiscard]] std::uint64_t size() const { return size_; }
+    [[nodiscard]] std::uint64_t generation() const { return generation_; }
+    explicit operator bool() const { return core_ != nullptr; }
+
+    // The buffer as part of its chunk's DMA-BUF. The first call for a chunk asks the driver, later ones cost nothing.
+    [[nodiscard]] result<dmabuf_export> dmabuf() const;
+    // Gives up ownership; return the memory with device_heap::free(address).
+    device_address release();
+
+private:
+    friend class device_heap;
+    std::shared_ptr<heap_core> core_;
+    void* block_ = nullptr;
+    device_address address_;
+    std::uint64_t size_ = 0;
+    std::uint64_t generation_ = 0;
+};
+
+struct heap_statistics {
+    std::uint64_t chunks = 0;
+    std::uint64_t chunk_bytes = 0; // taken from the driver
+    std::uint64_t buffers = 0;
+    std::uint64_t buffer_bytes = 0; // handed out, rounded to the granule
+    std::uint64_t largest_free = 0; // biggest buffer that fits without a new chunk
+    std::uint64_t exports = 0;      // DMA-BUFs alive: at most one a chunk
+};
+
+// Sub-allocates from big chunks, because the driver's own allocations are few and huge (768 MB each on Gaudi2). A buffer
+// from a warm heap costs no system call. Thread-safe.
+class device_heap {
+public:
+    static constexpr std::uint64_t granule = 64;
+
+    explicit device_heap(std::shared_ptr<heap_core> core) : core_(std::move(core)) {}
+
+    // Alignment: a power of two up to the chunk's, at least `granule`. Buffers of a page or more are page-aligned.
+    // errc::size_zero, size_beyond_memory, alignment_invalid, memory_exhausted, device_lost.
+    [[nodiscard]] result<device_buffer> allocate(std::uint64_t size, std::uint64_t alignment = granule);
+    // For memory taken over with device_buffer::release(). errc::not_allocated for anything else, also a second time.
+    result<void> free(device_address address);
+    // Gives empty chunks back to the driver.
+    void trim();
+    [[nodiscard]] heap_statistics statistics() const;
+
+private:
+    std::shared_ptr<heap_core> core_;
+};
+
+} // namespace gaudi

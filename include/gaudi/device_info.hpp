@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace gaudi {
+
+enum class generation { gaudi, gaudi2, gaudi3 };
+
+[[nodiscard]] std::string_view name_of(generation value);
+
+// What is known of a device without opening it for compute.
+struct device_info {
+    unsigned index = 0; // as in /dev/accel/accelN
+    gaudi::generation generation = gaudi::generation::gaudi2;
+    std::string card;
+    std::string bus_id;
+    unsigned module_id = 0;
+    std::optional<int> numa_node;
+    std::uint64_t memory_total = 0;
+    std::uint64_t memory_free = 0;
+    std::uint64_t allocation_page = 0; // the driver's granularity: 768 MB on Gaudi2
+    bool operational = true;
+    std::string status; // the driver's word for it
+};
+
+// Who has a device open, as far as /proc tells.
+struct device_holder {
+    int process = 0;
+    std::string command;
+};
+
+} // namespace gaudi

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <tl/expected.hpp>
+#include <vector>
+
+namespace gaudi {
+
+// What the caller should do about an error.
+enum class error_kind {
+    unsupported,   // this machine, driver or device cannot do it: use another way
+    not_permitted, // the rights are missing
+    busy,          // somebody else has it: try again later, or choose another
+    exhausted,     // no room left: free something
+    invalid,       // the request makes no sense: fix the caller
+    peer_gone,     // the other side is no longer there
+    device_lost    // the device failed or was reset: close and open it again
+};
+
+// Every error a user can meet, each with one row in the catalogue: kind, meaning, remedy.
+enum class errc {
+    library_missing,
+    library_unusable,
+    symbol_missing,
+    no_device,
+    device_unknown,
+    device_hidden,
+    selection_malformed,
+    device_busy,
+    device_broken,
+    open_failed,
+    generation_unknown,
+    size_zero,
+    size_beyond_memory,
+    alignment_invalid,
+    memory_exhausted,
+    map_failed,
+    host_range_invalid,
+    not_allocated,
+    range_leaves_allocation,
+    ranges_overlap,
+    address_collision,
+    export_refused,
+    import_unsupported,
+    import_refused,
+    copies_absent,
+    copy_refused,
+    copy_timeout,
+    device_lost,
+    descriptors_exhausted,
+    system_call_failed,
+};
+
+struct error_description {
+    errc code;
+    std::string_view name;
+    error_kind kind;
+    std::string_view meaning;
+    std::string_view remedy;
+};
+
+// The catalogue, in the order of the codes. Docs and tools are made from it.
+[[nodiscard]] const std::vector<error_description>& error_catalogue();
+[[nodiscard]] const error_description& describe(errc code);
+[[nodiscard]] std::string_view name_of(error_kind kind);
+
+// A failure as a value: what was observed, by which call, with the numbers that decided.
+class [[nodiscard]] error {
+public:
+    error(errc code, std::string observed, int system_error = 0)
+        : code_(code), system_error_(system_error), observed_(std::move(observed)) {}
+
+    [[nodiscard]] errc code() const { return code_; }
+    [[nodiscard]] error_kind kind() const { return describe(code_).kind; }
+    // The errno behind it, or 0.
+    [[nodiscard]] int system_error() const { return system_error_; }
+    [[nodiscard]] const std::string& observed() const { return observed_; }
+    [[nodiscard]] std::string_view remedy() const { return describe(code_).remedy; }
+    // One line: name, observation, errno, remedy.
+    [[nodiscard]] std::string message() const;
+
+private:
+    errc code_;
+    int system_error_;
+    std::string observed_;
+};
+
+template <typename T>
+using result = tl::expected<T, error>;
+
+} // namespace gaudi

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "src/copy/command_ring.hpp"
+
+#include <fmt/format.h>
+
+namespace gaudi {
+
+result<command_ring> command_ring::make(const std::shared_ptr<hl_device>& device, unsigned slots, std::uint32_t slot_bytes) {
+    command_ring ring(device, slot_bytes);
+    if (device->traits().user_command_buffers) {
+        auto memory = mapping::anonymous(std::size_t{slots} * slot_bytes);
+        if (!memory)
+            return tl::unexpected(memory.error());
+        ring.memory_ = std::move(*memory);
+        auto mapped = device->map_host(ring.memory_.bytes());
+        if (!mapped)
+            return tl::unexpected(mapped.error());
+        ring.mapped_ = std::move(*mapped);
+        return ring;
+    }
+    const auto& api = device->api();
+    if (api.request_command_buffer == nullptr || api.destroy_command_buffer == nullptr)
+        return tl::unexpected(error(errc::symbol_missing, fmt::format("{} has no hlthunk_request_command_buffer", api.path())));
+    for (unsigned i = 0; i < slots; ++i) {
+        std::uint64_t handle = 0;
+        if (const int rc = api.request_command_buffer(device->fd(), slot_bytes, &handle); rc != 0)
+            return tl::unexpected(device->failed(errc::memory_exhausted, fmt::format("hlthunk_request_command_buffer of {} bytes", slot_bytes), -rc));
+        ring.buffers_.push_back({handle, {}});
+        auto view = mapping::of_file(device->fd(), handle, slot_bytes);
+        if (!view)
+            return tl::unexpected(view.error());
+        ring.buffers_.back().view = std::move(*view);
+    }
+    return ring;
+}
+
+command_ring::command_ring(command_ring&& other) noexcept
+    : device_(std::move(other.device_)), slot_bytes_(other.slot_bytes_), memory_(std::move(other.memory_)),
+      mapped_(std::move(other.mapped_)), buffers_(std::move(other.buffers_)) {}
+
+command_ring::~command_ring() {
+    if (!device_)
+        return;
+    for (auto& buffer : buffers_) {
+        buffer.view = {};
+        if (device_->ours())
+            device_->api().destroy_command_buffer(device_->fd(), buffer.handle);
+    }
+}
+
+std::byte* command_ring::bytes(unsigned slot) const {
+    return buffers_.empty() ? memory_.bytes().data() + std::size_t{slot} * slot_bytes_ : buffers_[slot].view.bytes().data();
+}
+
+hl_cs_chunk command_ring::chunk(unsigned slot, std::uint32_t offset, std::uint32_t size, std::uint32_t queue) const {
+    hl_cs_chunk made{};
+    made.queue_index = queue;
+    made.cb_size = size;
+    if (buffers_.empty()) {
+        made.cb_handle = mapped_.address().value() + std::uint64_t{slot} * slot_bytes_ + offset;
+        made.cs_chunk_flags = HL_CS_CHUNK_FLAGS_USER_ALLOC_CB;
+    } else
+        made.cb_handle = buffers_[slot].handle; // the driver takes whole buffers: offset is 0
+    return made;
+}
+
+} // namespace gaudi

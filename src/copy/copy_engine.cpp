@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <gaudi/copy_engine.hpp>
+
+#include "src/copy/copy_core.hpp"
+
+#include <utility>
+
+namespace gaudi {
+namespace {
+
+result<copy_ticket> ticket_of(const std::shared_ptr<copy_core>& core, const result<std::uint32_t>& started) {
+    if (!started)
+        return tl::unexpected(started.error());
+    return copy_ticket(core, *started);
+}
+
+} // namespace
+
+pinned_memory::pinned_memory(std::unique_ptr<pin_core> core) : core_(std::move(core)) {}
+pinned_memory::pinned_memory(pinned_memory&&) noexcept = default;
+pinned_memory& pinned_memory::operator=(pinned_memory&&) noexcept = default;
+pinned_memory::~pinned_memory() = default;
+
+std::span<std::byte> pinned_memory::bytes() const {
+    return core_ ? core_->mapped().bytes() : std::span<std::byte>{};
+}
+
+device_address pinned_memory::address() const {
+    return core_ ? core_->mapped().address() : device_address{};
+}
+
+copy_ticket::copy_ticket(copy_ticket&& other) noexcept : core_(std::move(other.core_)), slot_(other.slot_) {}
+
+copy_ticket& copy_ticket::operator=(copy_ticket&& other) noexcept {
+    std::swap(core_, other.core_);
+    std::swap(slot_, other.slot_);
+    return *this;
+}
+
+copy_ticket::~copy_ticket() {
+    if (core_)
+        core_->drop(slot_);
+}
+
+bool copy_ticket::done() {
+    return !core_ || core_->done(slot_);
+}
+
+result<void> copy_ticket::wait(std::chrono::milliseconds limit) {
+    if (!core_)
+        return {};
+    return core_->wait(slot_, limit);
+}
+
+result<copy_ticket> copy_engine::write(device_address to, std::span<const std::byte> from) {
+    return ticket_of(core_, core_->write(to, from));
+}
+
+result<copy_ticket> copy_engine::read(std::span<std::byte> to, device_address from) {
+    return ticket_of(core_, core_->read(to, from));
+}
+
+result<copy_ticket> copy_engine::copy(device_address to, device_address from, std::uint64_t length) {
+    return ticket_of(core_, core_->copy(to, from, length));
+}
+
+std::size_t copy_engine::poll() {
+    return core_->poll();
+}
+
+result<int> copy_engine::event_fd() {
+    return core_->event_fd();
+}
+
+result<pinned_memory> copy_engine::pin(std::span<std::byte> memory) {
+    return core_->pin(memory);
+}
+
+copy_statistics copy_engine::statistics() const {
+    return core_->statistics();
+}
+
+} // namespace gaudi

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <gaudi/device.hpp>
+
+#include "src/hl/hl_device.hpp"
+#include "src/memory/heap_core.hpp"
+#include "src/os/mapping.hpp"
+#include "src/registry.hpp"
+
+#include "src/copy/copy_core.hpp"
+
+#include <array>
+#include <fmt/format.h>
+
+namespace gaudi {
+namespace {
+
+constexpr std::uint64_t stage_bytes = 4ULL << 20;
+
+// The destination's engine reads the source's memory through its DMA-BUF.
+result<void> copy_by_import(device& to, device_address destination, device& from, device_address source, std::uint64_t length) {
+    const auto known = registry::self().map().find(source, length);
+    if (!known)
+        return tl::unexpected(known.error());
+    // A window of its own around the range: the import maps whole pages from its beginning.
+    const auto begin = source.value() / 4096 * 4096;
+    const auto skip = source.value() - begin;
+    const auto end = (source.value() + length + 4095) / 4096 * 4096;
+    const auto* block = reinterpret_cast<const heap_core::block*>(known->tag);
+    const auto base = known->base.value() - block->offset; // of the chunk: what was mapped
+    const auto plan = plan_export({from.core()->who().generation, memory_origin::own, device_address(base), end - base, device_address(begin), end - begin});
+    if (!plan)
+        return tl::unexpected(plan.error());
+    const auto dmabuf = from.core()->export_dmabuf(*plan);
+    if (!dmabuf)
+        return tl::unexpected(dmabuf.error());
+    const auto imported = to.core()->import_dmabuf(dmabuf->get(), end - begin);
+    if (!imported)
+        return tl::unexpected(imported.error());
+    const auto engine = to.copies();
+    if (!engine)
+        return tl::unexpected(engine.error());
+    const auto started = engine->core()->copy_unchecked(destination, imported->address() + skip, length, copy_direction::down);
+    if (!started)
+        return tl::unexpected(started.error());
+    return copy_ticket(engine->core(), *started).wait();
+}
+
+// Through pinned host memory, two slabs in turn: one is read into while the other is written from.
+result<void> copy_staged(device& to, device_address destination, device& from, device_address source, std::uint64_t length) {
+    auto reader = from.copies();
+    if (!reader)
+        return tl::unexpected(reader.error());
+    auto writer = to.copies();
+    if (!writer)
+        return tl::unexpected(writer.error());
+    struct slab {
+        mapping memory;
+        pinned_memory for_reader, for_writer;
+        copy_ticket writing;
+    };
+    std::array<slab, 2> slabs;
+    for (auto& next : slabs) {
+        auto memory = mapping::anonymous(stage_bytes);
+        if (!memory)
+            return tl::unexpected(memory.error());
+        next.memory = std::move(*memory);
+        auto for_reader = reader->pin(next.memory.bytes());
+        if (!for_reader)
+            return tl::unexpected(for_reader.error());
+        next.for_reader = std::move(*for_reader);
+        auto for_writer = writer->pin(next.memory.bytes());
+        if (!for_writer)
+            return tl::unexpected(for_writer.error());
+        next.for_writer = std::move(*for_writer);
+    }
+    result<void> outcome;
+    for (std::uint64_t done = 0, turn = 0; done < length && outcome; ++turn) {
+        auto& next = slabs[turn % 2];
+        const auto bytes = next.memory.bytes().first(std::min(length - done, stage_bytes));
+        outcome = next.writing.wait();
+        next.writing = {};
+        if (!outcome)
+            break;
+        auto reading = reader->read(bytes, source + done);
+        outcome = reading ? reading->wait() : tl::unexpected(reading.error());
+        if (!outcome)
+            break;
+        auto writing = writer->write(destination + done, bytes);
+        if (!writing)
+            outcome = tl::unexpected(writing.error());
+        else
+            next.writing = std::move(*writing);
+        done += bytes.size();
+    }
+    for (auto& last : slabs)
+        if (auto finished = last.writing.wait(); !finished && outcome)
+            outcome = finished;
+    return outcome;
+}
+
+} // namespace
+
+std::string_view name_of(device_path path) {
+    constexpr std::string_view names[] = {"same device", "peer DMA-BUF", "staged through host memory"};
+    return names[static_cast<int>(path)];
+}
+
+result<across_report> copy_across(device& to, device_address destination, device& from, device_address source, std::uint64_t length) {
+    if (length == 0)
+        return tl::unexpected(error(errc::size_zero, "copy of 0 bytes between devices"));
+    for (const auto& [address, owner] : {std::pair(destination, &to), std::pair(source, &from)}) {
+        const auto known = registry::self().map().find(address, length);
+        if (!known)
+            return tl::unexpected(known.error());
+        if (known->device_index != owner->core()->who().index)
+            return tl::unexpected(error(errc::not_allocated, fmt::format("{} bytes at {:#x} are not memory of {}", length, address.value(), owner->core()->who().bus_id)));
+    }
+    across_report report;
+    if (to.core() == from.core()) {
+        auto engine = to.copies();
+        if (!engine)
+            return tl::unexpected(engine.error());
+        auto ticket = engine->copy(destination, source, length);
+        if (!ticket)
+            return tl::unexpected(ticket.error());
+        if (auto done = ticket->wait(); !done)
+            return tl::unexpected(done.error());
+        report.path = device_path::same_device;
+        return report;
+    }
+    const auto direct = copy_by_import(to, destination, from, source, length);
+    if (direct) {
+        report.path = device_path::peer_dmabuf;
+        return report;
+    }
+    if (direct.error().kind() != error_kind::unsupported)
+        return tl::unexpected(direct.error());
+    report.why_not_direct = direct.error().observed();
+    if (auto staged = copy_staged(to, destination, from, source, length); !staged)
+        return tl::unexpected(staged.error());
+    return report;
+}
+
+} // namespace gaudi

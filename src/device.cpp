@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <gaudi/device.hpp>
+
+#include "src/copy/copy_core.hpp"
+#include "src/hl/discovery.hpp"
+#include "src/hl/synapse.hpp"
+#include "src/memory/heap_core.hpp"
+#include "src/registry.hpp"
+
+#include <fmt/format.h>
+
+namespace gaudi {
+
+device::device(std::shared_ptr<hl_device> opened)
+    : core_(std::move(opened)), heap_(std::make_shared<heap_core>(core_, registry::self().map())) {}
+
+device::~device() = default;
+
+device_info device::info() const {
+    const auto& who = core_->who();
+    device_info made;
+    for (auto& info : discover(core_->api()))
+        if (info.bus_id == who.bus_id)
+            made = std::move(info);
+    return made;
+}
+
+result<copy_engine> device::copies(const copy_options& options) {
+    const std::lock_guard guard(mutex_);
+    auto core = copies_.lock();
+    if (!core) {
+        auto made = copy_core::make(core_, registry::self().map(), options);
+        if (!made)
+            return tl::unexpected(made.error());
+        core = *made;
+        copies_ = core;
+    }
+    return copy_engine(core);
+}
+
+int device::descriptor() const {
+    return core_->fd();
+}
+
+bool device::attached() const {
+    return !core_->owned();
+}
+
+bool device::lost() const {
+    return core_->lost();
+}
+
+result<dmabuf_export> device::export_foreign(device_address address, std::uint64_t length) {
+    for (std::uint32_t id = 0; id < 8; ++id) {
+        const auto found = find_synapse_device(id);
+        if (!found || found->fd != core_->fd())
+            continue;
+        const auto plan = plan_export({core_->who().generation, memory_origin::foreign_pool, found->pool_base, found->pool_size, address, length});
+        if (!plan)
+            return tl::unexpected(plan.error());
+        auto fd = core_->export_dmabuf(*plan);
+        if (!fd)
+            return tl::unexpected(fd.error());
+        return dmabuf_export{fd->release(), plan->dmabuf_offset, plan->iova, plan->length};
+    }
+    return tl::unexpected(error(errc::not_allocated, fmt::format("{} bytes at {:#x}: no SynapseAI in this process owns {}", length, address.value(), core_->who().bus_id)));
+}
+
+} // namespace gaudi

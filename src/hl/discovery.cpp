@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "src/hl/discovery.hpp"
+
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <fmt/format.h>
+#include <fstream>
+#include <thread>
+#include <unistd.h>
+
+namespace gaudi {
+namespace {
+
+constexpr int max_minor = 256;
+
+std::optional<int> numa_node_of(const std::string& bus_id) {
+    std::ifstream file(fmt::format("/sys/bus/pci/devices/{}/numa_node", bus_id));
+    int node = -1;
+    if (!(file >> node) || node < 0)
+        return std::nullopt;
+    return node;
+}
+
+std::string status_text(int status) {
+    constexpr std::string_view names[] = {"operational", "in reset", "malfunction", "needs reset", "in creation", "in reset after release"};
+    return status >= 0 && static_cast<std::size_t>(status) < std::size(names) ? std::string(names[status])
+                                                                               : fmt::format("unknown ({})", status);
+}
+
+std::optional<device_info> inspect(const hlthunk_api& api, int control, unsigned index) {
+    const auto kind = generation_of(api.get_device_name_from_fd(control));
+    hlthunk_hw_ip_info hw{};
+    if (!kind || api.get_hw_ip_info(control, &hw) != 0)
+        return std::nullopt;
+    device_info info;
+    info.index = index;
+    info.generation = *kind;
+    info.card.assign(reinterpret_cast<const char*>(hw.card_name), ::strnlen(reinterpret_cast<const char*>(hw.card_name), sizeof(hw.card_name)));
+    info.bus_id = bus_id_of(api, control);
+    info.module_id = hw.module_id;
+    info.numa_node = numa_node_of(info.bus_id);
+    info.memory_total = hw.dram_size;
+    info.allocation_page = hw.device_mem_alloc_default_page_size;
+    hlthunk_dram_usage_info usage{};
+    if (api.get_dram_usage(control, &usage) == 0)
+        info.memory_free = usage.dram_free_mem;
+    const int status = api.get_device_status_info(control);
+    info.operational = status == HL_DEVICE_STATUS_OPERATIONAL;
+    info.status = status_text(status);
+    return info;
+}
+
+std::string link_of(const std::string& path) {
+    std::error_code failure;
+    return std::filesystem::read_symlink(path, failure).string();
+}
+
+// The compute node lies beside the control node: accel_controlD3 -> accel3, hl_controlD3 -> hl3.
+std::string compute_node_of(std::string control) {
+    if (const auto at = control.rfind("_controlD"); at != control.npos)
+        control.erase(at, std::strlen("_controlD"));
+    return control;
+}
+
+std::string command_of(const std::string& process) {
+    std::ifstream file("/proc/" + process + "/comm");
+    std::string name;
+    std::getline(file, name);
+    return name;
+}
+
+bool has_open(const std::string& process, const std::string& node) {
+    std::error_code failure;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc/" + process + "/fd", failure))
+        if (link_of(entry.path()) == node)
+            return true;
+    return false;
+}
+
+std::string named(const std::vector<device_holder>& holders) {
+    std::string text;
+    for (const auto& holder : holders)
+        text += fmt::format("{}process {} ({})", text.empty() ? "" : ", ", holder.process, holder.command);
+    return text.empty() ? "by a process that cannot be seen from here, or by a DMA-BUF or memory region that is still alive"
+                        : "by " + text;
+}
+
+result<hl_device::identity> identify(const hlthunk_api& api, int fd, const device_info& info) {
+    hl_device::identity who;
+    who.index = info.index;
+    who.generation = info.generation;
+    who.bus_id = info.bus_id;
+    if (const int rc = api.get_hw_ip_info(fd, &who.hw); rc != 0)
+        return tl::unexpected(error(errc::open_failed, fmt::format("hlthunk_get_hw_ip_info of {}", info.bus_id), -rc));
+    return who;
+}
+
+} // namespace
+
+std::string bus_id_of(const hlthunk_api& api, int fd) {
+    char text[16] = {};
+    if (api.get_pci_bus_id_from_fd(fd, text, 13) != 0)
+        return {};
+    return text;
+}
+
+std::vector<device_info> discover(const hlthunk_api& api) {
+    std::vector<device_info> found;
+    for (int minor = 0; minor < max_minor; ++minor) {
+        const int control = api.open_control(minor, nullptr);
+        if (control < 0)
+            continue;
+        if (auto info = inspect(api, control, static_cast<unsigned>(minor)))
+            found.push_back(std::move(*info));
+        api.close(control);
+    }
+    return found;
+}
+
+std::vector<device_holder> find_holders(const hlthunk_api& api, unsigned index) {
+    std::vector<device_holder> holders;
+    const int control = api.open_control(static_cast<int>(index), nullptr);
+    if (control < 0)
+        return holders;
+    const auto node = compute_node_of(link_of(fmt::format("/proc/self/fd/{}", control)));
+    api.close(control);
+    std::error_code failure;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc", failure)) {
+        const auto process = entry.path().filename().string();
+        if (process.find_first_not_of("0123456789") == process.npos && has_open(process, node))
+            holders.push_back({std::stoi(process), command_of(process)});
+    }
+    return holders;
+}
+
+result<std::shared_ptr<hl_device>> open_for_compute(const std::shared_ptr<const hlthunk_api>& api, const device_info& info) {
+    using clock = std::chrono::steady_clock;
+    const auto deadline = clock::now() + std::chrono::seconds(2);
+    auto pause = std::chrono::milliseconds(1);
+    for (;;) {
+        const int fd = api->open(HLTHUNK_DEVICE_DONT_CARE, info.bus_id.c_str());
+        if (fd >= 0) {
+            auto who = identify(*api, fd, info);
+            if (!who) {
+                api->close(fd);
+                return tl::unexpected(who.error());
+            }
+            return std::make_shared<hl_device>(api, fd, true, std::move(*who));
+        }
+        // -1 is also what some calls give instead of -errno; errno is set in both cases.
+        const int reason = errno;
+        const auto what = fmt::format("hlthunk_open of {} (index {})", info.bus_id, info.index);
+        if (reason == EAGAIN && clock::now() < deadline) {
+            std::this_thread::sleep_for(pause);
+            pause = std::min(pause * 2, std::chrono::milliseconds(50));
+            continue;
+        }
+        if (reason == EBUSY || reason == EAGAIN)
+            return tl::unexpected(error(errc::device_busy, fmt::format("{}: held {}", what, named(find_holders(*api, info.index))), reason));
+        if (reason == EMFILE || reason == ENFILE)
+            return tl::unexpected(error(errc::descriptors_exhausted, what, reason));
+        return tl::unexpected(error(reason == EPERM ? errc::device_broken : errc::open_failed, what, reason));
+    }
+}
+
+result<std::shared_ptr<hl_device>> attach(const std::shared_ptr<const hlthunk_api>& api, int fd, const device_info& info) {
+    auto who = identify(*api, fd, info);
+    if (!who)
+        return tl::unexpected(who.error());
+    return std::make_shared<hl_device>(api, fd, false, std::move(*who));
+}
+
+} // namespace gaudi

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "src/hl/export_plan.hpp"
+
+#include <algorithm>
+#include <fmt/format.h>
+
+namespace gaudi {
+namespace {
+
+constexpr std::uint64_t page = 4096; // the CPU's: the unit of every argument
+
+constexpr export_rule rules[] = {
+    {generation::gaudi, memory_origin::own, export_call::physical, false},
+    {generation::gaudi, memory_origin::foreign_pool, export_call::physical, false},
+    {generation::gaudi2, memory_origin::own, export_call::mapped, true},
+    {generation::gaudi2, memory_origin::foreign_pool, export_call::mapped, true},
+    {generation::gaudi3, memory_origin::own, export_call::mapped, true},
+    {generation::gaudi3, memory_origin::foreign_pool, export_call::mapped, true},
+};
+
+const export_rule& rule_for(generation kind, memory_origin origin) {
+    return *std::find_if(std::begin(rules), std::end(rules),
+                         [&](const export_rule& rule) { return rule.generation == kind && rule.origin == origin; });
+}
+
+} // namespace
+
+std::span<const export_rule> export_rules() {
+    return rules;
+}
+
+result<export_plan> plan_export(const export_request& request) {
+    const auto base = request.base.value(), address = request.address.value();
+    if (request.length == 0)
+        return tl::unexpected(error(errc::size_zero, fmt::format("export of 0 bytes at {:#x}", address)));
+    if (address < base || address - base > request.base_length || request.length > request.base_length - (address - base))
+        return tl::unexpected(error(errc::range_leaves_allocation,
+                                    fmt::format("export of {} bytes at {:#x} from memory of {} bytes at {:#x}",
+                                                request.length, address, request.base_length, base)));
+    if (base % page != 0)
+        return tl::unexpected(error(errc::alignment_invalid, fmt::format("memory to export begins at {:#x}, not at a page", base)));
+    // Whole pages around the range; the mapping itself ends at a page.
+    const auto begin = (address - base) / page * page;
+    const auto end = std::min((address - base + request.length + page - 1) / page * page, request.base_length / page * page);
+    if (address - base + request.length > end)
+        return tl::unexpected(error(errc::alignment_invalid,
+                                    fmt::format("memory to export has {} bytes, not whole pages", request.base_length)));
+    const auto& rule = rule_for(request.generation, request.origin);
+    export_plan plan{};
+    plan.call = rule.call;
+    plan.call_address = rule.by_base ? base : base + begin;
+    plan.call_offset = rule.by_base ? begin : 0;
+    plan.call_size = end - begin;
+    plan.dmabuf_offset = address - base - begin;
+    plan.iova = request.address;
+    plan.length = request.length;
+    return plan;
+}
+
+} // namespace gaudi

@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "src/hl/hl_device.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <fmt/format.h>
+#include <utility>
+
+namespace gaudi {
+namespace {
+
+constexpr std::uint64_t low_bits = (1ULL << 48) - 1;
+
+std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) {
+    return (value + unit - 1) / unit * unit;
+}
+
+// The driver's alignment counts in the low 48 bits; its page need not be a power of two.
+std::uint64_t align_address(std::uint64_t address, std::uint64_t page) {
+    return (address & ~low_bits) | round_up(address & low_bits, page);
+}
+
+// First gap of `size` bytes between taken ranges within [begin, end); 0 if none.
+std::uint64_t first_gap(const std::map<std::uint64_t, std::uint64_t>& taken, std::uint64_t begin, std::uint64_t end,
+                        std::uint64_t size) {
+    auto cursor = begin;
+    for (auto next = taken.lower_bound(begin); next != taken.end() && next->first < end; ++next) {
+        if (next->first - cursor >= size)
+            return cursor;
+        cursor = next->first + next->second;
+    }
+    return cursor < end && end - cursor >= size ? cursor : 0;
+}
+
+constexpr std::string_view event_names[] = {"TPC assert",        "undefined opcode", "device reset",       "submission timeout",
+                                            "device unavailable", "engine error",     "hardware error",     "RAZWI",
+                                            "page fault",         "critical hardware error", "critical firmware error"};
+
+} // namespace
+
+hl_device::hl_device(std::shared_ptr<const hlthunk_api> api, int fd, bool owned, identity who)
+    : api_(std::move(api)), fd_(fd), process_(::getpid()), owned_(owned), who_(std::move(who)) {
+    const auto& row = traits();
+    if (row.exports == export_call::physical) {
+        slice_begin_ = device_address(who_.hw.dram_base_address);
+        slice_size_ = who_.hw.dram_size;
+    } else {
+        const auto first = align_address(row.slice_base + who_.index * row.slice_size, page_size());
+        slice_begin_ = device_address(first);
+        slice_size_ = row.slice_base + (who_.index + 1) * row.slice_size - first;
+    }
+    // Whoever asks to be told is given time to close after a fault; whoever does not is killed by the driver.
+    if (owned_ && api_->notifier_create != nullptr)
+        notifier_ = api_->notifier_create(fd_);
+}
+
+hl_device::~hl_device() {
+    if (!owned_)
+        return;
+    if (!ours()) {
+        ::close(fd_);
+        return;
+    }
+    if (notifier_ >= 0 && api_->notifier_release != nullptr)
+        api_->notifier_release(fd_, notifier_);
+    api_->close(fd_);
+}
+
+bool hl_device::ours() const {
+    return process_ == ::getpid();
+}
+
+std::uint64_t hl_device::page_size() const {
+    const auto& hw = who_.hw;
+    return hw.device_mem_alloc_default_page_size != 0 ? hw.device_mem_alloc_default_page_size
+                                                      : std::max<std::uint64_t>(hw.dram_page_size, 4096);
+}
+
+hlthunk_dram_usage_info hl_device::usage() const {
+    hlthunk_dram_usage_info info{};
+    if (api_->get_dram_usage(fd_, &info) != 0)
+        info = {};
+    return info;
+}
+
+result<device_memory> hl_device::allocate(std::uint64_t size) {
+    if (lost())
+        return tl::unexpected(lost_error("allocation"));
+    if (!owned_)
+        return tl::unexpected(error(errc::memory_exhausted, "SynapseAI owns this device and all of its memory"));
+    if (size == 0)
+        return tl::unexpected(error(errc::size_zero, "allocation of 0 bytes"));
+    if (size > who_.hw.dram_size)
+        return tl::unexpected(error(errc::size_beyond_memory,
+                                    fmt::format("{} bytes asked of {}, which has {}", size, who_.bus_id, who_.hw.dram_size)));
+    return traits().exports == export_call::physical ? allocate_physical(size) : allocate_mapped(size);
+}
+
+result<device_memory> hl_device::allocate_mapped(std::uint64_t size) {
+    device_memory made;
+    made.size_ = round_up(size, page_size());
+    const std::lock_guard guard(mutex_);
+    // Contiguous: one piece of BAR for the NIC. Scattered pages are better than none.
+    made.handle_ = api_->device_memory_alloc(fd_, made.size_, 0, true, false);
+    if (made.handle_ == 0)
+        made.handle_ = api_->device_memory_alloc(fd_, made.size_, 0, false, false);
+    if (made.handle_ == 0)
+        return tl::unexpected(failed(errc::memory_exhausted,
+                                     fmt::format("hlthunk_device_memory_alloc of {} bytes on {}, {} free", made.size_,
+                                                 who_.bus_id, usage().dram_free_mem),
+                                     errno));
+    const auto hint = first_gap(taken_, slice_begin_.value(), slice_begin_.value() + slice_size_, made.size_);
+    const auto address = api_->device_memory_map(fd_, made.handle_, hint);
+    if (address == 0) {
+        const int reason = errno;
+        api_->device_memory_free(fd_, made.handle_);
+        return tl::unexpected(failed(errc::map_failed, fmt::format("hlthunk_device_memory_map of {} bytes on {}", made.size_, who_.bus_id), reason));
+    }
+    taken_[address] = made.size_;
+    made.address_ = device_address(address);
+    made.device_ = shared_from_this();
+    return made;
+}
+
+result<device_memory> hl_device::allocate_physical(std::uint64_t size) {
+    device_memory made;
+    made.size_ = round_up(size, page_size());
+    const std::lock_guard guard(mutex_);
+    const auto address = first_gap(taken_, slice_begin_.value(), slice_begin_.value() + slice_size_, made.size_);
+    if (address == 0)
+        return tl::unexpected(error(errc::memory_exhausted,
+                                    fmt::format("{} bytes of physical memory on {}: no gap that large", made.size_, who_.bus_id)));
+    taken_[address] = made.size_;
+    made.address_ = device_address(address);
+    made.device_ = shared_from_this();
+    return made;
+}
+
+result<void> hl_device::free_memory(std::uint64_t handle, device_address address, std::uint64_t size) {
+    if (!ours())
+        return {};
+    const std::lock_guard guard(mutex_);
+    if (handle != 0 && !lost()) {
+        if (const int rc = api_->memory_unmap(fd_, address.value()); rc != 0)
+            return tl::unexpected(failed(errc::device_busy,
+                                         fmt::format("hlthunk_memory_unmap of {} bytes at {:#x}: a DMA-BUF or memory region of it is alive",
+                                                     size, address.value()),
+                                         -rc));
+        if (const int rc = api_->device_memory_free(fd_, handle); rc != 0)
+            return tl::unexpected(failed(errc::not_allocated, fmt::format("hlthunk_device_memory_free of handle {}", handle), -rc));
+    }
+    taken_.erase(address.value());
+    return {};
+}
+
+result<host_mapping> hl_device::map_host(std::span<std::byte> memory) {
+    if (lost())
+        return tl::unexpected(lost_error("mapping host memory"));
+    if (memory.empty())
+        return tl::unexpected(error(errc::size_zero, "mapping of 0 bytes of host memory"));
+    const auto address = api_->host_memory_map(fd_, memory.data(), 0, memory.size());
+    if (address == 0) {
+        const int reason = errno;
+        return tl::unexpected(failed(reason == EFAULT || reason == EINVAL ? errc::host_range_invalid : errc::map_failed,
+                                     fmt::format("hlthunk_host_memory_map of {} bytes at {}", memory.size(),
+                                                 static_cast<const void*>(memory.data())),
+                                     reason));
+    }
+    host_mapping made;
+    made.device_ = shared_from_this();
+    made.address_ = device_address(address);
+    made.bytes_ = memory;
+    return made;
+}
+
+void hl_device::unmap(device_address address) {
+    if (!lost() && ours())
+        api_->memory_unmap(fd_, address.value());
+}
+
+result<unique_fd> hl_device::export_dmabuf(const export_plan& plan) {
+    if (lost())
+        return tl::unexpected(lost_error("DMA-BUF export"));
+    const bool physical = plan.call == export_call::physical;
+    const auto* name = physical ? "hlthunk_device_memory_export_dmabuf_fd" : "hlthunk_device_mapped_memory_export_dmabuf_fd";
+    if (physical ? api_->device_memory_export_dmabuf_fd == nullptr : api_->device_mapped_memory_export_dmabuf_fd == nullptr)
+        return tl::unexpected(error(errc::symbol_missing, fmt::format("{} has no {}", api_->path(), name)));
+    const int fd = physical ? api_->device_memory_export_dmabuf_fd(fd_, plan.call_address, plan.call_size, HL_EXPORT_FLAGS)
+                            : api_->device_mapped_memory_export_dmabuf_fd(fd_, plan.call_address, plan.call_size,
+                                                                          plan.call_offset, HL_EXPORT_FLAGS);
+    if (fd < 0)
+        return tl::unexpected(failed(fd == -EMFILE || fd == -ENFILE ? errc::descriptors_exhausted : errc::export_refused,
+                                     fmt::format("{} of {} bytes at {:#x}, offset {:#x}, on {}", name, plan.call_size,
+                                                 plan.call_address, plan.call_offset, who_.bus_id),
+                                     -fd));
+    return unique_fd(fd);
+}
+
+result<imported_memory> hl_device::import_dmabuf(int dmabuf, std::uint64_t length) {
+    if (lost())
+        return tl::unexpected(lost_error("DMA-BUF import"));
+    hl_mem_args args{};
+    args.in.argument[0] = static_cast<std::uint64_t>(dmabuf);
+    args.in.argument[1] = length;
+    args.in.op = HL_MEM_OP_REG_DMABUF_FD;
+    if (api_->ioctl == nullptr)
+        return tl::unexpected(error(errc::import_unsupported, "no ioctl to reach the driver with"));
+    if (api_->ioctl(fd_, HL_IOCTL_MEMORY_REQUEST, &args) != 0) {
+        const int reason = errno;
+        // The upstream driver answers EINVAL to an operation it does not know, older interfaces ENOTTY.
+        return tl::unexpected(failed(reason == EINVAL || reason == ENOTTY ? errc::import_unsupported : errc::import_refused,
+                                     fmt::format("REG_DMABUF_FD of {} bytes on {}", length, who_.bus_id), reason));
+    }
+    imported_memory made;
+    made.device_ = shared_from_this();
+    made.address_ = device_address(args.out.device_virt_addr);
+    return made;
+}
+
+std::string hl_device::pending_events() {
+    std::uint64_t events = 0, count = 0;
+    if (notifier_ < 0 || api_->notifier_recv == nullptr || api_->notifier_recv(fd_, notifier_, &events, &count, 0, 0) != 0 ||
+        count == 0)
+        return {};
+    std::string text;
+    for (std::size_t bit = 0; bit < std::size(event_names); ++bit)
+        if ((events >> bit & 1) != 0)
+            text += fmt::format("{}{}", text.empty() ? "" : ", ", event_names[bit]);
+    return text;
+}
+
+void hl_device::mark_lost(std::string reason) {
+    const std::lock_guard guard(lost_mutex_);
+    if (lost_)
+        return;
+    if (const auto events = pending_events(); !events.empty())
+        reason += fmt::format(" (driver reports: {})", events);
+    lost_reason_ = std::move(reason);
+    lost_.store(true, std::memory_order_release);
+}
+
+error hl_device::lost_error(std::string_view during) const {
+    const std::lock_guard guard(lost_mutex_);
+    return {errc::device_lost, fmt::format("{} on {}: {}", during, who_.bus_id, lost_reason_)};
+}
+
+error hl_device::failed(errc code, std::string observed, int system_error) {
+    const auto status = api_->get_device_status_info(fd_);
+    if (system_error == EBUSY && status != HL_DEVICE_STATUS_OPERATIONAL) {
+        mark_lost(fmt::format("{}; device status {}", observed, static_cast<int>(status)));
+        return lost_error("driver call");
+    }
+    return {code, std::move(observed), system_error};
+}
+
+device_memory::device_memory(device_memory&& other) noexcept
+    : device_(std::move(other.device_)), handle_(other.handle_), address_(other.address_), size_(other.size_) {}
+
+device_memory& device_memory::operator=(device_memory&& other) noexcept {
+    std::swap(device_, other.device_);
+    std::swap(handle_, other.handle_);
+    std::swap(address_, other.address_);
+    std::swap(size_, other.size_);
+    return *this;
+}
+
+device_memory::~device_memory() {
+    if (device_)
+        (void)release();
+}
+
+result<void> device_memory::release() {
+    if (!device_)
+        return {};
+    auto freed = device_->free_memory(handle_, address_, size_);
+    if (freed)
+        device_.reset();
+    return freed;
+}
+
+host_mapping::host_mapping(host_mapping&& other) noexcept
+    : device_(std::move(other.device_)), address_(other.address_), bytes_(other.bytes_) {}
+
+host_mapping& host_mapping::operator=(host_mapping&& other) noexcept {
+    std::swap(device_, other.device_);
+    std::swap(address_, other.address_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+}
+
+host_mapping::~host_mapping() {
+    if (device_)
+        device_->unmap(address_);
+}
+
+imported_memory::imported_memory(imported_memory&& other) noexcept
+    : device_(std::move(other.device_)), address_(other.address_) {}
+
+imported_memory& imported_memory::operator=(imported_memory&& other) noexcept {
+    std::swap(device_, other.device_);
+    std::swap(address_, other.address_);
+    return *this;
+}
+
+imported_memory::~imported_memory() {
+    if (device_)
+        device_->unmap(address_);
+}
+
+} // namespace gaudi

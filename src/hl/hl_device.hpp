@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <gaudi/address.hpp>
+#include <gaudi/device_info.hpp>
+#include <gaudi/error.hpp>
+
+#include "src/hl/export_plan.hpp"
+#include "src/hl/generation.hpp"
+#include "src/hl/hlthunk_api.hpp"
+#include "src/os/unique_fd.hpp"
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+
+namespace gaudi {
+
+class hl_device;
+
+// Device memory, allocated and mapped; unmapped and freed in that order by the destructor.
+class device_memory {
+public:
+    device_memory() = default;
+    device_memory(device_memory&& other) noexcept;
+    device_memory& operator=(device_memory&& other) noexcept;
+    ~device_memory();
+
+    [[nodiscard]] device_address address() const { return address_; }
+    [[nodiscard]] std::uint64_t size() const { return size_; } // what the driver really gave
+    // Gives it back now. Refused while a DMA-BUF or a memory region of it lives: then it stays as it is.
+    result<void> release();
+
+private:
+    friend class hl_device;
+    std::shared_ptr<hl_device> device_;
+    std::uint64_t handle_ = 0;
+    device_address address_;
+    std::uint64_t size_ = 0;
+};
+
+// Host memory mapped for the device; unmapped by the destructor.
+class host_mapping {
+public:
+    host_mapping() = default;
+    host_mapping(host_mapping&& other) noexcept;
+    host_mapping& operator=(host_mapping&& other) noexcept;
+    ~host_mapping();
+
+    [[nodiscard]] device_address address() const { return address_; }
+    [[nodiscard]] std::span<std::byte> bytes() const { return bytes_; }
+
+private:
+    friend class hl_device;
+    std::shared_ptr<hl_device> device_;
+    device_address address_;
+    std::span<std::byte> bytes_;
+};
+
+// A mapping of another device's DMA-BUF, made by the vendor driver's import.
+class imported_memory {
+public:
+    imported_memory() = default;
+    imported_memory(imported_memory&& other) noexcept;
+    imported_memory& operator=(imported_memory&& other) noexcept;
+    ~imported_memory();
+
+    [[nodiscard]] device_address address() const { return address_; }
+
+private:
+    friend class hl_device;
+    std::shared_ptr<hl_device> device_;
+    device_address address_;
+};
+
+// One compute context, by hl-thunk's rules. Closed by the destructor unless it is SynapseAI's. Thread-safe.
+class hl_device : public std::enable_shared_from_this<hl_device> {
+public:
+    struct identity {
+        unsigned index = 0;
+        gaudi::generation generation = gaudi::generation::gaudi2;
+        std::string bus_id;
+        hlthunk_hw_ip_info hw{};
+    };
+
+    // Takes over an open compute descriptor; `owned` false: it is SynapseAI's and is never closed by us.
+    hl_device(std::shared_ptr<const hlthunk_api> api, int fd, bool owned, identity who);
+    ~hl_device();
+    hl_device(const hl_device&) = delete;
+    hl_device& operator=(const hl_device&) = delete;
+
+    [[nodiscard]] const hlthunk_api& api() const { return *api_; }
+    [[nodiscard]] int fd() const { return fd_; }
+    [[nodiscard]] bool owned() const { return owned_; }
+    [[nodiscard]] const identity& who() const { return who_; }
+    [[nodiscard]] const generation_traits& traits() const { return traits_of(who_.generation); }
+    [[nodiscard]] std::uint64_t page_size() const;
+    [[nodiscard]] hlthunk_dram_usage_info usage() const;
+    // The range of addresses that allocate() prefers.
+    [[nodiscard]] device_address slice_begin() const { return slice_begin_; }
+    [[nodiscard]] std::uint64_t slice_size() const { return slice_size_; }
+
+    result<device_memory> allocate(std::uint64_t size);
+    result<host_mapping> map_host(std::span<std::byte> memory);
+    result<unique_fd> export_dmabuf(const export_plan& plan);
+    result<imported_memory> import_dmabuf(int dmabuf, std::uint64_t length);
+
+    // False in a forked child: this context is its parent's.
+    [[nodiscard]] bool ours() const;
+
+    // Set once by whoever notices; from then on everything fails fast.
+    void mark_lost(std::string reason);
+    [[nodiscard]] bool lost() const { return lost_.load(std::memory_order_acquire); }
+    [[nodiscard]] error lost_error(std::string_view during) const;
+    // Turns a failed driver call into an error; EIO, EBUSY and the like of a device in reset become device_lost.
+    error failed(errc code, std::string observed, int system_error);
+
+private:
+    friend class device_memory;
+    friend class host_mapping;
+    friend class imported_memory;
+
+    result<device_memory> allocate_mapped(std::uint64_t size);
+    result<device_memory> allocate_physical(std::uint64_t size);
+    result<void> free_memory(std::uint64_t handle, device_address address, std::uint64_t size);
+    void unmap(device_address address);
+    [[nodiscard]] std::string pending_events();
+
+    std::shared_ptr<const hlthunk_api> api_;
+    int fd_;
+    const int process_; // a child must not undo what its parent did
+    bool owned_;
+    identity who_;
+    int notifier_ = -1;
+    device_address slice_begin_;
+    std::uint64_t slice_size_ = 0;
+
+    std::mutex mutex_;
+    std::map<std::uint64_t, std::uint64_t> taken_; // address -> size: mapped memory, or gen1's physical memory
+    std::atomic<bool> lost_{false};
+    mutable std::mutex lost_mutex_;
+    std::string lost_reason_;
+};
+
+} // namespace gaudi

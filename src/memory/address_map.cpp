@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <gaudi/address_map.hpp>
+
+#include <array>
+#include <atomic>
+#include <deque>
+#include <fmt/format.h>
+#include <mutex>
+#include <vector>
+
+namespace gaudi {
+namespace {
+
+// A window is a tree of slots. A slot is empty, covered by one allocation, or divided into 64 smaller ones: 16 MiB, 256
+// KiB, 4 KiB, 64 bytes. Depth depends on how an allocation lies, never on how many there are.
+constexpr unsigned fan_bits = 6, fan = 1U << fan_bits, levels = 4;
+constexpr unsigned unit_bits = 6; // 64 bytes
+constexpr unsigned top_shift = unit_bits + fan_bits * (levels - 1);
+constexpr std::uint64_t one = 1, unit = one << unit_bits;
+
+struct record {
+    std::atomic<std::uint64_t> generation{0}; // 0: dead. Records are reused but never given back while the map lives
+    std::atomic<std::uint64_t> base{0}, length{0}, tag{0};
+    std::atomic<unsigned> device{0};
+    record* next_spare = nullptr;
+};
+
+struct node;
+
+// A tagged pointer: 0 empty, ...01 a record, ...10 a node.
+using slot = std::atomic<std::uintptr_t>;
+enum : std::uintptr_t { is_record = 1, is_node = 2, tag_mask = 3 };
+
+struct alignas(64) node {
+    std::array<slot, fan> slots{};
+};
+
+struct window {
+    std::uint64_t base = 0, size = 0;
+    unsigned device = 0;
+    std::vector<slot> top;
+
+    window(std::uint64_t begin, std::uint64_t length, unsigned owner)
+        : base(begin), size(length), device(owner), top(((length - 1) >> top_shift) + 1) {}
+};
+
+constexpr std::size_t max_windows = 128;
+
+// Allocations are as long as they were asked for but take whole units.
+std::uint64_t covered_end(std::uint64_t offset, std::uint64_t length) {
+    return (offset + length + unit - 1) / unit * unit;
+}
+
+} // namespace
+
+struct address_map::impl {
+    // Windows are only added at the end; one that was removed keeps its place, dead, until the map goes.
+    std::array<std::atomic<window*>, max_windows> windows{};
+    std::atomic<std::size_t> window_count{0};
+    std::atomic<std::size_t> live{0};
+
+    std::mutex mutex; // writers
+    std::deque<window> all_windows;
+    std::deque<node> nodes;
+    std::deque<record> records;
+    record* spare = nullptr;
+    std::uint64_t next_generation = 1;
+
+    const window* window_of(std::uint64_t address) const noexcept {
+        const auto count = window_count.load(std::memory_order_acquire);
+        for (std::size_t i = 0; i < count; ++i) {
+            const window* candidate = windows[i].load(std::memory_order_acquire);
+            if (candidate != nullptr && address - candidate->base < candidate->size)
+                return candidate;
+        }
+        return nullptr;
+    }
+
+    static record* lookup(const window& where, std::uint64_t offset) noexcept {
+        auto entry = where.top[offset >> top_shift].load(std::memory_order_acquire);
+        for (unsigned shift = top_shift - fan_bits; (entry & tag_mask) == is_node; shift -= fan_bits)
+            entry = reinterpret_cast<node*>(entry & ~tag_mask)->slots[offset >> shift & (fan - 1)].load(std::memory_order_acquire);
+        return (entry & tag_mask) == is_record ? reinterpret_cast<record*>(entry & ~tag_mask) : nullptr;
+    }
+
+    // Sets every slot of [begin, end) to `value`, dividing slots that are covered only in part.
+    void cover(slot* table, std::uint64_t table_base, unsigned shift, std::uint64_t begin, std::uint64_t end, std::uintptr_t value) {
+        for (auto index = (begin - table_base) >> shift; begin < end; ++index) {
+            const auto slot_begin = table_base + (index << shift), slot_end = slot_begin + (one << shift);
+            const auto piece_end = std::min(end, slot_end);
+            auto& target = table[index];
+            const auto present = target.load(std::memory_order_relaxed);
+            if (begin == slot_begin && piece_end == slot_end && (present & tag_mask) != is_node)
+                target.store(value, std::memory_order_release);
+            else {
+                auto* child = reinterpret_cast<node*>(present & ~tag_mask);
+                if ((present & tag_mask) != is_node) {
+                    child = &nodes.emplace_back();
+                    target.store(reinterpret_cast<std::uintptr_t>(child) | is_node, std::memory_order_release);
+                }
+                cover(child->slots.data(), slot_begin, shift - fan_bits, begin, piece_end, value);
+            }
+            begin = piece_end;
+        }
+    }
+
+    static bool touches(const slot* table, std::uint64_t table_base, unsigned shift, std::uint64_t begin, std::uint64_t end) {
+        for (auto index = (begin - table_base) >> shift; begin < end; ++index) {
+            const auto slot_begin = table_base + (index << shift);
+            const auto piece_end = std::min(end, slot_begin + (one << shift));
+            const auto present = table[index].load(std::memory_order_relaxed);
+            if ((present & tag_mask) == is_record)
+                return true;
+            if ((present & tag_mask) == is_node &&
+                touches(reinterpret_cast<node*>(present & ~tag_mask)->slots.data(), slot_begin, shift - fan_bits, begin, piece_end))
+                return true;
+            begin = piece_end;
+        }
+        return false;
+    }
+
+    void retire(record& gone) {
+        gone.generation.store(0, std::memory_order_release);
+        gone.next_spare = spare;
+        spare = &gone;
+        live.fetch_sub(1, std::memory_order_relaxed);
+    }
+};
+
+address_map::address_map() : impl_(std::make_unique<impl>()) {}
+address_map::~address_map() = default;
+
+result<void> address_map::add_window(device_address base, std::uint64_t size, unsigned device_index) {
+    const std::lock_guard guard(impl_->mutex);
+    const auto begin = base.value();
+    const auto count = impl_->window_count.load(std::memory_order_relaxed);
+    std::size_t place = count;
+    for (std::size_t i = 0; i < count; ++i) {
+        const auto* other = impl_->windows[i].load(std::memory_order_relaxed);
+        if (other == nullptr)
+            place = i;
+        else if (begin < other->base + other->size && other->base < begin + size)
+            return tl::unexpected(error(errc::address_collision,
+                                        fmt::format("window of {} bytes at {:#x} of device {} overlaps one of device {} at {:#x}", size,
+                                                    begin, device_index, other->device, other->base)));
+    }
+    if (place == max_windows)
+        return tl::unexpected(error(errc::address_collision, fmt::format("more than {} windows of device memory", max_windows)));
+    // A window of an earlier opening of the same device is used again: its nodes are there already and empty.
+    window* reused = nullptr;
+    for (auto& candidate : impl_->all_windows) {
+        bool shown = false;
+        for (std::size_t i = 0; i < count; ++i)
+            shown = shown || impl_->windows[i].load(std::memory_order_relaxed) == &candidate;
+        if (!shown && candidate.base == begin && candidate.size == size && candidate.device == device_index)
+            reused = &candidate;
+    }
+    auto* made = reused != nullptr ? reused : &impl_->all_windows.emplace_back(begin, size, device_index);
+    impl_->windows[place].store(made, std::memory_order_release);
+    if (place == count)
+        impl_->window_count.store(count + 1, std::memory_order_release);
+    return {};
+}
+
+void address_map::remove_device(unsigned device_index) {
+    const std::lock_guard guard(impl_->mutex);
+    for (auto& entry : impl_->records)
+        if (entry.generation.load(std::memory_order_relaxed) != 0 && entry.device.load(std::memory_order_relaxed) == device_index) {
+            const auto base = entry.base.load(std::memory_order_relaxed);
+            const auto* where = impl_->window_of(base);
+            if (where != nullptr)
+                impl_->cover(const_cast<slot*>(where->top.data()), 0, top_shift, base - where->base,
+                             covered_end(base - where->base, entry.length.load(std::memory_order_relaxed)), 0);
+            impl_->retire(entry);
+        }
+    const auto count = impl_->window_count.load(std::memory_order_relaxed);
+    for (std::size_t i = 0; i < count; ++i)
+        if (const auto* shown = impl_->windows[i].load(std::memory_order_relaxed); shown != nullptr && shown->device == device_index)
+            impl_->windows[i].store(nullptr, std::memory_order_release);
+}
+
+result<std::uint64_t> address_map::insert(device_address base, std::uint64_t length, std::uint64_t tag) {
+    const auto begin = base.value();
+    if (length == 0)
+        return tl::unexpected(error(errc::size_zero, fmt::format("allocation of 0 bytes at {:#x}", begin)));
+    if (begin % unit != 0)
+        return tl::unexpected(error(errc::alignment_invalid, fmt::format("allocation of {} bytes at {:#x}", length, begin)));
+    const std::lock_guard guard(impl_->mutex);
+    const auto* where = impl_->window_of(begin);
+    if (where == nullptr || length > where->base + where->size - begin)
+        return tl::unexpected(error(errc::range_leaves_allocation, fmt::format("{} bytes at {:#x} lie in no device's window", length, begin)));
+    const auto offset = begin - where->base;
+    const auto end = covered_end(offset, length);
+    if (impl::touches(where->top.data(), 0, top_shift, offset, end))
+        return tl::unexpected(error(errc::ranges_overlap, fmt::format("{} bytes at {:#x} overlap a live allocation", length, begin)));
+    record* made = impl_->spare;
+    if (made != nullptr)
+        impl_->spare = made->next_spare;
+    else
+        made = &impl_->records.emplace_back();
+    const auto generation = impl_->next_generation++;
+    made->base.store(begin, std::memory_order_relaxed);
+    made->length.store(length, std::memory_order_relaxed);
+    made->tag.store(tag, std::memory_order_relaxed);
+    made->device.store(where->device, std::memory_order_relaxed);
+    made->generation.store(generation, std::memory_order_release);
+    impl_->cover(const_cast<slot*>(where->top.data()), 0, top_shift, offset, end,
+                 reinterpret_cast<std::uintptr_t>(made) | is_record);
+    impl_->live.fetch_add(1, std::memory_order_relaxed);
+    return generation;
+}
+
+result<void> address_map::erase(device_address base) {
+    const std::lock_guard guard(impl_->mutex);
+    const auto begin = base.value();
+    const auto* where = impl_->window_of(begin);
+    auto* found = where != nullptr ? impl::lookup(*where, begin - where->base) : nullptr;
+    if (found == nullptr || found->base.load(std::memory_order_relaxed) != begin)
+        return tl::unexpected(error(errc::not_allocated, fmt::format("no allocation begins at {:#x}", begin)));
+    const auto offset = begin - where->base;
+    impl_->cover(const_cast<slot*>(where->top.data()), 0, top_shift, offset,
+                 covered_end(offset, found->length.load(std::memory_order_relaxed)), 0);
+    impl_->retire(*found);
+    return {};
+}
+
+std::optional<unsigned> address_map::device_of(device_address address) const noexcept {
+    const auto* where = impl_->window_of(address.value());
+    if (where == nullptr)
+        return std::nullopt;
+    return where->device;
+}
+
+std::optional<allocation_view> address_map::find(device_address address) const noexcept {
+    const auto wanted = address.value();
+    const auto* where = impl_->window_of(wanted);
+    if (where == nullptr)
+        return std::nullopt;
+    for (;;) {
+        const auto* found = impl::lookup(*where, wanted - where->base);
+        if (found == nullptr)
+            return std::nullopt;
+        const auto before = found->generation.load(std::memory_order_acquire);
+        const allocation_view seen{device_address(found->base.load(std::memory_order_relaxed)),
+                                   found->length.load(std::memory_order_relaxed), before,
+                                   found->device.load(std::memory_order_relaxed), found->tag.load(std::memory_order_relaxed)};
+        std::atomic_thread_fence(std::memory_order_acquire);
+        if (before == 0 || found->generation.load(std::memory_order_relaxed) != before)
+            continue; // freed, or freed and reused, while we looked
+        if (wanted - seen.base.value() >= seen.length)
+            return std::nullopt; // behind the end, in the last unit
+        return seen;
+    }
+}
+
+result<allocation_view> address_map::find(device_address address, std::uint64_t length) const {
+    auto found = find(address);
+    if (!found)
+        return tl::unexpected(error(errc::not_allocated, fmt::format("{} bytes at {:#x}", length, address.value())));
+    if (length > found->length - (address - found->base))
+        return tl::unexpected(error(errc::range_leaves_allocation,
+                                    fmt::format("{} bytes at {:#x}, in an allocation of {} bytes at {:#x}", length, address.value(),
+                                                found->length, found->base.value())));
+    return *found;
+}
+
+std::size_t address_map::size() const noexcept {
+    return impl_->live.load(std::memory_order_relaxed);
+}
+
+} // namespace gaudi

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "src/memory/heap_core.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <fmt/format.h>
+
+namespace gaudi {
+namespace {
+
+constexpr std::uint64_t page = 4096;
+constexpr std::uint64_t max_alignment = 2ULL << 20;
+
+std::uint64_t round_up(std::uint64_t value, std::uint64_t step) {
+    return (value + step - 1) / step * step;
+}
+
+} // namespace
+
+heap_core::heap_core(std::shared_ptr<hl_device> device, address_map& map) : device_(std::move(device)), map_(map) {}
+
+heap_core::~heap_core() {
+    if (device_->ours())
+        map_.remove_device(device_->who().index);
+}
+
+result<heap_core::chunk*> heap_core::new_chunk(std::uint64_t at_least) {
+    const auto wanted = std::max(at_least, device_->traits().default_chunk);
+    auto memory = device_->allocate(wanted);
+    if (!memory && memory.error().kind() == error_kind::exhausted && wanted > at_least)
+        memory = device_->allocate(at_least); // the last, smaller piece of a device that is nearly full
+    if (!memory)
+        return tl::unexpected(memory.error());
+    // The driver may have ignored the hint: then this chunk gets a window of its own.
+    const auto begin = memory->address();
+    if (map_.device_of(begin) != device_->who().index)
+        if (auto added = map_.add_window(begin, memory->size(), device_->who().index); !added)
+            return tl::unexpected(added.error());
+    return &chunks_.emplace_front(std::move(*memory));
+}
+
+result<heap_core::allocated> heap_core::allocate(std::uint64_t size, std::uint64_t alignment) {
+    if (size == 0)
+        return tl::unexpected(error(errc::size_zero, "buffer of 0 bytes"));
+    if (!std::has_single_bit(alignment) || alignment > max_alignment)
+        return tl::unexpected(error(errc::alignment_invalid, fmt::format("alignment of {} bytes", alignment)));
+    if (size > device_->who().hw.dram_size)
+        return tl::unexpected(error(errc::size_beyond_memory, fmt::format("buffer of {} bytes on {}, which has {}", size,
+                                                                          device_->who().bus_id, device_->who().hw.dram_size)));
+    if (device_->lost())
+        return tl::unexpected(device_->lost_error("buffer allocation"));
+    alignment = std::max({alignment, device_heap::granule, size >= page ? page : device_heap::granule});
+    const std::lock_guard guard(mutex_);
+    block* found = nullptr;
+    for (auto& candidate : chunks_)
+        if (found = candidate.ranges.allocate(size, alignment); found != nullptr)
+            break;
+    if (found == nullptr) {
+        auto fresh = new_chunk(round_up(size, alignment));
+        if (!fresh)
+            return tl::unexpected(fresh.error());
+        found = (*fresh)->ranges.allocate(size, alignment);
+    }
+    auto* home = static_cast<chunk*>(found->owner);
+    const auto address = home->memory.address() + found->offset;
+    const auto generation = map_.insert(address, size, reinterpret_cast<std::uint64_t>(found));
+    if (!generation) {
+        home->ranges.free(found);
+        return tl::unexpected(generation.error());
+    }
+    ++buffers_;
+    return allocated{found, address, *generation};
+}
+
+void heap_core::free_locked(block* returned) {
+    auto* home = static_cast<chunk*>(returned->owner);
+    (void)map_.erase(home->memory.address() + returned->offset);
+    home->ranges.free(returned);
+    --buffers_;
+    if (!home->ranges.empty())
+        return;
+    // One empty chunk is kept: a program that frees and allocates in turn must not go to the driver each time.
+    const auto empties = std::count_if(chunks_.begin(), chunks_.end(), [](const chunk& entry) { return entry.ranges.empty(); });
+    if (empties > 1)
+        give_back(std::find_if(chunks_.begin(), chunks_.end(), [home](const chunk& entry) { return &entry == home; }));
+}
+
+bool heap_core::give_back(std::list<chunk>::iterator position) {
+    position->dmabuf.reset();
+    // Refused while a memory region of it lives elsewhere: then the chunk stays and is used again.
+    if (!position->memory.release())
+        return false;
+    chunks_.erase(position);
+    return true;
+}
+
+void heap_core::free(block* returned) {
+    if (!device_->ours())
+        return;
+    const std::lock_guard guard(mutex_);
+    free_locked(returned);
+}
+
+result<void> heap_core::free(device_address address) {
+    const std::lock_guard guard(mutex_);
+    const auto found = map_.find(address);
+    if (!found || found->base != address || found->device_index != device_->who().index)
+        return tl::unexpected(error(errc::not_allocated, fmt::format("no buffer of {} begins at {:#x}", device_->who().bus_id, address.value())));
+    free_locked(reinterpret_cast<block*>(found->tag));
+    return {};
+}
+
+result<dmabuf_export> heap_core::dmabuf(const block* of, device_address address, std::uint64_t length) {
+    const std::lock_guard guard(mutex_);
+    auto* home = static_cast<chunk*>(of->owner);
+    if (!home->dmabuf) {
+        const auto plan = plan_export({device_->who().generation, memory_origin::own, home->memory.address(), home->memory.size(),
+                                       home->memory.address(), home->memory.size()});
+        if (!plan)
+            return tl::unexpected(plan.error());
+        auto fd = device_->export_dmabuf(*plan);
+        if (!fd)
+            return tl::unexpected(fd.error());
+        home->dmabuf = std::move(*fd);
+    }
+    return dmabuf_export{home->dmabuf.get(), address - home->memory.address(), address, length};
+}
+
+void heap_core::trim() {
+    const std::lock_guard guard(mutex_);
+    for (auto position = chunks_.begin(); position != chunks_.end();) {
+        const auto next = std::next(position);
+        if (position->ranges.empty())
+            give_back(position);
+        position = next;
+    }
+}
+
+heap_statistics heap_core::statistics() {
+    const std::lock_guard guard(mutex_);
+    heap_statistics sum;
+    sum.buffers = buffers_;
+    for (const auto& entry : chunks_) {
+        ++sum.chunks;
+        sum.chunk_bytes += entry.memory.size();
+        sum.buffer_bytes += entry.ranges.used();
+        sum.largest_free = std::max(sum.largest_free, entry.ranges.largest_free());
+        if (entry.dmabuf)
+            ++sum.exports;
+    }
+    return sum;
+}
+
+} // namespace gaudi

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "src/os/mapping.hpp"
+
+#include <cerrno>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <utility>
+
+namespace gaudi {
+
+mapping::mapping(mapping&& other) noexcept : bytes_(std::exchange(other.bytes_, {})) {}
+
+mapping& mapping::operator=(mapping&& other) noexcept {
+    std::swap(bytes_, other.bytes_);
+    return *this;
+}
+
+mapping::~mapping() {
+    if (!bytes_.empty())
+        ::munmap(bytes_.data(), bytes_.size());
+}
+
+result<mapping> mapping::anonymous(std::size_t size) {
+    void* mapped = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (mapped == MAP_FAILED)
+        return tl::unexpected(error(errc::system_call_failed, fmt::format("mmap of {} bytes", size), errno));
+    ::madvise(mapped, size, MADV_DONTFORK);
+    return mapping({static_cast<std::byte*>(mapped), size});
+}
+
+result<mapping> mapping::of_file(int fd, std::uint64_t offset, std::size_t size) {
+    void* mapped = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, static_cast<off_t>(offset));
+    if (mapped == MAP_FAILED)
+        return tl::unexpected(
+            error(errc::system_call_failed, fmt::format("mmap of descriptor {}, offset {:#x}, {} bytes", fd, offset, size), errno));
+    return mapping({static_cast<std::byte*>(mapped), size});
+}
+
+} // namespace gaudi

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "src/registry.hpp"
+
+#include "src/hl/discovery.hpp"
+#include "src/hl/synapse.hpp"
+#include "src/hl/visibility.hpp"
+
+#include <algorithm>
+#include <fmt/format.h>
+#include <pthread.h>
+#include <thread>
+
+namespace gaudi {
+namespace {
+
+// A PCI address may be given without its domain.
+std::string whole_bus_id(const std::string& text) {
+    return text.size() == 7 ? "0000:" + text : text;
+}
+
+std::string text_of(const device_choice& choice) {
+    if (const auto* index = std::get_if<by_index>(&choice))
+        return fmt::format("index {}", index->index);
+    if (const auto* bus = std::get_if<by_bus_id>(&choice))
+        return fmt::format("bus id {}", bus->bus_id);
+    if (const auto* module = std::get_if<by_module_id>(&choice))
+        return fmt::format("module id {}", module->module_id);
+    return "any device";
+}
+
+bool matches(const device_info& info, const device_choice& choice) {
+    if (const auto* index = std::get_if<by_index>(&choice))
+        return info.index == index->index;
+    if (const auto* bus = std::get_if<by_bus_id>(&choice))
+        return info.bus_id == whole_bus_id(bus->bus_id);
+    if (const auto* module = std::get_if<by_module_id>(&choice))
+        return info.module_id == module->module_id;
+    return true;
+}
+
+std::string listed(const std::vector<device_info>& all) {
+    std::string text;
+    for (const auto& info : all)
+        text += fmt::format("{}{} ({}, module {})", text.empty() ? "" : ", ", info.index, info.bus_id, info.module_id);
+    return text;
+}
+
+} // namespace
+
+registry::registry() {
+    // A child has its parent's objects but not its context: it starts without open devices and finds them busy.
+    ::pthread_atfork([] { self().mutex_.lock(); }, [] { self().mutex_.unlock(); },
+                     [] {
+                         new (&self().mutex_) std::mutex;
+                         self().open_.clear();
+                     });
+}
+
+registry& registry::self() {
+    static auto* instance = new registry; // never destroyed: buffers with static storage may outlive it
+    return *instance;
+}
+
+result<std::shared_ptr<const hlthunk_api>> registry::api() {
+    const std::lock_guard guard(mutex_);
+    if (!api_) {
+        auto loaded = hlthunk_api::load();
+        if (!loaded)
+            return loaded;
+        api_ = *loaded;
+    }
+    return api_;
+}
+
+result<std::vector<device_info>> registry::visible_devices() {
+    const auto table = api();
+    if (!table)
+        return tl::unexpected(table.error());
+    const auto seen = visibility::of_environment();
+    if (!seen)
+        return tl::unexpected(seen.error());
+    auto all = discover(**table);
+    std::erase_if(all, [&](const device_info& info) { return !seen->shows(info); });
+    return all;
+}
+
+result<std::shared_ptr<device>> registry::open(const device_choice& wanted) {
+    const auto table = api();
+    if (!table)
+        return tl::unexpected(table.error());
+    const auto seen = visibility::of_environment();
+    if (!seen)
+        return tl::unexpected(seen.error());
+    const auto all = discover(**table);
+    if (all.empty())
+        return tl::unexpected(error(errc::no_device, fmt::format("{} finds no device", (*table)->path())));
+    auto choice = wanted;
+    if (std::holds_alternative<first_free>(choice) && seen->own_module)
+        choice = by_module_id{*seen->own_module};
+    std::vector<device_info> candidates;
+    bool hidden = false;
+    for (const auto& info : all)
+        if (matches(info, choice)) {
+            if (seen->shows(info))
+                candidates.push_back(info);
+            else
+                hidden = true;
+        }
+    if (candidates.empty() && hidden)
+        return tl::unexpected(error(errc::device_hidden, text_of(choice)));
+    if (candidates.empty())
+        return tl::unexpected(error(errc::device_unknown, fmt::format("{}; there are: {}", text_of(choice), listed(all))));
+    if (std::holds_alternative<first_free>(choice))
+        return open_first_free(candidates);
+    return open_one(candidates.front());
+}
+
+result<std::shared_ptr<device>> registry::open_first_free(const std::vector<device_info>& candidates) {
+    {
+        const std::lock_guard guard(mutex_);
+        for (const auto& info : candidates) // one that this process has already, before another
+            if (const auto known = open_.find(info.bus_id); known != open_.end())
+                if (auto alive = known->second.lock(); alive && !alive->lost())
+                    return alive;
+    }
+    std::string reasons;
+    error last(errc::device_busy, "");
+    for (const auto& info : candidates) {
+        auto opened = open_one(info);
+        if (opened)
+            return opened;
+        reasons += fmt::format("{}{}", reasons.empty() ? "" : "; ", opened.error().observed());
+        last = opened.error();
+    }
+    return tl::unexpected(error(last.code(), reasons, last.system_error()));
+}
+
+result<std::shared_ptr<hl_device>> registry::open_or_attach(const std::shared_ptr<const hlthunk_api>& table, const device_info& info) {
+    // SynapseAI numbers the devices it acquired itself; a process rarely has more than one.
+    for (std::uint32_t id = 0; id < 8; ++id)
+        if (const auto found = find_synapse_device(id); found && bus_id_of(*table, found->fd) == info.bus_id) {
+            auto attached = attach(table, found->fd, info);
+            if (attached)
+                if (auto added = map_.add_window(found->pool_base, found->pool_size, info.index); !added)
+                    return tl::unexpected(added.error());
+            return attached;
+        }
+    auto opened = open_for_compute(table, info);
+    if (opened)
+        if (auto added = map_.add_window((*opened)->slice_begin(), (*opened)->slice_size(), info.index); !added)
+            return tl::unexpected(added.error());
+    return opened;
+}
+
+result<std::shared_ptr<device>> registry::open_one(const device_info& info) {
+    const auto table = api();
+    if (!table)
+        return tl::unexpected(table.error());
+    const std::lock_guard guard(mutex_);
+    auto& known = open_[info.bus_id];
+    if (auto alive = known.lock()) {
+        if (alive->lost())
+            return tl::unexpected(alive->core()->lost_error("opening it again while it is still open here"));
+        return alive;
+    }
+    auto opened = open_or_attach(*table, info);
+    if (!opened)
+        return tl::unexpected(opened.error());
+    auto made = std::make_shared<device>(*opened);
+    known = made;
+    return made;
+}
+
+result<driver_library> loaded_driver() {
+    const auto table = registry::self().api();
+    if (!table)
+        return tl::unexpected(table.error());
+    return driver_library{(*table)->path(), (*table)->version(), (*table)->tried(), (*table)->missing()};
+}
+
+result<std::vector<device_info>> list_devices() {
+    return registry::self().visible_devices();
+}
+
+std::vector<device_holder> holders_of(const device_info& info) {
+    const auto table = registry::self().api();
+    return table ? find_holders(**table, info.index) : std::vector<device_holder>{};
+}
+
+result<std::shared_ptr<device>> open_device(const device_choice& choice) {
+    return registry::self().open(choice);
+}
+
+const address_map& known_memory() {
+    return registry::self().map();
+}
+
+} // namespace gaudi

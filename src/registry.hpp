@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <gaudi/device.hpp>
+
+#include "src/hl/hlthunk_api.hpp"
+
+#include <map>
+#include <mutex>
+
+namespace gaudi {
+
+// The only global of the library: which hl-thunk, which devices are open, which memory is known. The driver allows one
+// context per device and process, so that everybody must get the same one.
+class registry {
+public:
+    static registry& self();
+
+    result<std::shared_ptr<const hlthunk_api>> api();
+    result<std::vector<device_info>> visible_devices();
+    result<std::shared_ptr<device>> open(const device_choice& choice);
+    [[nodiscard]] address_map& map() { return map_; }
+
+private:
+    registry();
+    result<std::shared_ptr<device>> open_one(const device_info& info);
+    result<std::shared_ptr<device>> open_first_free(const std::vector<device_info>& candidates);
+    result<std::shared_ptr<hl_device>> open_or_attach(const std::shared_ptr<const hlthunk_api>& table, const device_info& info);
+
+    std::mutex mutex_;
+    std::shared_ptr<const hlthunk_api> api_;
+    // Shared ownership with every user; the registry itself keeps nothing open.
+    std::map<std::string, std::weak_ptr<device>> open_;
+    address_map map_;
+};
+
+} // namespace gaudi
