@@ -1,1 +1,22 @@
 # SPDX-License-Identifier: BSD-3-Clause
+include(CMakePackageConfigHelpers)
+# Tools look for the lab in ../lib: the layout is the same for every prefix.
+set(CMAKE_INSTALL_LIBDIR lib)
+
+install(TARGETS gaudi-direct EXPORT gaudi-direct-targets LIBRARY DESTINATION lib)
+install(TARGETS hl-thunk LIBRARY DESTINATION lib/gaudi-direct/lab)
+install(TARGETS gaudi-direct-tool RUNTIME DESTINATION bin)
+install(DIRECTORY include/gaudi DESTINATION include)
+install(FILES lab/dmabuf.h DESTINATION include/gaudi-direct/lab)
+install(FILES lab/example.lab DESTINATION share/gaudi-direct)
+install(FILES LICENSE README.md CHANGELOG.md DESTINATION share/doc/gaudi-direct)
+install(FILES man/gaudi-direct.1 man/gaudi-direct-info.1 man/gaudi-direct-lab.1 DESTINATION share/man/man1)
+install(FILES man/gaudi-lab-description.5 man/gaudi-lab-faults.5 DESTINATION share/man/man5)
+
+install(EXPORT gaudi-direct-targets NAMESPACE gaudi-direct:: DESTINATION lib/cmake/gaudi-direct)
+configure_package_config_file(cmake/gaudi-direct-config.cmake.in gaudi-direct-config.cmake INSTALL_DESTINATION lib/cmake/gaudi-direct)
+write_basic_package_version_file(gaudi-direct-config-version.cmake COMPATIBILITY SameMinorVersion)
+configure_file(cmake/gaudi-direct.pc.in gaudi-direct.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/gaudi-direct-config.cmake ${PROJECT_BINARY_DIR}/gaudi-direct-config-version.cmake
+    DESTINATION lib/cmake/gaudi-direct)
+install(FILES ${PROJECT_BINARY_DIR}/gaudi-direct.pc DESTINATION lib/pkgconfig)

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <sys/mman.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -25,23 +26,17 @@ std::uint64_t align_up(std::uint64_t address, std::uint64_t alignment) {
     return remainder == 0 ? address : address + (alignment - remainder);
 }
 
-// The piece of an imported buffer at `offset`. Imports are mapped once per process and kept.
+// The piece of an imported buffer at `offset`.
 answer<piece> imported_piece(const import_record& record, std::uint64_t offset, std::uint64_t length) {
-    static std::mutex mutex;
-    static auto* views = new std::map<std::string, std::unique_ptr<backing>>;
     for (std::uint32_t i = 0; i < record.range_count; ++i) {
         const auto& range = record.ranges[i];
         if (offset >= range.length) {
             offset -= range.length;
             continue;
         }
-        const std::lock_guard guard(mutex);
-        auto& view = (*views)[record.hbm_path];
-        if (!view)
-            view = std::make_unique<backing>(record.hbm_path, record.hbm_size);
         piece found;
         found.length = std::min(length, range.length - offset);
-        found.bytes = view->bytes(range.hbm_offset + offset, found.length);
+        found.bytes = process::self().foreign_memory(record.hbm_path, record.hbm_size).bytes(range.hbm_offset + offset, found.length);
         if (found.bytes == nullptr)
             return tl::unexpected(errno);
         return found;
@@ -69,6 +64,17 @@ answer<piece> allocated_piece(virtual_device& device, const allocation& from, st
     return found;
 }
 
+bool still_mapped(std::uint64_t host, std::uint64_t length) {
+    const auto begin = host & ~(host_page - 1);
+    unsigned char residency[1024];
+    for (auto at = begin; at < host + length; at += sizeof(residency) * host_page) {
+        const auto size = std::min<std::uint64_t>(host + length - at, sizeof(residency) * host_page);
+        if (::mincore(reinterpret_cast<void*>(at), size, residency) != 0)
+            return false;
+    }
+    return true;
+}
+
 answer<piece> mapped_piece(virtual_device& device, const mapping& entry, std::uint64_t address, std::uint64_t length) {
     auto& state = device.state();
     length = std::min(length, entry.page_end() - address);
@@ -91,8 +97,12 @@ answer<piece> mapped_piece(virtual_device& device, const mapping& entry, std::ui
     piece found;
     found.length = length;
     const auto host = (entry.host_address & ~(host_page - 1)) + offset;
-    if (entry.process == ::getpid())
+    if (entry.process == ::getpid()) {
+        // Pinned pages outlive a program's munmap; here they do not, and touching them must not crash the program.
+        if (!still_mapped(host, length))
+            return tl::unexpected(EFAULT);
         found.bytes = reinterpret_cast<unsigned char*>(host);
+    }
     else if (process_start_time(entry.process) != entry.process_start)
         return tl::unexpected(EFAULT);
     found.process = entry.process;

@@ -3,6 +3,7 @@
 
 #include "abi/hlthunk.h"
 #include "lab/gaudi/queue_worker.hpp"
+#include "lab/gaudi/submission.hpp"
 
 #include <cerrno>
 #include <charconv>
@@ -45,8 +46,10 @@ virtual_device::virtual_device(const lab::folder& where, unsigned number)
 
 virtual_device::~virtual_device() {
     workers_.clear();
-    if (context_ != nullptr)
-        ::munmap(context_, sizeof(context));
+    delete hbm_.load();
+    delete sram_.load();
+    if (auto* mapped_state = context_.load(); mapped_state != nullptr)
+        ::munmap(mapped_state, sizeof(context));
 }
 
 bool virtual_device::is_compute(const struct stat& status) const {
@@ -122,11 +125,7 @@ void virtual_device::released() {
     // Work still running holds the device through a duplicate of ours. If the program has no descriptor any more,
     // this is the close of a context with work in flight: the driver aborts it.
     if (has_running_work() && !descriptors_left()) {
-        {
-            const std::lock_guard guard(mutex_);
-            for (auto& [queue, worker] : workers_)
-                worker->abort();
-        }
+        abort_all(*this);
         while (has_running_work())
             std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
@@ -139,38 +138,50 @@ void virtual_device::released() {
     ::close(fd);
 }
 
-context& virtual_device::state() {
-    const std::lock_guard guard(mutex_);
-    if (context_ == nullptr) {
-        const auto path = directory / "context";
-        const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-        void* mapped = MAP_FAILED;
-        if (fd >= 0 && ::ftruncate(fd, sizeof(context)) == 0)
-            mapped = ::mmap(nullptr, sizeof(context), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-        const int error = errno;
-        if (fd >= 0)
-            ::close(fd);
-        if (mapped == MAP_FAILED) {
-            std::fprintf(stderr, "gaudi-lab: cannot map %s: %s\n", path.c_str(), std::strerror(error));
-            throw std::runtime_error("gaudi-lab: state of the lab is not accessible");
-        }
-        context_ = static_cast<context*>(mapped);
+context* virtual_device::map_context() {
+    const auto path = directory / "context";
+    const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    void* view = MAP_FAILED;
+    if (fd >= 0 && ::ftruncate(fd, sizeof(context)) == 0)
+        view = ::mmap(nullptr, sizeof(context), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    const int error = errno;
+    if (fd >= 0)
+        ::close(fd);
+    if (view == MAP_FAILED) {
+        std::fprintf(stderr, "gaudi-lab: cannot map %s: %s\n", path.c_str(), std::strerror(error));
+        throw std::runtime_error("gaudi-lab: state of the lab is not accessible");
     }
-    return *context_;
+    return static_cast<context*>(view);
+}
+
+context& virtual_device::state() {
+    auto* found = context_.load(std::memory_order_acquire);
+    if (found == nullptr) {
+        const std::lock_guard guard(mutex_);
+        found = context_.load(std::memory_order_relaxed);
+        if (found == nullptr)
+            context_.store(found = map_context(), std::memory_order_release);
+    }
+    return *found;
+}
+
+backing& virtual_device::mapped(std::atomic<backing*>& which, const char* file, std::uint64_t size) {
+    auto* found = which.load(std::memory_order_acquire);
+    if (found == nullptr) {
+        const std::lock_guard guard(mutex_);
+        found = which.load(std::memory_order_relaxed);
+        if (found == nullptr)
+            which.store(found = new backing(directory / file, size), std::memory_order_release);
+    }
+    return *found;
 }
 
 backing& virtual_device::hbm() {
-    const std::lock_guard guard(mutex_);
-    if (!hbm_)
-        hbm_ = std::make_unique<backing>(directory / "hbm", type.hbm_size);
-    return *hbm_;
+    return mapped(hbm_, "hbm", type.hbm_size);
 }
 
 backing& virtual_device::sram() {
-    const std::lock_guard guard(mutex_);
-    if (!sram_)
-        sram_ = std::make_unique<backing>(directory / "sram", type.sram_size);
-    return *sram_;
+    return mapped(sram_, "sram", type.sram_size);
 }
 
 queue_worker& virtual_device::worker(unsigned queue) {
@@ -303,8 +314,17 @@ virtual_device* process::find(int fd, bool* is_control) {
     return nullptr;
 }
 
+backing& process::foreign_memory(const std::string& path, std::uint64_t size) {
+    const std::lock_guard guard(foreign_mutex_);
+    auto& view = foreign_[path];
+    if (!view)
+        view = std::make_unique<backing>(path, size);
+    return *view;
+}
+
 void process::leave() {
     const std::lock_guard guard(mutex_);
+    foreign_.clear();
     devices_.clear();
     folder_.reset();
     tried_ = false;

@@ -4,6 +4,7 @@
 #include "lab/gaudi/context.hpp"
 #include "lab/world/folder.hpp"
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -80,12 +81,15 @@ public:
 
 private:
     void reset_storage();
+    backing& mapped(std::atomic<backing*>& which, const char* file, std::uint64_t size);
+    context* map_context();
     [[nodiscard]] bool descriptors_left() const;
 
     std::mutex mutex_;
     struct stat node_status_ {}, control_status_ {};
-    context* context_ = nullptr;
-    std::unique_ptr<backing> hbm_, sram_;
+    // Mapped at first use; looked at without the mutex, which work under way may hold.
+    std::atomic<context*> context_{nullptr};
+    std::atomic<backing*> hbm_{nullptr}, sram_{nullptr};
     std::map<unsigned, std::unique_ptr<queue_worker>> workers_;
     std::weak_ptr<const int> held_;
 };
@@ -99,6 +103,8 @@ public:
     [[nodiscard]] const std::vector<std::unique_ptr<virtual_device>>* devices();
     // The device behind a descriptor; nullptr with errno EBADF or ENOTTY.
     [[nodiscard]] virtual_device* find(int fd, bool* is_control = nullptr);
+    // HBM of a device that may be another lab's, for imports; mapped once and kept until leave().
+    [[nodiscard]] backing& foreign_memory(const std::string& path, std::uint64_t size);
     // Forgets the lab so that the next call enters it anew: for tests that use several labs. Devices must be closed.
     void leave();
 
@@ -107,6 +113,8 @@ private:
     bool tried_ = false;
     std::unique_ptr<lab::folder> folder_;
     std::vector<std::unique_ptr<virtual_device>> devices_;
+    std::mutex foreign_mutex_;
+    std::map<std::string, std::unique_ptr<backing>> foreign_;
 };
 
 } // namespace lab::gaudi

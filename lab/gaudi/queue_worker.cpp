@@ -53,14 +53,6 @@ bool queue_worker::awaits(std::uint64_t begin, std::uint64_t end) {
     });
 }
 
-void queue_worker::abort() {
-    const std::lock_guard guard(mutex_);
-    for (const auto& waiting : jobs_)
-        abort_submission(device_, waiting.owner->sequence);
-    // What runs now is pending as well, under the lowest sequence of this queue; all of the context is going.
-    abort_all(device_);
-}
-
 void queue_worker::run() {
     std::unique_lock lock(mutex_);
     for (;;) {
@@ -102,8 +94,10 @@ void queue_worker::carry_out(const job& current) {
             if (auto& buffer = device_.state().buffers[i]; (buffer.id * host_page | 1ULL << 60) == current.buffer)
                 --buffer.in_flight;
     }
-    if (owner.jobs_left.fetch_sub(1) == 1)
+    if (owner.jobs_left.fetch_sub(1) == 1) {
+        owner.held.reset(); // first: whoever sees the completion may close the device and open it again
         complete_submission(owner);
+    }
 }
 
 } // namespace lab::gaudi

@@ -40,8 +40,6 @@ public:
 
     void push(job added);
     [[nodiscard]] bool awaits(std::uint64_t begin, std::uint64_t end);
-    // Drops what waits and stops what runs, soon.
-    void abort();
 
 private:
     void run();

@@ -218,10 +218,6 @@ void complete_submission(submission& done) {
     finish(done.device, done.sequence, cs_state::completed);
 }
 
-void abort_submission(virtual_device& device, std::uint64_t sequence) {
-    finish(device, sequence, cs_state::aborted);
-}
-
 void abort_all(virtual_device& device) {
     auto& state = device.state();
     const auto next = state.next_sequence.load();

@@ -22,7 +22,6 @@ answer<wait_result> wait_for(virtual_device& device, std::uint64_t sequence, std
 
 // Ends of a submission.
 void complete_submission(submission& done);
-void abort_submission(virtual_device& device, std::uint64_t sequence);
 void abort_all(virtual_device& device);
 
 // Device errors: they reach the user as events, aborted work and a reset, never as an errno of submit.

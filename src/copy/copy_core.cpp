@@ -8,6 +8,7 @@
 #include <cstring>
 #include <fmt/format.h>
 #include <sys/eventfd.h>
+#include <sys/mman.h>
 #include <sys/uio.h>
 
 namespace gaudi {
@@ -15,6 +16,15 @@ namespace {
 
 constexpr std::size_t bounce_bytes = 16 * 1024;
 constexpr unsigned bounces = 64;
+// Whether every page of it exists.
+bool is_mapped(std::span<const std::byte> memory) {
+    constexpr std::uintptr_t page = 4096;
+    const auto begin = reinterpret_cast<std::uintptr_t>(memory.data()) / page * page;
+    const auto length = reinterpret_cast<std::uintptr_t>(memory.data()) + memory.size() - begin;
+    std::vector<unsigned char> residency((length + page - 1) / page);
+    return ::mincore(reinterpret_cast<void*>(begin), length, residency.data()) == 0;
+}
+
 constexpr unsigned most_slots = 64; // more in flight gains nothing and costs pinned memory
 
 } // namespace
@@ -149,6 +159,8 @@ result<host_mapping> copy_core::map_for_copy(operation& owner, std::span<std::by
         return mapped;
     // The driver pins for writing only. A source that is merely read-only (constants, a mapped file) is copied aside;
     // through the kernel, so that an address that does not exist stays an error and not a crash.
+    if (!is_mapped(memory))
+        return mapped;
     auto duplicate = mapping::anonymous(memory.size());
     if (!duplicate)
         return tl::unexpected(duplicate.error());

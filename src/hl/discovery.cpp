@@ -108,10 +108,12 @@ std::string bus_id_of(const hlthunk_api& api, int fd) {
 
 std::vector<device_info> discover(const hlthunk_api& api) {
     std::vector<device_info> found;
-    for (int minor = 0; minor < max_minor; ++minor) {
+    int left = api.get_device_count != nullptr ? api.get_device_count(HLTHUNK_DEVICE_DONT_CARE) : max_minor;
+    for (int minor = 0; minor < max_minor && left > 0; ++minor) {
         const int control = api.open_control(minor, nullptr);
         if (control < 0)
             continue;
+        --left;
         if (auto info = inspect(api, control, static_cast<unsigned>(minor)))
             found.push_back(std::move(*info));
         api.close(control);

@@ -61,8 +61,9 @@ hl_device::~hl_device() {
         ::close(fd_);
         return;
     }
-    if (notifier_ >= 0 && api_->notifier_release != nullptr)
-        api_->notifier_release(fd_, notifier_);
+    // A release that fails has not closed the descriptor.
+    if (notifier_ >= 0 && (api_->notifier_release == nullptr || api_->notifier_release(fd_, notifier_) != 0))
+        ::close(notifier_);
     api_->close(fd_);
 }
 
@@ -219,7 +220,8 @@ result<imported_memory> hl_device::import_dmabuf(int dmabuf, std::uint64_t lengt
 
 std::string hl_device::pending_events() {
     std::uint64_t events = 0, count = 0;
-    if (notifier_ < 0 || api_->notifier_recv == nullptr || api_->notifier_recv(fd_, notifier_, &events, &count, 0, 0) != 0 ||
+    constexpr std::uint32_t patience_ms = 100; // work is aborted first, the notice follows
+    if (notifier_ < 0 || api_->notifier_recv == nullptr || api_->notifier_recv(fd_, notifier_, &events, &count, 0, patience_ms) != 0 ||
         count == 0)
         return {};
     std::string text;

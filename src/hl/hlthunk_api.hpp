@@ -36,6 +36,7 @@
     X(notifier_create, optional, int(int))                                                                            \
     X(notifier_release, optional, int(int, int))                                                                      \
     X(notifier_recv, optional, int(int, int, std::uint64_t*, std::uint64_t*, std::uint32_t, std::uint32_t))           \
+    X(get_device_count, optional, int(hlthunk_device_name))                                                           \
     X(get_version, optional, char*(void))                                                                             \
     X(free, optional, void(void*))
 

@@ -27,6 +27,8 @@ heap_core::~heap_core() {
 result<heap_core::chunk*> heap_core::new_chunk(std::uint64_t at_least) {
     const auto wanted = std::max(at_least, device_->traits().default_chunk);
     auto memory = device_->allocate(wanted);
+    if (!memory && memory.error().kind() == error_kind::exhausted && trim_locked())
+        memory = device_->allocate(wanted); // with what an empty chunk held
     if (!memory && memory.error().kind() == error_kind::exhausted && wanted > at_least)
         memory = device_->allocate(at_least); // the last, smaller piece of a device that is nearly full
     if (!memory)
@@ -128,12 +130,18 @@ result<dmabuf_export> heap_core::dmabuf(const block* of, device_address address,
 
 void heap_core::trim() {
     const std::lock_guard guard(mutex_);
+    trim_locked();
+}
+
+bool heap_core::trim_locked() {
+    bool gave = false;
     for (auto position = chunks_.begin(); position != chunks_.end();) {
         const auto next = std::next(position);
         if (position->ranges.empty())
-            give_back(position);
+            gave = give_back(position) || gave;
         position = next;
     }
+    return gave;
 }
 
 heap_statistics heap_core::statistics() {

@@ -48,6 +48,7 @@ private:
     result<chunk*> new_chunk(std::uint64_t at_least);
     bool give_back(std::list<chunk>::iterator position);
     void free_locked(block* returned);
+    bool trim_locked();
 
     std::shared_ptr<hl_device> device_;
     address_map& map_;

@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <fmt/format.h>
 #include <link.h>
+#include <string_view>
 #include <unistd.h>
 
 namespace gaudi {
@@ -17,8 +18,11 @@ result<std::shared_ptr<dynamic_library>> dynamic_library::open_first(std::span<c
             tried.push_back(fmt::format("{}: loaded", candidate));
             return opened;
         }
-        const char* reason = ::dlerror();
-        tried.push_back(fmt::format("{}: {}", candidate, reason != nullptr ? reason : "cannot be loaded"));
+        const char* text = ::dlerror();
+        std::string_view reason = text != nullptr ? text : "cannot be loaded";
+        if (reason.starts_with(candidate + ": ")) // the loader names the file itself
+            reason.remove_prefix(candidate.size() + 2);
+        tried.push_back(fmt::format("{}: {}", candidate, reason));
         // A file that is there but does not load (wrong architecture, missing dependency) is another problem than none.
         unusable = unusable || (candidate.find('/') != candidate.npos && ::access(candidate.c_str(), F_OK) == 0);
     }

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: BSD-3-Clause
+# The front door: everything goes through CMake presets underneath.
+SHELL := /bin/bash
+.DEFAULT_GOAL := release
+PREFIX ?= /usr/local
+LABELS := gaudi dmabuf detection ucm verification critical
+SOURCES := $(shell find abi include src lab tools examples tests bench -name '*.hpp' -o -name '*.cpp' -o -name '*.h' -o -name '*.c')
+# Tests run in a lab of their own, which goes when they are done.
+CTEST := ctest --output-on-failure --no-tests=error --timeout 300
+TEST_ENV = unset GAUDI_LAB GAUDI_LAB_ROOT GAUDI_LAB_TRACE GAUDI_LAB_FAULTS GAUDI_DIRECT_HLTHUNK HLS_MODULE_ID HABANA_VISIBLE_DEVICES HABANA_VISIBLE_MODULES;
+
+.PHONY: release setup build-% demo test test-full bench install format format-check lint help clean $(LABELS:%=test-%)
+
+release: setup build-release ## build what users install, into build/release/bin and build/release/lib
+
+setup:
+	@.ci/setup
+
+build-%:
+	@[ -f build/$*/build.ninja ] || cmake --preset $* >/dev/null
+	@cmake --build build/$* -- --quiet
+
+demo: release ## two virtual Gaudis: allocate, export, copy across, check every byte
+	@build/release/bin/gaudi-direct lab run --lab demo --gaudis 2 --generation gaudi2 -- build/release/bin/example_two_devices; \
+	 status=$$?; build/release/bin/gaudi-direct lab clean demo; exit $$status
+
+test: setup format-check build-release build-asan ## what CI runs: format, headers, warnings, all tests, the fast ones under ASan and UBSan
+	@$(TEST_ENV) cd build/release && $(CTEST) -LE full
+	@$(TEST_ENV) cd build/asan && $(CTEST) -LE 'full|slow'
+
+test-full: test build-tsan build-clang ## also the slow campaigns, the thread sanitizer, and clang
+	@$(TEST_ENV) cd build/release && $(CTEST) -L full
+	@$(TEST_ENV) cd build/tsan && TSAN_OPTIONS=suppressions=$(CURDIR)/tests/tsan.supp $(CTEST) -LE 'full|slow|no_tsan'
+	@$(TEST_ENV) cd build/clang && $(CTEST) -LE 'full|slow'
+
+$(LABELS:%=test-%): test-%: setup build-release ## the tests of one label
+	@$(TEST_ENV) cd build/release && $(CTEST) -L '^$*$$'
+
+bench: setup ## measure; a table with the limit of the same run beside each figure
+	@.ci/setup bench
+	@cmake --preset release -DGAUDI_DIRECT_BENCH=ON >/dev/null && cmake --build build/release -- --quiet
+	@build/release/bin/gaudi-direct lab run --lab bench --gaudis 1 --generation gaudi2 -- build/release/bin/bench_device_layer; \
+	 status=$$?; build/release/bin/gaudi-direct lab clean bench; exit $$status
+
+install: release ## install under PREFIX (/usr/local)
+	@cmake --install build/release --prefix '$(PREFIX)' >/dev/null
+	@echo "installed under $(PREFIX)"
+
+format: setup ## format the sources in place
+	@clang-format -i $(SOURCES)
+
+format-check: setup
+	@clang-format --dry-run -Werror $(SOURCES)
+
+lint: ## clang-tidy, and a build with the other compiler
+	@.ci/setup lint
+	@$(MAKE) --no-print-directory build-release build-clang
+	@clang-tidy -p build/release --quiet $(filter src/%.cpp lab/%.cpp tools/%.cpp,$(SOURCES)) 2>/dev/null
+
+clean: ## remove what was built
+	@rm -rf build
+
+help: ## this list
+	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | awk -F'\t' '{printf "make %-14s %s\n", $$1, $$2}'
+	@echo "make test-LABEL     the tests of one label: $(LABELS)"

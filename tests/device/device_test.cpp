@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Devices: enumeration, opening, selection, who holds them, what happens when they fail.
+#include <gaudi/gaudi.hpp>
+
+#include "tests/support/child.hpp"
+#include "tests/support/hlthunk_functions.h"
+#include "tests/support/nth_call.hpp"
+#include "tests/support/test_lab.hpp"
+
+#include <cstdlib>
+#include <sys/resource.h>
+#include <thread>
+
+namespace {
+
+using namespace gaudi;
+using namespace testing_support;
+using device_test = test_lab;
+
+TEST_F(device_test, lists_without_opening) {
+    const auto all = list_devices();
+    ASSERT_TRUE(all) << all.error().message();
+    ASSERT_EQ(all->size(), 2U);
+    EXPECT_EQ((*all)[1].bus_id, "0000:1a:00.0");
+    EXPECT_EQ((*all)[0].generation, generation::gaudi2);
+    EXPECT_EQ((*all)[0].card, "HL225");
+    EXPECT_EQ((*all)[0].allocation_page, 768ULL << 20);
+    EXPECT_TRUE((*all)[0].operational);
+    const int fd = hlthunk_open(HLTHUNK_DEVICE_DONT_CARE, "0000:19:00.0");
+    EXPECT_GE(fd, 0) << "still free";
+    hlthunk_close(fd);
+}
+
+TEST_F(device_test, by_index_bus_id_and_module) {
+    describe("gaudis = 3\n[gaudi 2]\nmodule_id = 8\nbus_id = 0000:44:00.0");
+    EXPECT_EQ((*open_device(by_index{1}))->info().index, 1U);
+    EXPECT_EQ((*open_device(by_bus_id{"0000:44:00.0"}))->info().index, 2U);
+    EXPECT_EQ((*open_device(by_bus_id{"44:00.0"}))->info().index, 2U);
+    EXPECT_EQ((*open_device(by_module_id{8}))->info().index, 2U);
+}
+
+TEST_F(device_test, unknown_devices_are_named_with_those_that_exist) {
+    const auto opened = open_device(by_index{9});
+    ASSERT_FALSE(opened);
+    EXPECT_EQ(opened.error().code(), errc::device_unknown);
+    EXPECT_EQ(opened.error().kind(), error_kind::invalid);
+    EXPECT_EQ(opened.error().observed(), "index 9; there are: 0 (0000:19:00.0, module 0), 1 (0000:1a:00.0, module 1)");
+    EXPECT_EQ(open_device(by_bus_id{"0000:00:00.0"}).error().code(), errc::device_unknown);
+    EXPECT_EQ(open_device(by_module_id{99}).error().code(), errc::device_unknown);
+}
+
+TEST_F(device_test, one_object_for_everybody_in_the_process) {
+    const auto first = open_device(by_index{0}), again = open_device(by_index{0}), any = open_device();
+    ASSERT_TRUE(first && again && any);
+    EXPECT_EQ(first->get(), again->get());
+    EXPECT_EQ(first->get(), any->get()) << "first_free prefers what is open here";
+}
+
+TEST_F(device_test, busy_names_the_holder) {
+    gate ready;
+    child holder([&] {
+        if (hlthunk_open(HLTHUNK_DEVICE_DONT_CARE, "0000:19:00.0") < 0)
+            return 1;
+        ready.open();
+        ::pause();
+        return 0;
+    });
+    ASSERT_TRUE(ready.wait());
+    const auto opened = open_device(by_index{0});
+    ASSERT_FALSE(opened);
+    EXPECT_EQ(opened.error().code(), errc::device_busy);
+    EXPECT_NE(opened.error().message().find(fmt::format("held by process {} (", holder.pid())), std::string::npos) << opened.error().message();
+    const auto next = open_device();
+    ASSERT_TRUE(next) << next.error().message();
+    EXPECT_EQ((*next)->info().index, 1U) << "first_free passes over the busy one";
+}
+
+TEST_F(device_test, two_processes_get_one_each) {
+    gate first_has, done;
+    child other([&] {
+        const auto opened = open_device();
+        if (!opened || (*opened)->info().index != 0)
+            return 1;
+        first_has.open();
+        return done.wait() ? 0 : 2;
+    });
+    ASSERT_TRUE(first_has.wait());
+    const auto mine = open_device();
+    ASSERT_TRUE(mine);
+    EXPECT_EQ((*mine)->info().index, 1U);
+    done.open();
+    EXPECT_EQ(other.wait(), 0);
+}
+
+TEST_F(device_test, environment_hides_and_chooses) {
+    ::setenv("HABANA_VISIBLE_DEVICES", "1", 1);
+    EXPECT_EQ(list_devices()->size(), 1U);
+    EXPECT_EQ(open_device(by_index{0}).error().code(), errc::device_hidden);
+    EXPECT_EQ((*open_device())->info().index, 1U);
+    ::unsetenv("HABANA_VISIBLE_DEVICES");
+    ::setenv("HLS_MODULE_ID", "1", 1);
+    EXPECT_EQ((*open_device())->info().index, 1U);
+    ::setenv("HLS_MODULE_ID", "one", 1);
+    EXPECT_EQ(open_device().error().code(), errc::selection_malformed);
+    ::unsetenv("HLS_MODULE_ID");
+}
+
+TEST_F(device_test, try_again_is_tried_again) {
+    ASSERT_EQ(gaudi_lab_arm_faults("hlthunk_open 1 errno EAGAIN; hlthunk_open 2 errno EAGAIN"), 0);
+    EXPECT_TRUE(open_device(by_index{0}));
+    EXPECT_EQ(gaudi_lab_faults_fired(), 2U);
+    ASSERT_EQ(gaudi_lab_arm_faults("hlthunk_open every errno EAGAIN"), 0);
+    EXPECT_EQ(open_device(by_index{0}).error().code(), errc::device_busy) << "but not for ever";
+}
+
+TEST_F(device_test, a_broken_device_and_no_devices) {
+    describe("gaudis = 1\nbroken = yes");
+    EXPECT_EQ(open_device(by_index{0}).error().code(), errc::device_broken);
+    describe("gaudis = 0");
+    EXPECT_EQ(open_device().error().code(), errc::no_device);
+    EXPECT_TRUE(list_devices()->empty());
+}
+
+TEST_F(device_test, no_descriptor_left) {
+    rlimit before{};
+    ::getrlimit(RLIMIT_NOFILE, &before);
+    (void)list_devices(); // everything the lab keeps open is open now
+    const int first_free_fd = ::dup(0);
+    ::close(first_free_fd);
+    for (const auto limit : {static_cast<rlim_t>(first_free_fd), static_cast<rlim_t>(first_free_fd + 1)}) {
+        const rlimit small{limit, before.rlim_max};
+        ::setrlimit(RLIMIT_NOFILE, &small);
+        const auto opened = open_device(by_index{0});
+        if (!opened) {
+            EXPECT_TRUE(opened.error().code() == errc::descriptors_exhausted || opened.error().code() == errc::no_device) << opened.error().message();
+        }
+    }
+    ::setrlimit(RLIMIT_NOFILE, &before);
+    const auto opened = open_device(by_index{0});
+    ASSERT_TRUE(opened) << opened.error().message();
+    auto buffer = (*opened)->heap().allocate(4096);
+    ASSERT_TRUE(buffer);
+    const int lowest_free = ::dup(0);
+    ::close(lowest_free);
+    const rlimit none{static_cast<rlim_t>(lowest_free), before.rlim_max};
+    ::setrlimit(RLIMIT_NOFILE, &none);
+    const auto window = buffer->dmabuf();
+    ::setrlimit(RLIMIT_NOFILE, &before);
+    ASSERT_FALSE(window);
+    EXPECT_EQ(window.error().code(), errc::descriptors_exhausted) << window.error().message();
+    EXPECT_TRUE(buffer->dmabuf()) << "and works when there is one again";
+}
+
+TEST_F(device_test, every_call_may_fail_and_nothing_leaks) {
+    for (const auto* action : {"errno ENOMEM", "errno EINVAL", "errno EIO"}) {
+        const auto calls = fail_every_call(action, [] {
+            const auto opened = open_device(by_index{0});
+            if (!opened)
+                return;
+            auto buffer = (*opened)->heap().allocate(100000);
+            if (!buffer)
+                return;
+            (void)buffer->dmabuf();
+            auto engine = (*opened)->copies();
+            if (!engine)
+                return;
+            std::vector<std::byte> data(100000);
+            if (auto ticket = engine->write(buffer->address(), data))
+                (void)ticket->wait(std::chrono::seconds(10));
+        });
+        EXPECT_GT(calls, 15U);
+    }
+    const auto opened = open_device(by_index{0});
+    EXPECT_TRUE(opened) << opened.error().message();
+}
+
+TEST_F(device_test, a_lost_device_fails_fast_and_comes_back) {
+    auto opened = *open_device(by_index{0});
+    auto engine = *opened->copies();
+    auto buffer = *opened->heap().allocate(1 << 20);
+    std::vector<std::byte> data(1 << 20);
+    ASSERT_EQ(gaudi_lab_arm_faults("hlthunk_command_submission 1 reset"), 0);
+    auto ticket = engine.write(buffer.address(), data);
+    const auto outcome = ticket ? ticket->wait() : tl::unexpected(ticket.error());
+    ASSERT_FALSE(outcome);
+    EXPECT_EQ(outcome.error().code(), errc::device_lost) << outcome.error().message();
+    EXPECT_TRUE(opened->lost());
+    EXPECT_EQ(engine.write(buffer.address(), data).error().code(), errc::device_lost);
+    EXPECT_EQ(opened->heap().allocate(64).error().code(), errc::device_lost);
+    EXPECT_EQ(open_device(by_index{0}).error().code(), errc::device_lost) << "still open here";
+    ticket = tl::unexpected(error(errc::device_lost, ""));
+    buffer = {};
+    engine = *(*open_device(by_index{1}))->copies();
+    opened.reset();
+    const auto again = open_device(by_index{0});
+    ASSERT_TRUE(again) << again.error().message();
+    EXPECT_TRUE((*again)->heap().allocate(4096));
+}
+
+TEST_F(device_test, a_page_fault_comes_back_on_the_ticket) {
+    auto opened = *open_device(by_index{0});
+    auto engine = *opened->copies();
+    auto buffer = *opened->heap().allocate(1 << 20);
+    std::vector<std::byte> data(1 << 20);
+    // Somebody pulls the memory away under the library: only the device can notice.
+    ASSERT_EQ(hlthunk_memory_unmap(opened->descriptor(), buffer.address().value() / (768ULL << 20) * (768ULL << 20)), -EINVAL);
+    ASSERT_EQ(hlthunk_memory_unmap(opened->descriptor(), buffer.address().value()), 0);
+    auto ticket = engine.write(buffer.address(), data);
+    ASSERT_TRUE(ticket);
+    const auto outcome = ticket->wait();
+    ASSERT_FALSE(outcome);
+    EXPECT_EQ(outcome.error().code(), errc::device_lost);
+    EXPECT_NE(outcome.error().message().find("page fault"), std::string::npos) << outcome.error().message();
+}
+
+TEST_F(device_test, a_child_leaves_its_parents_device_alone) {
+    auto opened = *open_device(by_index{0});
+    auto buffer = *opened->heap().allocate(4096);
+    child forked([&] {
+        buffer = {};
+        opened.reset();
+        const auto own = open_device(by_index{0});
+        return !own && own.error().code() == errc::device_busy ? 0 : 1;
+    });
+    EXPECT_EQ(forked.wait(), 0);
+    auto engine = *opened->copies();
+    std::array<std::byte, 4096> data{};
+    auto ticket = engine.write(buffer.address(), data);
+    ASSERT_TRUE(ticket) << ticket.error().message();
+    EXPECT_TRUE(ticket->wait()) << "the child freed the parent's memory";
+}
+
+TEST_F(device_test, one_gen1_device_per_process_because_addresses_are_physical) {
+    describe("gaudis = 2\ngeneration = gaudi");
+    auto first = open_device(by_index{0});
+    ASSERT_TRUE(first) << first.error().message();
+    auto buffer = (*first)->heap().allocate(1 << 20);
+    ASSERT_TRUE(buffer);
+    EXPECT_TRUE(buffer->dmabuf());
+    EXPECT_EQ(open_device(by_index{1}).error().code(), errc::address_collision);
+}
+
+TEST_F(device_test, cycles_leave_nothing) {
+    (void)open_device(by_index{0}); // what the first use keeps
+    const auto cycle = [] {
+        const auto opened = open_device(by_index{0});
+        ASSERT_TRUE(opened) << opened.error().message();
+        auto buffer = (*opened)->heap().allocate(65536);
+        ASSERT_TRUE(buffer && buffer->dmabuf());
+        auto engine = (*opened)->copies();
+        std::vector<std::byte> data(65536);
+        auto ticket = engine->write(buffer->address(), data);
+        ASSERT_TRUE(ticket && ticket->wait());
+    };
+    cycle();
+    const auto descriptors = open_descriptors();
+    const auto regions = mapped_regions();
+    const auto stored = stored_bytes(root());
+    const char* wanted = std::getenv("GAUDI_TEST_CYCLES");
+    const int cycles = wanted != nullptr ? std::atoi(wanted) : 300;
+    for (int i = 0; i < cycles && !HasFatalFailure(); ++i)
+        cycle();
+    EXPECT_EQ(open_descriptors(), descriptors);
+    EXPECT_LE(mapped_regions(), regions + 4) << "thread stacks may be cached, nothing may grow";
+    EXPECT_LE(stored_bytes(root()), stored);
+}
+
+} // namespace

@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: BSD-3-Clause
+# Installs into a scratch folder and builds a ten-line program against it, with CMake and with pkg-config.
+# Arguments: build folder, source folder.
+set -eu
+build=$1 source=$2
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+fail() {
+    echo "install_test: $*" >&2
+    exit 1
+}
+
+cmake --install "$build" --prefix "$scratch/prefix" >/dev/null
+for file in bin/gaudi-direct include/gaudi/gaudi.hpp lib/libgaudi-direct.so lib/gaudi-direct/lab/libhl-thunk.so \
+    lib/cmake/gaudi-direct/gaudi-direct-config.cmake lib/pkgconfig/gaudi-direct.pc share/man/man1/gaudi-direct.1 \
+    share/gaudi-direct/example.lab include/gaudi-direct/lab/dmabuf.h; do
+    [ -e "$scratch/prefix/$file" ] || fail "not installed: $file"
+done
+
+mkdir "$scratch/user"
+cp "$source/examples/ten_lines.cpp" "$scratch/user/main.cpp"
+cat >"$scratch/user/CMakeLists.txt" <<'CMAKE'
+cmake_minimum_required(VERSION 3.22)
+project(user CXX)
+find_package(gaudi-direct 0.1 REQUIRED)
+add_executable(user main.cpp)
+target_link_libraries(user PRIVATE gaudi-direct::gaudi-direct)
+CMAKE
+cmake -G Ninja -S "$scratch/user" -B "$scratch/user/build" -DCMAKE_PREFIX_PATH="$scratch/prefix" >/dev/null
+cmake --build "$scratch/user/build" >/dev/null
+
+export PKG_CONFIG_PATH="$scratch/prefix/lib/pkgconfig" GAUDI_LAB_ROOT="$scratch/lab"
+mkdir -m 700 "$GAUDI_LAB_ROOT"
+# shellcheck disable=SC2046
+g++ -std=c++20 "$scratch/user/main.cpp" $(pkg-config --cflags --libs gaudi-direct) -Wl,-rpath,"$scratch/prefix/lib" -o "$scratch/user/by_pkg_config"
+
+for program in "$scratch/user/build/user" "$scratch/user/by_pkg_config"; do
+    output=$(timeout 60 "$scratch/prefix/bin/gaudi-direct" lab run -- "$program") || fail "$program failed: $output"
+    case "$output" in
+    *"data right"*) ;;
+    *) fail "unexpected: $output" ;;
+    esac
+done
+"$scratch/prefix/bin/gaudi-direct" lab clean
+echo "installed tree works"

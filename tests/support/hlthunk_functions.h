@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * Signatures of hl-thunk's functions that tests call directly, linked by SONAME as a user's program would.
+ */
+#pragma once
+
+#include "abi/hlthunk.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+int hlthunk_open(enum hlthunk_device_name, const char*);
+int hlthunk_open_by_module_id(uint32_t);
+int hlthunk_open_control(int, const char*);
+int hlthunk_close(int);
+uint32_t hlthunk_get_device_id_from_fd(int);
+enum hlthunk_device_name hlthunk_get_device_name_from_fd(int);
+int hlthunk_get_pci_bus_id_from_fd(int, char*, int);
+int hlthunk_get_device_count(enum hlthunk_device_name);
+int hlthunk_get_hw_ip_info(int, struct hlthunk_hw_ip_info*);
+int hlthunk_get_dram_usage(int, struct hlthunk_dram_usage_info*);
+enum hl_device_status hlthunk_get_device_status_info(int);
+bool hlthunk_is_device_idle(int);
+int hlthunk_get_dev_memalloc_page_orders(int, uint64_t*);
+int hlthunk_get_time_sync_info(int, struct hlthunk_time_sync_info*);
+int hlthunk_get_page_fault_info(int, struct hlthunk_page_fault_info*, uint32_t);
+uint64_t hlthunk_device_memory_alloc(int, uint64_t, uint64_t, bool, bool);
+int hlthunk_device_memory_free(int, uint64_t);
+uint64_t hlthunk_device_memory_map(int, uint64_t, uint64_t);
+uint64_t hlthunk_host_memory_map(int, void*, uint64_t, uint64_t);
+uint64_t hlthunk_host_memory_map_flags(int, void*, uint64_t, uint64_t, uint32_t);
+int hlthunk_memory_unmap(int, uint64_t);
+int hlthunk_device_memory_export_dmabuf_fd(int, uint64_t, uint64_t, uint32_t);
+int hlthunk_device_mapped_memory_export_dmabuf_fd(int, uint64_t, uint64_t, uint64_t, uint32_t);
+int hlthunk_request_command_buffer(int, uint32_t, uint64_t*);
+int hlthunk_destroy_command_buffer(int, uint64_t);
+int hlthunk_command_submission(int, struct hlthunk_cs_in*, struct hlthunk_cs_out*);
+int hlthunk_wait_for_cs(int, uint64_t, uint64_t, uint32_t*);
+int hlthunk_wait_for_multi_cs(int, struct hlthunk_wait_multi_cs_in*, struct hlthunk_wait_multi_cs_out*);
+int hlthunk_notifier_create(int);
+int hlthunk_notifier_release(int, int);
+int hlthunk_notifier_recv(int, int, uint64_t*, uint64_t*, uint32_t, uint32_t);
+
+/* The lab's own. */
+int gaudi_lab_arm_faults(const char* script);
+uint64_t gaudi_lab_faults_fired(void);
+void gaudi_lab_leave(void);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "tests/support/test_lab.hpp"
+
+#include "tests/support/hlthunk_functions.h"
+
+#include <cstdlib>
+#include <fstream>
+#include <sys/stat.h>
+#include <unistd.h>
+
+namespace testing_support {
+
+namespace fs = std::filesystem;
+
+test_lab::test_lab() {
+    char pattern[] = "/dev/shm/gaudi-test-XXXXXX";
+    root_ = ::mkdtemp(pattern);
+    ::setenv("GAUDI_LAB_ROOT", root_.c_str(), 1);
+    ::setenv("GAUDI_DIRECT_HLTHUNK", LAB_HLTHUNK, 1);
+    for (const char* variable : {"GAUDI_LAB", "GAUDI_LAB_FAULTS", "HLS_MODULE_ID", "HABANA_VISIBLE_DEVICES", "HABANA_VISIBLE_MODULES"})
+        ::unsetenv(variable);
+    descriptors_ = open_descriptors();
+}
+
+test_lab::~test_lab() {
+    fs::remove_all(root_);
+}
+
+void test_lab::describe(std::string_view text) {
+    gaudi_lab_leave();
+    const auto parsed = lab::parse_description(text, "description");
+    ASSERT_TRUE(parsed) << parsed.error().text;
+    const auto entered = lab::folder::enter("default", *parsed);
+    ASSERT_TRUE(entered) << entered.error().text;
+}
+
+void test_lab::TearDown() {
+    gaudi_lab_arm_faults("");
+    gaudi_lab_leave();
+    EXPECT_EQ(open_descriptors(), descriptors_) << "the test left descriptors open";
+}
+
+std::size_t open_descriptors() {
+    std::size_t count = 0;
+    for ([[maybe_unused]] const auto& entry : fs::directory_iterator("/proc/self/fd"))
+        ++count;
+    return count - 1; // the one that lists them
+}
+
+std::size_t mapped_regions() {
+    std::ifstream maps("/proc/self/maps");
+    std::size_t count = 0;
+    for (std::string line; std::getline(maps, line);)
+        ++count;
+    return count;
+}
+
+std::uint64_t stored_bytes(const fs::path& folder) {
+    std::uint64_t sum = 0;
+    for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+        struct stat status {};
+        if (::stat(entry.path().c_str(), &status) == 0)
+            sum += static_cast<std::uint64_t>(status.st_blocks) * 512;
+    }
+    return sum;
+}
+
+} // namespace testing_support

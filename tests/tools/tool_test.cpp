@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// gaudi-direct as a user runs it.
+#include "tests/support/child.hpp"
+#include "tests/support/hlthunk_functions.h"
+#include "tests/support/test_lab.hpp"
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sys/stat.h>
+
+namespace {
+
+using namespace testing_support;
+using json = nlohmann::json;
+using ::testing::Test;
+
+class tool_test : public test_lab {
+protected:
+    program_result tool(std::vector<std::string> arguments, std::vector<std::string> environment = {}) {
+        arguments.insert(arguments.begin(), GAUDI_DIRECT_TOOL);
+        environment.insert(environment.begin(), "GAUDI_DIRECT_HLTHUNK"); // unset
+        return run_program(arguments, environment);
+    }
+    std::string file(const std::string& name, std::string_view text) {
+        const auto path = root() / name;
+        std::ofstream(path) << text;
+        return path;
+    }
+};
+
+#define EXPECT_HAS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
+
+TEST_F(tool_test, info_goes_to_the_lab_and_says_so) {
+    const auto shown = tool({"info"});
+    EXPECT_EQ(shown.status, 0) << shown.output;
+    EXPECT_HAS(shown.output, "virtual hardware, 2 devices\n");
+    EXPECT_HAS(shown.output, "this is the lab, because there is no hardware: hl-thunk was not found");
+    EXPECT_HAS(shown.output, "gaudi 1: gaudi2 HL225");
+    EXPECT_HAS(shown.output, "DMA-BUF export   yes, iova 0x10015");
+}
+
+TEST_F(tool_test, info_without_the_lab_says_what_was_tried) {
+    const auto shown = tool({"info", "--no-lab"});
+    EXPECT_EQ(shown.status, 1);
+    EXPECT_HAS(shown.output, "no hardware, 0 devices");
+    EXPECT_HAS(shown.output, "/usr/lib/habanalabs/libhl-thunk.so: cannot open shared object file");
+}
+
+TEST_F(tool_test, info_json) {
+    const auto shown = tool({"info", "--json"});
+    ASSERT_EQ(shown.status, 0) << shown.output;
+    const auto report = json::parse(shown.output);
+    EXPECT_EQ(report["kind"], "virtual");
+    ASSERT_EQ(report["devices"].size(), 2U);
+    const auto& first = report["devices"][0];
+    EXPECT_EQ(first["generation"], "gaudi2");
+    EXPECT_EQ(first["memory_total"], 0x17D0000000);
+    EXPECT_EQ(first["dmabuf_export"], true);
+    EXPECT_TRUE(first["holders"].empty());
+}
+
+TEST_F(tool_test, info_names_the_holder_of_a_busy_device) {
+    const int fd = hlthunk_open(HLTHUNK_DEVICE_DONT_CARE, "0000:19:00.0");
+    const auto report = json::parse(tool({"info", "--json"}).output);
+    hlthunk_close(fd);
+    EXPECT_EQ(report["devices"][0]["holders"][0]["process"], ::getpid());
+    EXPECT_EQ(report["devices"][0]["dmabuf_export_detail"], "not asked: the device is busy");
+    EXPECT_TRUE(report["devices"][1]["holders"].empty());
+}
+
+TEST_F(tool_test, info_reports_a_refused_export) {
+    const auto shown = tool({"lab", "run", "--config", file("x.lab", "gaudis = 1\nsmall_bar = yes\n"), "--", GAUDI_DIRECT_TOOL, "info"});
+    EXPECT_EQ(shown.status, 0);
+    EXPECT_HAS(shown.output, "DMA-BUF export   refused: the driver does not export the memory as a DMA-BUF");
+    EXPECT_HAS(shown.output, "large BAR");
+}
+
+TEST_F(tool_test, libraries_that_cannot_be_used) {
+    const auto missing = tool({"info"}, {"GAUDI_DIRECT_HLTHUNK=/nonexistent/libhl-thunk.so"});
+    EXPECT_EQ(missing.status, 1);
+    EXPECT_HAS(missing.output, "hl-thunk was not found");
+    EXPECT_HAS(missing.output, "/nonexistent/libhl-thunk.so");
+    // An ELF file for another machine: the header of this one with the machine changed.
+    std::ifstream self("/proc/self/exe", std::ios::binary);
+    std::string header(4096, '\0');
+    self.read(header.data(), 4096);
+    header[18] = static_cast<char>(0xb7); // AArch64
+    header[16] = 3;                       // shared object
+    const auto wrong = tool({"info"}, {"GAUDI_DIRECT_HLTHUNK=" + file("wrong.so", header)});
+    EXPECT_EQ(wrong.status, 1);
+    EXPECT_HAS(wrong.output, "hl-thunk is there but cannot be loaded");
+    const auto poor = tool({"info"}, {"GAUDI_DIRECT_HLTHUNK=" POOR_HLTHUNK});
+    EXPECT_EQ(poor.status, 1);
+    EXPECT_HAS(poor.output, "hl-thunk lacks a function that is needed");
+    EXPECT_HAS(poor.output, "hlthunk_device_memory_alloc");
+}
+
+TEST_F(tool_test, run_passes_the_exit_status_on) {
+    EXPECT_EQ(tool({"lab", "run", "--", "sh", "-c", "exit 7"}).status, 7);
+    EXPECT_EQ(tool({"lab", "run", "--", "sh", "-c", "kill -9 $$"}).status, 128 + 9);
+    EXPECT_EQ(tool({"lab", "run", "--", "/nonexistent"}).status, 127);
+    EXPECT_EQ(tool({"lab", "run", "--", "/etc/passwd"}).status, 126);
+    EXPECT_EQ(tool({"lab", "run"}).status, 2);
+    EXPECT_EQ(tool({"nonsense"}).status, 2);
+}
+
+TEST_F(tool_test, run_serves_programs_linked_by_name) {
+    const auto shown = tool({"lab", "run", "--generation", "gaudi3", "--gaudis", "1", "--", "sh", "-c", "echo $LD_LIBRARY_PATH; echo $GAUDI_LAB"});
+    EXPECT_HAS(shown.output, "gaudi-direct/lab");
+    EXPECT_HAS(shown.output, "default");
+}
+
+TEST_F(tool_test, descriptions) {
+    EXPECT_EQ(tool({"lab", "run", "--gaudis", "3", "--", "true"}).status, 0);
+    EXPECT_EQ(json::parse(tool({"lab", "show", "--json"}).output)["gaudis"].size(), 3U);
+    EXPECT_EQ(tool({"lab", "run", "--", "true"}).status, 0) << "as it is";
+    EXPECT_EQ(json::parse(tool({"lab", "show", "--json"}).output)["gaudis"].size(), 3U);
+    EXPECT_EQ(tool({"lab", "run", "--gaudis", "1", "--", "true"}).status, 0) << "idle: remade";
+    EXPECT_EQ(json::parse(tool({"lab", "show", "--json"}).output)["gaudis"].size(), 1U);
+    // In use: the same description is fine, another one is an error.
+    const auto nested = [&](const std::string& count) {
+        return tool({"lab", "run", "--gaudis", "1", "--", GAUDI_DIRECT_TOOL, "lab", "run", "--gaudis", count, "--", "true"});
+    };
+    EXPECT_EQ(nested("1").status, 0);
+    const auto other = nested("2");
+    EXPECT_EQ(other.status, 1);
+    EXPECT_HAS(other.output, "lab 'default' is in use with another description");
+}
+
+TEST_F(tool_test, bad_input_is_named) {
+    const auto expect = [&](std::vector<std::string> arguments, std::string_view message) {
+        arguments.insert(arguments.begin(), {"lab", "run"});
+        arguments.insert(arguments.end(), {"--", "true"});
+        const auto shown = tool(arguments);
+        EXPECT_EQ(shown.status, 2) << shown.output;
+        EXPECT_HAS(shown.output, message);
+    };
+    expect({"--generation", "gaudi5"}, "unknown generation 'gaudi5'; expected gaudi, gaudi2 or gaudi3");
+    expect({"--gaudis", "65"}, "--gaudis 65: a lab has at most 64");
+    expect({"--gaudis", "two"}, "--gaudis");
+    expect({"--config", file("bad.lab", "gaudis = 2\ncolour = red\n")}, "bad.lab:2: unknown key 'colour'");
+    expect({"--config", "/nonexistent.lab"}, "/nonexistent.lab: cannot be read");
+    expect({"--config", file("good.lab", "gaudis = 1\n"), "--gaudis", "1"}, "--config describes the whole lab");
+    expect({"--faults", file("bad.faults", "\nhlthunk_open never errno EIO\n")}, "bad.faults:2: occurrence 'never'");
+    const auto name = tool({"lab", "run", "--lab", "../x", "--", "true"});
+    EXPECT_EQ(name.status, 1);
+    EXPECT_HAS(name.output, "'../x' is no lab name");
+    EXPECT_EQ(tool({"lab", "show", "nosuch"}).status, 1);
+    EXPECT_HAS(tool({"lab", "clean", "nosuch"}).output, "there is no lab 'nosuch'");
+    EXPECT_FALSE(std::filesystem::exists(lab())) << "nothing is left behind";
+}
+
+TEST_F(tool_test, faults_reach_the_program) {
+    const auto script = file("busy.faults", "hlthunk_open 1+ errno EBUSY\n");
+    const auto shown = tool({"lab", "run", "--faults", script, "--", EXAMPLE_TEN_LINES});
+    EXPECT_NE(shown.status, 0);
+    EXPECT_EQ(tool({"lab", "run", "--", EXAMPLE_TEN_LINES}).status, 0);
+}
+
+TEST_F(tool_test, list_show_clean) {
+    EXPECT_HAS(tool({"lab", "list"}).output, "no labs");
+    EXPECT_EQ(tool({"lab", "run", "--lab", "one", "--", "true"}).status, 0);
+    EXPECT_EQ(tool({"lab", "run", "--lab", "two", "--gaudis", "1", "--", "true"}).status, 0);
+    const auto all = json::parse(tool({"lab", "list", "--json"}).output);
+    ASSERT_EQ(all.size(), 2U);
+    EXPECT_EQ(all[0]["name"], "one");
+    EXPECT_EQ(all[0]["in_use"], false);
+    const auto busy = tool({"lab", "run", "--lab", "one", "--", GAUDI_DIRECT_TOOL, "lab", "clean", "one"});
+    EXPECT_EQ(busy.status, 1);
+    EXPECT_HAS(busy.output, "lab 'one' is in use");
+    EXPECT_EQ(tool({"lab", "clean", "one"}).status, 0);
+    EXPECT_EQ(tool({"lab", "clean", "two"}).status, 0);
+    EXPECT_TRUE(!std::filesystem::exists(root()) || std::filesystem::is_empty(root()));
+}
+
+TEST_F(tool_test, two_runs_side_by_side_share_one_lab) {
+    gate first_has, done;
+    const auto script = root() / "go";
+    child other([&] {
+        const auto shown = tool({"lab", "run", "--", "sh", "-c", std::string(GAUDI_DIRECT_TOOL) + " info --json --no-probe >/dev/null; sleep 1"});
+        return shown.status;
+    });
+    const auto shown = tool({"lab", "run", "--", EXAMPLE_TWO_DEVICES});
+    EXPECT_EQ(shown.status, 0) << shown.output;
+    EXPECT_EQ(other.wait(), 0);
+}
+
+TEST_F(tool_test, a_program_that_dies_leaves_no_memory_behind) {
+    const auto shown = tool({"lab", "run", "--", "sh", "-c", std::string(EXAMPLE_TWO_DEVICES) + " & pid=$!; sleep 0.4; kill -9 $pid; wait $pid; true"});
+    EXPECT_EQ(shown.status, 0);
+    EXPECT_LT(stored_bytes(lab()), 2U << 20);
+}
+
+TEST_F(tool_test, somebody_elses_folder_is_refused) {
+    if (::geteuid() != 0)
+        GTEST_SKIP() << "needs root to make a folder of another user";
+    const auto foreign = root() / "foreign";
+    std::filesystem::create_directory(foreign);
+    ASSERT_EQ(::chmod(foreign.c_str(), 0700), 0);
+    ASSERT_EQ(::chown(foreign.c_str(), 12345, 12345), 0);
+    const auto shown = tool({"lab", "run", "--", "true"}, {"GAUDI_LAB_ROOT=" + foreign.string()});
+    EXPECT_EQ(shown.status, 1);
+    EXPECT_HAS(shown.output, "belongs to uid 12345, not to you");
+    const auto open_to_all = root() / "open";
+    std::filesystem::create_directory(open_to_all);
+    ASSERT_EQ(::chmod(open_to_all.c_str(), 0755), 0);
+    EXPECT_HAS(tool({"lab", "run", "--", "true"}, {"GAUDI_LAB_ROOT=" + open_to_all.string()}).output, "has mode 0755, others can enter it");
+    EXPECT_HAS(tool({"lab", "run", "--", "true"}, {"GAUDI_LAB_ROOT=" + file("plain", "")}).output, "is not a folder");
+}
+
+TEST_F(tool_test, trace_shows_every_call) {
+    const auto shown = tool({"lab", "run", "--", EXAMPLE_TEN_LINES}, {"GAUDI_LAB_TRACE=1"});
+    EXPECT_EQ(shown.status, 0);
+    EXPECT_HAS(shown.output, "hlthunk_open(4, \"0000:19:00.0\") = ");
+    EXPECT_HAS(shown.output, "hlthunk_device_mapped_memory_export_dmabuf_fd(");
+    const auto trace = root() / "trace";
+    EXPECT_EQ(tool({"lab", "run", "--", EXAMPLE_TEN_LINES}, {"GAUDI_LAB_TRACE=" + trace.string()}).output.find("hlthunk_open("), std::string::npos);
+    EXPECT_TRUE(std::filesystem::exists(trace));
+}
+
+TEST_F(tool_test, full_tmpfs_is_an_error_and_no_crash) {
+    if (::geteuid() != 0)
+        GTEST_SKIP() << "needs root to mount a small tmpfs";
+    const auto small = root() / "small";
+    std::filesystem::create_directory(small);
+    const auto shown = run_program({"unshare", "-m", "sh", "-c",
+                                    "mount -t tmpfs -o size=64m,mode=700 none " + small.string() + " && GAUDI_LAB_ROOT=" + small.string() + " " +
+                                        GAUDI_DIRECT_TOOL + " lab run -- " + EXAMPLE_TWO_DEVICES},
+                                   {"GAUDI_DIRECT_HLTHUNK"});
+    if (shown.output.find("mount:") != std::string::npos || shown.output.find("unshare:") != std::string::npos)
+        GTEST_SKIP() << "no mounts here: " << shown.output;
+    EXPECT_EQ(shown.status, 1) << shown.output;
+    EXPECT_HAS(shown.output, "no storage for the virtual HBM");
+    EXPECT_HAS(shown.output, "No space left on device");
+    EXPECT_HAS(shown.output, "the device failed or was reset");
+}
+
+TEST_F(tool_test, every_option_is_in_the_man_page) {
+    for (const auto& [command, page] : {std::pair(std::vector<std::string>{"info"}, "gaudi-direct-info.1"),
+                                        std::pair(std::vector<std::string>{"lab", "run"}, "gaudi-direct-lab.1")}) {
+        auto arguments = command;
+        arguments.push_back("--help");
+        const auto help = tool(arguments).output;
+        std::ifstream stream(std::string(SOURCE_FOLDER "/man/") + page);
+        const std::string text((std::istreambuf_iterator<char>(stream)), {});
+        unsigned found = 0;
+        for (auto at = help.find("--"); at != help.npos; at = help.find("--", at + 2)) {
+            const auto name = help.substr(at + 2, help.find_first_not_of("abcdefghijklmnopqrstuvwxyz-", at + 2) - at - 2);
+            if (name.empty() || name == "help")
+                continue;
+            ++found;
+            std::string escaped;
+            for (const char letter : name)
+                escaped += letter == '-' ? "\\-" : std::string(1, letter);
+            EXPECT_NE(text.find("\\-\\-" + escaped), std::string::npos) << page << " lacks --" << name;
+        }
+        EXPECT_GE(found, 3U);
+    }
+}
+
+} // namespace

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <gaudi/error.hpp>
+
+#include <cerrno>
+#include <gtest/gtest.h>
+#include <set>
+
+namespace {
+
+using namespace gaudi;
+
+TEST(error_catalogue, has_a_whole_row_for_every_code_in_order) {
+    std::set<std::string_view> names;
+    for (std::size_t i = 0; i < error_catalogue().size(); ++i) {
+        const auto& row = error_catalogue()[i];
+        EXPECT_EQ(static_cast<std::size_t>(row.code), i);
+        EXPECT_TRUE(names.insert(row.name).second) << row.name;
+        EXPECT_FALSE(row.meaning.empty()) << row.name;
+        EXPECT_FALSE(row.remedy.empty()) << row.name;
+    }
+    EXPECT_EQ(static_cast<std::size_t>(errc::system_call_failed) + 1, error_catalogue().size());
+}
+
+TEST(error, message_has_meaning_kind_numbers_errno_and_remedy) {
+    const error what(errc::memory_exhausted, "hlthunk_device_memory_alloc of 42 bytes", ENOMEM);
+    EXPECT_EQ(what.message(), "no device memory left (exhausted): hlthunk_device_memory_alloc of 42 bytes: Cannot allocate memory (ENOMEM); "
+                              "free buffers or trim heaps; the driver allocates in pages of its own (768 MB on Gaudi2)");
+}
+
+} // namespace

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "tools/commands.hpp"
+#include "tools/self.hpp"
+
+#include <gaudi/gaudi.hpp>
+
+#include <cstdlib>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+#include <unistd.h>
+
+namespace tools {
+namespace {
+
+using json = nlohmann::ordered_json;
+
+struct info_options {
+    bool as_json = false;
+    bool no_lab = false;
+    bool probe = false;
+};
+
+// Why the lab was chosen, carried over the re-execution.
+constexpr const char* reason_variable = "GAUDI_DIRECT_LAB_REASON";
+
+struct export_answer {
+    std::string text;
+    bool asked = false;
+    bool works = false;
+};
+
+// Opens the device for a moment and asks the driver to export a page.
+export_answer ask_export(const gaudi::device_info& info) {
+    auto opened = gaudi::open_device(gaudi::by_index{info.index});
+    if (!opened)
+        return {fmt::format("not asked: {}", opened.error().observed()), false, false};
+    auto buffer = (*opened)->heap().allocate(4096);
+    if (!buffer)
+        return {fmt::format("not asked: {}", buffer.error().message()), false, false};
+    const auto window = buffer->dmabuf();
+    if (!window)
+        return {fmt::format("refused: {}", window.error().message()), true, false};
+    return {fmt::format("yes, iova {:#x}", window->iova.value()), true, true};
+}
+
+json holders_json(const gaudi::device_info& info) {
+    auto list = json::array();
+    for (const auto& holder : gaudi::holders_of(info))
+        list.push_back({{"process", holder.process}, {"command", holder.command}});
+    return list;
+}
+
+json device_json(const gaudi::device_info& info, bool probe) {
+    json entry = {{"index", info.index},
+                  {"generation", gaudi::name_of(info.generation)},
+                  {"card", info.card},
+                  {"bus_id", info.bus_id},
+                  {"module_id", info.module_id},
+                  {"numa_node", info.numa_node ? json(*info.numa_node) : json(nullptr)},
+                  {"memory_total", info.memory_total},
+                  {"memory_free", info.memory_free},
+                  {"allocation_page", info.allocation_page},
+                  {"status", info.status},
+                  {"holders", holders_json(info)}};
+    if (probe && entry["holders"].empty()) {
+        const auto answer = ask_export(info);
+        entry["dmabuf_export"] = answer.asked ? json(answer.works) : json(nullptr);
+        entry["dmabuf_export_detail"] = answer.text;
+    } else {
+        entry["dmabuf_export"] = nullptr;
+        entry["dmabuf_export_detail"] = probe ? "not asked: the device is busy" : "not asked: --no-probe";
+    }
+    return entry;
+}
+
+void print_device(const json& entry) {
+    fmt::print("\ngaudi {}: {} {}\n", entry["index"].get<int>(), entry["generation"].get<std::string>(), entry["card"].get<std::string>());
+    fmt::print("  bus id           {}\n", entry["bus_id"].get<std::string>());
+    fmt::print("  module id        {}\n", entry["module_id"].get<int>());
+    fmt::print("  NUMA node        {}\n", entry["numa_node"].is_null() ? "unknown" : entry["numa_node"].dump());
+    fmt::print("  HBM              {} total, {} free, allocated in pages of {}\n", human_bytes(entry["memory_total"]), human_bytes(entry["memory_free"]),
+               human_bytes(entry["allocation_page"]));
+    fmt::print("  status           {}\n", entry["status"].get<std::string>());
+    for (const auto& holder : entry["holders"])
+        fmt::print("  held by          process {} ({})\n", holder["process"].get<int>(), holder["command"].get<std::string>());
+    fmt::print("  DMA-BUF export   {}\n", entry["dmabuf_export_detail"].get<std::string>());
+}
+
+// Without hardware the tool goes to the lab, in a fresh process: an hl-thunk that is loaded stays loaded.
+void enter_lab(const std::string& reason) {
+    ::setenv("GAUDI_DIRECT_HLTHUNK", lab_hlthunk().c_str(), 1);
+    ::setenv(reason_variable, reason.c_str(), 1);
+    std::ifstream file("/proc/self/cmdline", std::ios::binary);
+    std::string text((std::istreambuf_iterator<char>(file)), {});
+    std::vector<char*> arguments;
+    for (std::size_t at = 0; at < text.size(); at += std::strlen(&text[at]) + 1)
+        arguments.push_back(&text[at]);
+    arguments.push_back(nullptr);
+    ::execv("/proc/self/exe", arguments.data());
+}
+
+int run_info(const info_options& options) {
+    const auto driver = gaudi::loaded_driver();
+    const auto devices = gaudi::list_devices();
+    const std::string trouble = !driver                 ? driver.error().message()
+                                : !devices              ? devices.error().message()
+                                : devices->empty()      ? gaudi::error(gaudi::errc::no_device, fmt::format("{} finds none that this process may use", driver->path)).message()
+                                                        : "";
+    const char* lab_reason = std::getenv(reason_variable);
+    if (!trouble.empty() && !options.no_lab && lab_reason == nullptr && std::getenv("GAUDI_DIRECT_HLTHUNK") == nullptr &&
+        std::filesystem::exists(lab_hlthunk()))
+        enter_lab(trouble);
+    const bool in_lab = driver && is_virtual(driver->path);
+    json report = {{"version", gaudi::version()},
+                   {"kind", !driver ? "none" : in_lab ? "virtual" : "real"},
+                   {"lab_reason", lab_reason != nullptr ? json(lab_reason) : json(nullptr)},
+                   {"hlthunk", driver ? json{{"path", driver->path}, {"version", driver->version}, {"missing", driver->missing}} : json(nullptr)},
+                   {"problem", trouble.empty() ? json(nullptr) : json(trouble)},
+                   {"devices", json::array()}};
+    if (devices)
+        for (const auto& info : *devices)
+            report["devices"].push_back(device_json(info, options.probe));
+    const int status = trouble.empty() ? ok : failed;
+    if (options.as_json) {
+        fmt::print("{}\n", report.dump(2));
+        return status;
+    }
+    fmt::print("gaudi-direct {}: {} hardware, {} device{}\n", gaudi::version(), !driver ? "no" : in_lab ? "virtual" : "real", report["devices"].size(),
+               report["devices"].size() == 1 ? "" : "s");
+    if (lab_reason != nullptr)
+        fmt::print("this is the lab, because there is no hardware: {}\n", lab_reason);
+    if (driver)
+        fmt::print("hl-thunk {} from {}\n", driver->version, driver->path);
+    if (!trouble.empty())
+        fmt::print("no device: {}\n", trouble);
+    for (const auto& entry : report["devices"])
+        print_device(entry);
+    return status;
+}
+
+} // namespace
+
+void add_info(CLI::App& program, int& outcome) {
+    auto options = std::make_shared<info_options>();
+    options->probe = true;
+    auto* command = program.add_subcommand("info", "Show the devices, what the driver says of them, and who holds them");
+    command->add_flag("--json", options->as_json, "Machine-readable output");
+    command->add_flag("--no-lab", options->no_lab, "Do not go to the lab when there is no hardware");
+    command->add_flag("!--no-probe", options->probe, "Do not open free devices to ask about DMA-BUF export");
+    command->callback([options, &outcome] { outcome = run_info(*options); });
+}
+
+} // namespace tools

@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "tools/commands.hpp"
+#include "tools/self.hpp"
+
+#include "lab/faults/script.hpp"
+#include "lab/world/folder.hpp"
+#include "lab/world/text.hpp"
+
+#include <gaudi/version.hpp>
+
+#include <csignal>
+#include <cstdlib>
+#include <dlfcn.h>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+namespace tools {
+namespace {
+
+using json = nlohmann::ordered_json;
+namespace fs = std::filesystem;
+
+int complain(const lab::problem& what, int status = usage) {
+    fmt::print(stderr, "gaudi-direct lab: {}\n", what.text);
+    return status;
+}
+
+struct run_options {
+    std::string name = lab::selected_name();
+    std::optional<unsigned> gaudis;
+    std::optional<std::string> generation;
+    std::string config, faults;
+    std::vector<std::string> command;
+};
+
+// What the options describe; nothing where they leave the lab as it is.
+lab::result<std::optional<lab::description>> wanted_by(const run_options& options) {
+    if (!options.config.empty()) {
+        if (options.gaudis || options.generation)
+            return tl::unexpected(lab::problem{"--config describes the whole lab; leave out --gaudis and --generation"});
+        auto read = lab::read_description(options.config);
+        if (!read)
+            return tl::unexpected(read.error());
+        return std::optional(*read);
+    }
+    if (!options.gaudis && !options.generation)
+        return std::optional<lab::description>{};
+    if (options.gaudis.value_or(0) > lab::max_gaudis)
+        return tl::unexpected(lab::problem{fmt::format("--gaudis {}: a lab has at most {}", *options.gaudis, lab::max_gaudis)});
+    const auto kind = lab::parse_generation(options.generation.value_or("gaudi2"));
+    if (!kind)
+        return tl::unexpected(kind.error());
+    return std::optional(lab::make_description(options.gaudis.value_or(2), *kind));
+}
+
+lab::result<void> check_faults(const std::string& path) {
+    if (path.empty())
+        return {};
+    const auto text = lab::read_text_file(path);
+    if (!text)
+        return tl::unexpected(text.error());
+    if (const auto rules = lab::parse_faults(*text, path); !rules)
+        return tl::unexpected(rules.error());
+    return {};
+}
+
+void set_environment(const run_options& options) {
+    const char* path = std::getenv("LD_LIBRARY_PATH");
+    const auto libraries = lab_folder().string() + (path != nullptr && *path != '\0' ? fmt::format(":{}", path) : "");
+    ::setenv("LD_LIBRARY_PATH", libraries.c_str(), 1); // programs linked to libhl-thunk.so by name
+    ::setenv("GAUDI_DIRECT_HLTHUNK", lab_hlthunk().c_str(), 1);
+    ::setenv("GAUDI_LAB", options.name.c_str(), 1);
+    if (!options.faults.empty())
+        ::setenv("GAUDI_LAB_FAULTS", ("@" + fs::absolute(options.faults).string()).c_str(), 1);
+}
+
+pid_t running_child = 0;
+
+void pass_on(int signal) {
+    if (running_child > 0)
+        ::kill(running_child, signal);
+}
+
+int run_child(const std::vector<std::string>& command) {
+    std::vector<char*> arguments;
+    for (const auto& word : command)
+        arguments.push_back(const_cast<char*>(word.c_str()));
+    arguments.push_back(nullptr);
+    struct sigaction forward {};
+    forward.sa_handler = pass_on;
+    for (const int signal : {SIGTERM, SIGHUP})
+        ::sigaction(signal, &forward, nullptr);
+    // Ctrl-C reaches the whole foreground group already; we only outlive it to tell how the child ended.
+    ::signal(SIGINT, SIG_IGN);
+    running_child = ::fork();
+    if (running_child == 0) {
+        for (const int signal : {SIGINT, SIGTERM, SIGHUP})
+            ::signal(signal, SIG_DFL);
+        ::execvp(arguments[0], arguments.data());
+        const int reason = errno;
+        fmt::print(stderr, "gaudi-direct lab: cannot run {}: {}\n", command[0], std::strerror(reason));
+        ::_exit(reason == ENOENT ? not_found : not_executable);
+    }
+    if (running_child < 0)
+        return complain({fmt::format("fork: {}", std::strerror(errno))}, failed);
+    int status = 0;
+    while (::waitpid(running_child, &status, 0) < 0 && errno == EINTR) {
+    }
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+std::uint64_t stored_bytes(const fs::path& path) {
+    struct stat status {};
+    return ::stat(path.c_str(), &status) == 0 ? static_cast<std::uint64_t>(status.st_blocks) * 512 : 0;
+}
+
+// A program that ended without closing its devices leaves their memory behind until the next open: do that one now.
+void sweep(const lab::folder& where) {
+    void* library = ::dlopen(lab_hlthunk().c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr)
+        return;
+    const auto open_module = reinterpret_cast<int (*)(unsigned)>(::dlsym(library, "hlthunk_open_by_module_id"));
+    const auto close_device = reinterpret_cast<int (*)(int)>(::dlsym(library, "hlthunk_close"));
+    for (unsigned i = 0; i < where.contents().gaudis.size(); ++i) {
+        if (stored_bytes(where.device_folder(i) / "hbm") + stored_bytes(where.device_folder(i) / "sram") == 0)
+            continue;
+        if (const int fd = open_module(where.contents().gaudis[i].module_id); fd >= 0)
+            close_device(fd);
+    }
+}
+
+int run(const run_options& options) {
+    auto wanted = wanted_by(options);
+    if (!wanted)
+        return complain(wanted.error());
+    if (auto checked = check_faults(options.faults); !checked)
+        return complain(checked.error());
+    auto entered = lab::folder::enter(options.name, *wanted);
+    if (!entered)
+        return complain(entered.error(), failed);
+    ::unsetenv("GAUDI_LAB_FAULTS");
+    const bool armed = !options.faults.empty();
+    set_environment(options);
+    const int status = run_child(options.command);
+    if (armed)
+        ::unsetenv("GAUDI_LAB_FAULTS"); // the sweep is not part of the experiment
+    ::unsetenv("GAUDI_LAB_TRACE");
+    sweep(*entered);
+    return status;
+}
+
+json lab_json(const std::string& name) {
+    const auto top = lab::root();
+    const auto path = *top / name;
+    json entry = {{"name", name}, {"in_use", lab::in_use(path)}, {"gaudis", json::array()}};
+    const auto contents = lab::read_description(path / "description");
+    std::uint64_t total = 0;
+    if (contents)
+        for (unsigned i = 0; i < contents->gaudis.size(); ++i) {
+            const auto& card = contents->gaudis[i];
+            const auto device = path / fmt::format("gaudi{}", i);
+            const auto stored = stored_bytes(device / "hbm") + stored_bytes(device / "sram") + stored_bytes(device / "context");
+            total += stored;
+            const auto node = (path / "accel" / fmt::format("accel{}", i)).string();
+            auto holders = json::array();
+            std::error_code failure;
+            for (const auto& process : fs::directory_iterator("/proc", failure))
+                for (const auto& fd : fs::directory_iterator(process.path() / "fd", failure))
+                    if (fs::read_symlink(fd.path(), failure) == node) {
+                        holders.push_back(std::atoi(process.path().filename().c_str()));
+                        break;
+                    }
+            unsigned exports = 0;
+            for (const auto& file : fs::directory_iterator(device / "exports", failure))
+                if (file.path().extension() == ".ranges")
+                    ++exports;
+            entry["gaudis"].push_back({{"index", i},
+                                       {"generation", lab::name_of(card.generation)},
+                                       {"bus_id", card.bus_id},
+                                       {"module_id", card.module_id},
+                                       {"holders", holders},
+                                       {"dmabuf_files", exports},
+                                       {"stored_bytes", stored}});
+        }
+    entry["stored_bytes"] = total;
+    return entry;
+}
+
+int list(bool as_json) {
+    const auto names = lab::list();
+    if (!names)
+        return complain(names.error(), failed);
+    auto all = json::array();
+    for (const auto& name : *names)
+        all.push_back(lab_json(name));
+    if (as_json) {
+        fmt::print("{}\n", all.dump(2));
+        return ok;
+    }
+    if (all.empty())
+        fmt::print("no labs; `gaudi-direct lab run -- COMMAND` makes one\n");
+    for (const auto& entry : all)
+        fmt::print("{:<20} {:<7} {} Gaudi, {} on tmpfs\n", entry["name"].get<std::string>(), entry["in_use"].get<bool>() ? "in use" : "idle",
+                   entry["gaudis"].size(), human_bytes(entry["stored_bytes"]));
+    return ok;
+}
+
+int show(const std::string& name, bool as_json) {
+    if (auto valid = lab::check_name(name); !valid)
+        return complain(valid.error());
+    const auto names = lab::list();
+    if (!names)
+        return complain(names.error(), failed);
+    if (std::find(names->begin(), names->end(), name) == names->end())
+        return complain({fmt::format("there is no lab '{}'; `gaudi-direct lab list` names those there are", name)}, failed);
+    const auto entry = lab_json(name);
+    if (as_json) {
+        fmt::print("{}\n", entry.dump(2));
+        return ok;
+    }
+    fmt::print("gaudi-direct {}: lab '{}', {}\n", gaudi::version(), name, entry["in_use"].get<bool>() ? "in use" : "idle");
+    for (const auto& card : entry["gaudis"]) {
+        std::string holders;
+        for (const auto& process : card["holders"])
+            holders += fmt::format(" {}", process.get<int>());
+        fmt::print("gaudi {}  {}  {}  module {}  {}  {} stored\n", card["index"].get<int>(), card["generation"].get<std::string>(),
+                   card["bus_id"].get<std::string>(), card["module_id"].get<int>(), holders.empty() ? "free" : "held by process" + holders,
+                   human_bytes(card["stored_bytes"]));
+    }
+    return ok;
+}
+
+} // namespace
+
+void add_lab(CLI::App& program, int& outcome) {
+    auto* command = program.add_subcommand("lab", "The lab: virtual Gaudis on a machine without any");
+    command->require_subcommand(1);
+
+    auto chosen = std::make_shared<run_options>();
+    auto* run_command = command->add_subcommand("run", "Run any program in the lab; its exit status is passed on");
+    run_command->add_option("--lab", chosen->name, "Name of the lab; made at its first use")->capture_default_str();
+    run_command->add_option("--gaudis", chosen->gaudis, "How many Gaudis the lab has (2)");
+    run_command->add_option("--generation", chosen->generation, "gaudi, gaudi2 or gaudi3 (gaudi2)");
+    run_command->add_option("--config", chosen->config, "Lab description; see gaudi-lab-description(5)");
+    run_command->add_option("--faults", chosen->faults, "Fault script; see gaudi-lab-faults(5)");
+    run_command->add_option("command", chosen->command, "The program and its arguments, behind --")->required();
+    run_command->positionals_at_end();
+    run_command->callback([chosen, &outcome] { outcome = run(*chosen); });
+
+    auto as_json = std::make_shared<bool>(false);
+    auto* list_command = command->add_subcommand("list", "The labs of this user");
+    list_command->add_flag("--json", *as_json, "Machine-readable output");
+    list_command->callback([as_json, &outcome] { outcome = list(*as_json); });
+
+    auto name = std::make_shared<std::string>(lab::selected_name());
+    auto* show_command = command->add_subcommand("show", "One lab: its Gaudis, who holds them, what they store");
+    show_command->add_option("name", *name, "Which lab")->capture_default_str();
+    show_command->add_flag("--json", *as_json, "Machine-readable output");
+    show_command->callback([name, as_json, &outcome] { outcome = show(*name, *as_json); });
+
+    auto* clean_command = command->add_subcommand("clean", "Remove a lab that nobody uses");
+    clean_command->add_option("name", *name, "Which lab")->capture_default_str();
+    clean_command->callback([name, &outcome] {
+        const auto cleaned = lab::clean(*name);
+        outcome = cleaned ? static_cast<int>(ok) : complain(cleaned.error(), failed);
+    });
+}
+
+} // namespace tools
