@@ -37,10 +37,11 @@ private:
 void show(const gaudi::device& device, const gaudi::device_buffer& buffer) {
     const auto info = device.info();
     const auto window = need(buffer.dmabuf(), "DMA-BUF export");
-    std::printf("gaudi %u   %s %s at %s, %.2f GiB HBM\n", info.index, gaudi::name_of(info.generation).data(), info.card.c_str(),
-                info.bus_id.c_str(), static_cast<double>(info.memory_total) / (1U << 30));
-    std::printf("          %zu MiB at %#" PRIx64 ", exported as DMA-BUF: fd %d, offset %#" PRIx64 ", iova %#" PRIx64 "\n", size >> 20,
-                buffer.address().value(), window.fd, window.offset, window.iova.value());
+    std::printf("gaudi %u   %s %s at %s, %.2f GiB HBM\n", info.index, gaudi::name_of(info.generation).data(),
+                info.card.c_str(), info.bus_id.c_str(), static_cast<double>(info.memory_total) / (1U << 30));
+    std::printf("          %zu MiB at %#" PRIx64 ", exported as DMA-BUF: fd %d, offset %#" PRIx64
+                ", iova %#" PRIx64 "\n",
+                size >> 20, buffer.address().value(), window.fd, window.offset, window.iova.value());
 }
 
 } // namespace
@@ -68,10 +69,13 @@ int main() {
 
     const stopwatch down;
     need(need(to_first.write(there.address(), out), "write").wait(), "write");
-    std::printf("host    -> gaudi 0   %6.2f GB/s   DMA from pinned memory\n", down.gigabytes_per_second(size));
+    std::printf("host    -> gaudi 0   %6.2f GB/s   DMA from pinned memory\n",
+                down.gigabytes_per_second(size));
     const stopwatch across;
-    const auto way = need(gaudi::copy_across(*second, yonder.address(), *first, there.address(), size), "copy between devices");
-    std::printf("gaudi 0 -> gaudi 1   %6.2f GB/s   %s%s%s\n", across.gigabytes_per_second(size), gaudi::name_of(way.path).data(),
+    const auto way = need(gaudi::copy_across(*second, yonder.address(), *first, there.address(), size),
+                          "copy between devices");
+    std::printf("gaudi 0 -> gaudi 1   %6.2f GB/s   %s%s%s\n", across.gigabytes_per_second(size),
+                gaudi::name_of(way.path).data(),
                 way.why_not_direct.empty() ? "" : "; not direct: ", way.why_not_direct.c_str());
     const stopwatch up;
     need(need(from_second.read(back, yonder.address()), "read").wait(), "read");
@@ -79,7 +83,8 @@ int main() {
 
     for (std::size_t i = 0; i < size; ++i)
         if (out[i] != back[i]) {
-            std::printf("wrong: byte %zu is %#x, expected %#x\n", i, std::to_integer<unsigned>(back[i]), std::to_integer<unsigned>(out[i]));
+            std::printf("wrong: byte %zu is %#x, expected %#x\n", i, std::to_integer<unsigned>(back[i]),
+                        std::to_integer<unsigned>(out[i]));
             return 1;
         }
     std::printf("data is right: %zu bytes went through both devices and were compared\n", size);

@@ -1,16 +1,18 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * What a virtual NIC needs to turn a DMA-BUF of the virtual Gaudi into bytes. The only thing that the lab's two
- * libraries share. Plain C, header only, no state.
+ * What a virtual NIC needs to turn a DMA-BUF of the virtual Gaudi into bytes. The only thing that the lab's
+ * two libraries share. Plain C, header only, no state.
  *
- * A DMA-BUF descriptor is an open file <lab>/gaudiN/exports/ID, write-only, so that it can be neither read nor
- * mapped; its size is the buffer's. Its lock (flock, exclusive) belongs to the open file description: as long as
- * one duplicate lives anywhere, the device is busy. Whoever keeps a region keeps a dup of the descriptor.
+ * A DMA-BUF descriptor is an open file <lab>/gaudiN/exports/ID, write-only, so that it can be neither read
+ * nor mapped; its size is the buffer's. Its lock (flock, exclusive) belongs to the open file description: as
+ * long as one duplicate lives anywhere, the device is busy. Whoever keeps a region keeps a dup of the
+ * descriptor.
  *
  * Beside it lies ID.ranges: which pieces of the device's HBM the buffer consists of. HBM itself is the sparse
- * file <lab>/gaudiN/hbm: hbm_size bytes of memory, then one 32-bit state per granule. Memory that nobody touched
- * since its allocation is a hole; gaudi_lab_hbm_prepare() gives it its (not zero) content and its storage, and must
- * be called for a range before its bytes are read or written. It is idempotent and cheap afterwards.
+ * file <lab>/gaudiN/hbm: hbm_size bytes of memory, then one 32-bit state per granule. Memory that nobody
+ * touched since its allocation is a hole; gaudi_lab_hbm_prepare() gives it its (not zero) content and its
+ * storage, and must be called for a range before its bytes are read or written. It is idempotent and cheap
+ * afterwards.
  */
 #ifndef GAUDI_LAB_DMABUF_H
 #define GAUDI_LAB_DMABUF_H
@@ -58,11 +60,13 @@ static inline uint64_t gaudi_lab_hbm_file_size(uint64_t hbm_size) {
 }
 
 /*
- * Describes the DMA-BUF behind fd. ranges may be NULL to learn range_count first. hbm_path receives the path of the
- * HBM file. Returns 0, -EBADF (not open), -EINVAL (open, but not a DMA-BUF of this user's lab), -ENOSPC (capacity).
+ * Describes the DMA-BUF behind fd. ranges may be NULL to learn range_count first. hbm_path receives the path
+ * of the HBM file. Returns 0, -EBADF (not open), -EINVAL (open, but not a DMA-BUF of this user's lab),
+ * -ENOSPC (capacity).
  */
-static inline int gaudi_lab_dmabuf_describe(int fd, struct gaudi_lab_dmabuf* head, struct gaudi_lab_range* ranges,
-                                            uint32_t capacity, char* hbm_path, size_t hbm_path_size) {
+static inline int gaudi_lab_dmabuf_describe(int fd, struct gaudi_lab_dmabuf* head,
+                                            struct gaudi_lab_range* ranges, uint32_t capacity, char* hbm_path,
+                                            size_t hbm_path_size) {
     char link[64], path[3072], file[3200];
     struct stat by_fd, by_path;
     int flags = fcntl(fd, F_GETFL);
@@ -83,7 +87,8 @@ static inline int gaudi_lab_dmabuf_describe(int fd, struct gaudi_lab_dmabuf* hea
     if (description < 0)
         return -EINVAL;
     int result = -EINVAL;
-    if (read(description, head, sizeof(*head)) == (ssize_t)sizeof(*head) && head->magic == GAUDI_LAB_DMABUF_MAGIC) {
+    if (read(description, head, sizeof(*head)) == (ssize_t)sizeof(*head) &&
+        head->magic == GAUDI_LAB_DMABUF_MAGIC) {
         ssize_t wanted = (ssize_t)(head->range_count * sizeof(*ranges));
         if (ranges == NULL)
             result = 0;
@@ -100,7 +105,8 @@ static inline int gaudi_lab_dmabuf_describe(int fd, struct gaudi_lab_dmabuf* hea
 }
 
 /* One granule: storage first (a full tmpfs is an error here, not a SIGBUS later), then its fresh content. */
-static inline int gaudi_lab_granule_fill(int hbm_fd, unsigned char* base, uint64_t offset, uint64_t hbm_size) {
+static inline int gaudi_lab_granule_fill(int hbm_fd, unsigned char* base, uint64_t offset,
+                                         uint64_t hbm_size) {
     uint64_t length = hbm_size - offset < GAUDI_LAB_GRANULE ? hbm_size - offset : GAUDI_LAB_GRANULE;
     while (fallocate(hbm_fd, FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)length) != 0)
         if (errno != EINTR)

@@ -17,7 +17,8 @@ namespace {
 constexpr std::uint64_t stage_bytes = 4ULL << 20;
 
 // The destination's engine reads the source's memory through its DMA-BUF.
-result<void> copy_by_import(device& to, device_address destination, device& from, device_address source, std::uint64_t length) {
+result<void> copy_by_import(device& to, device_address destination, device& from, device_address source,
+                            std::uint64_t length) {
     const auto known = registry::self().map().find(source, length);
     if (!known)
         return tl::unexpected(known.error());
@@ -27,7 +28,8 @@ result<void> copy_by_import(device& to, device_address destination, device& from
     const auto end = (source.value() + length + 4095) / 4096 * 4096;
     const auto* block = reinterpret_cast<const heap_core::block*>(known->tag);
     const auto base = known->base.value() - block->offset; // of the chunk: what was mapped
-    const auto plan = plan_export({from.core()->who().generation, memory_origin::own, device_address(base), end - base, device_address(begin), end - begin});
+    const auto plan = plan_export({from.core()->who().generation, memory_origin::own, device_address(base),
+                                   end - base, device_address(begin), end - begin});
     if (!plan)
         return tl::unexpected(plan.error());
     const auto dmabuf = from.core()->export_dmabuf(*plan);
@@ -39,14 +41,16 @@ result<void> copy_by_import(device& to, device_address destination, device& from
     const auto engine = to.copies();
     if (!engine)
         return tl::unexpected(engine.error());
-    const auto started = engine->core()->copy_unchecked(destination, imported->address() + skip, length, copy_direction::down);
+    const auto started =
+        engine->core()->copy_unchecked(destination, imported->address() + skip, length, copy_direction::down);
     if (!started)
         return tl::unexpected(started.error());
     return copy_ticket(engine->core(), *started).wait();
 }
 
 // Through pinned host memory, two slabs in turn: one is read into while the other is written from.
-result<void> copy_staged(device& to, device_address destination, device& from, device_address source, std::uint64_t length) {
+result<void> copy_staged(device& to, device_address destination, device& from, device_address source,
+                         std::uint64_t length) {
     auto reader = from.copies();
     if (!reader)
         return tl::unexpected(reader.error());
@@ -105,7 +109,8 @@ std::string_view name_of(device_path path) {
     return names[static_cast<int>(path)];
 }
 
-result<across_report> copy_across(device& to, device_address destination, device& from, device_address source, std::uint64_t length) {
+result<across_report> copy_across(device& to, device_address destination, device& from, device_address source,
+                                  std::uint64_t length) {
     if (length == 0)
         return tl::unexpected(error(errc::size_zero, "copy of 0 bytes between devices"));
     for (const auto& [address, owner] : {std::pair(destination, &to), std::pair(source, &from)}) {
@@ -113,7 +118,9 @@ result<across_report> copy_across(device& to, device_address destination, device
         if (!known)
             return tl::unexpected(known.error());
         if (known->device_index != owner->core()->who().index)
-            return tl::unexpected(error(errc::not_allocated, fmt::format("{} bytes at {:#x} are not memory of {}", length, address.value(), owner->core()->who().bus_id)));
+            return tl::unexpected(
+                error(errc::not_allocated, fmt::format("{} bytes at {:#x} are not memory of {}", length,
+                                                       address.value(), owner->core()->who().bus_id)));
     }
     across_report report;
     if (to.core() == from.core()) {

@@ -55,7 +55,8 @@ result<dmabuf_export> device::export_foreign(device_address address, std::uint64
         const auto found = find_synapse_device(id);
         if (!found || found->fd != core_->fd())
             continue;
-        const auto plan = plan_export({core_->who().generation, memory_origin::foreign_pool, found->pool_base, found->pool_size, address, length});
+        const auto plan = plan_export({core_->who().generation, memory_origin::foreign_pool, found->pool_base,
+                                       found->pool_size, address, length});
         if (!plan)
             return tl::unexpected(plan.error());
         auto fd = core_->export_dmabuf(*plan);
@@ -63,7 +64,9 @@ result<dmabuf_export> device::export_foreign(device_address address, std::uint64
             return tl::unexpected(fd.error());
         return dmabuf_export{fd->release(), plan->dmabuf_offset, plan->iova, plan->length};
     }
-    return tl::unexpected(error(errc::not_allocated, fmt::format("{} bytes at {:#x}: no SynapseAI in this process owns {}", length, address.value(), core_->who().bus_id)));
+    return tl::unexpected(
+        error(errc::not_allocated, fmt::format("{} bytes at {:#x}: no SynapseAI in this process owns {}",
+                                               length, address.value(), core_->who().bus_id)));
 }
 
 } // namespace gaudi

@@ -41,14 +41,16 @@ bool matches(const device_info& info, const device_choice& choice) {
 std::string listed(const std::vector<device_info>& all) {
     std::string text;
     for (const auto& info : all)
-        text += fmt::format("{}{} ({}, module {})", text.empty() ? "" : ", ", info.index, info.bus_id, info.module_id);
+        text += fmt::format("{}{} ({}, module {})", text.empty() ? "" : ", ", info.index, info.bus_id,
+                            info.module_id);
     return text;
 }
 
 } // namespace
 
 registry::registry() {
-    // A child has its parent's objects but not its context: it starts without open devices and finds them busy.
+    // A child has its parent's objects but not its context: it starts without open devices and finds them
+    // busy.
     ::pthread_atfork([] { self().mutex_.lock(); }, [] { self().mutex_.unlock(); },
                      [] {
                          new (&self().mutex_) std::mutex;
@@ -109,7 +111,8 @@ result<std::shared_ptr<device>> registry::open(const device_choice& wanted) {
     if (candidates.empty() && hidden)
         return tl::unexpected(error(errc::device_hidden, text_of(choice)));
     if (candidates.empty())
-        return tl::unexpected(error(errc::device_unknown, fmt::format("{}; there are: {}", text_of(choice), listed(all))));
+        return tl::unexpected(
+            error(errc::device_unknown, fmt::format("{}; there are: {}", text_of(choice), listed(all))));
     if (std::holds_alternative<first_free>(choice))
         return open_first_free(candidates);
     return open_one(candidates.front());
@@ -135,10 +138,12 @@ result<std::shared_ptr<device>> registry::open_first_free(const std::vector<devi
     return tl::unexpected(error(last.code(), reasons, last.system_error()));
 }
 
-result<std::shared_ptr<hl_device>> registry::open_or_attach(const std::shared_ptr<const hlthunk_api>& table, const device_info& info) {
+result<std::shared_ptr<hl_device>> registry::open_or_attach(const std::shared_ptr<const hlthunk_api>& table,
+                                                            const device_info& info) {
     // SynapseAI numbers the devices it acquired itself; a process rarely has more than one.
     for (std::uint32_t id = 0; id < 8; ++id)
-        if (const auto found = find_synapse_device(id); found && bus_id_of(*table, found->fd) == info.bus_id) {
+        if (const auto found = find_synapse_device(id);
+            found && bus_id_of(*table, found->fd) == info.bus_id) {
             auto attached = attach(table, found->fd, info);
             if (attached)
                 if (auto added = map_.add_window(found->pool_base, found->pool_size, info.index); !added)
@@ -147,7 +152,8 @@ result<std::shared_ptr<hl_device>> registry::open_or_attach(const std::shared_pt
         }
     auto opened = open_for_compute(table, info);
     if (opened)
-        if (auto added = map_.add_window((*opened)->slice_begin(), (*opened)->slice_size(), info.index); !added)
+        if (auto added = map_.add_window((*opened)->slice_begin(), (*opened)->slice_size(), info.index);
+            !added)
             return tl::unexpected(added.error());
     return opened;
 }

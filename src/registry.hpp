@@ -10,8 +10,8 @@
 
 namespace gaudi {
 
-// The only global of the library: which hl-thunk, which devices are open, which memory is known. The driver allows one
-// context per device and process, so that everybody must get the same one.
+// The only global of the library: which hl-thunk, which devices are open, which memory is known. The driver
+// allows one context per device and process, so that everybody must get the same one.
 class registry {
 public:
     static registry& self();
@@ -25,7 +25,8 @@ private:
     registry();
     result<std::shared_ptr<device>> open_one(const device_info& info);
     result<std::shared_ptr<device>> open_first_free(const std::vector<device_info>& candidates);
-    result<std::shared_ptr<hl_device>> open_or_attach(const std::shared_ptr<const hlthunk_api>& table, const device_info& info);
+    result<std::shared_ptr<hl_device>> open_or_attach(const std::shared_ptr<const hlthunk_api>& table,
+                                                      const device_info& info);
 
     std::mutex mutex_;
     std::shared_ptr<const hlthunk_api> api_;

@@ -74,15 +74,19 @@ json device_json(const gaudi::device_info& info, bool probe) {
 }
 
 void print_device(const json& entry) {
-    fmt::print("\ngaudi {}: {} {}\n", entry["index"].get<int>(), entry["generation"].get<std::string>(), entry["card"].get<std::string>());
+    fmt::print("\ngaudi {}: {} {}\n", entry["index"].get<int>(), entry["generation"].get<std::string>(),
+               entry["card"].get<std::string>());
     fmt::print("  bus id           {}\n", entry["bus_id"].get<std::string>());
     fmt::print("  module id        {}\n", entry["module_id"].get<int>());
-    fmt::print("  NUMA node        {}\n", entry["numa_node"].is_null() ? "unknown" : entry["numa_node"].dump());
-    fmt::print("  HBM              {} total, {} free, allocated in pages of {}\n", human_bytes(entry["memory_total"]), human_bytes(entry["memory_free"]),
+    fmt::print("  NUMA node        {}\n",
+               entry["numa_node"].is_null() ? "unknown" : entry["numa_node"].dump());
+    fmt::print("  HBM              {} total, {} free, allocated in pages of {}\n",
+               human_bytes(entry["memory_total"]), human_bytes(entry["memory_free"]),
                human_bytes(entry["allocation_page"]));
     fmt::print("  status           {}\n", entry["status"].get<std::string>());
     for (const auto& holder : entry["holders"])
-        fmt::print("  held by          process {} ({})\n", holder["process"].get<int>(), holder["command"].get<std::string>());
+        fmt::print("  held by          process {} ({})\n", holder["process"].get<int>(),
+                   holder["command"].get<std::string>());
     fmt::print("  DMA-BUF export   {}\n", entry["dmabuf_export_detail"].get<std::string>());
 }
 
@@ -102,21 +106,30 @@ void enter_lab(const std::string& reason) {
 int run_info(const info_options& options) {
     const auto driver = gaudi::loaded_driver();
     const auto devices = gaudi::list_devices();
-    const std::string trouble = !driver                 ? driver.error().message()
-                                : !devices              ? devices.error().message()
-                                : devices->empty()      ? gaudi::error(gaudi::errc::no_device, fmt::format("{} finds none that this process may use", driver->path)).message()
-                                                        : "";
+    const std::string trouble =
+        !driver    ? driver.error().message()
+        : !devices ? devices.error().message()
+        : devices->empty()
+            ? gaudi::error(gaudi::errc::no_device,
+                           fmt::format("{} finds none that this process may use", driver->path))
+                  .message()
+            : "";
     const char* lab_reason = std::getenv(reason_variable);
-    if (!trouble.empty() && !options.no_lab && lab_reason == nullptr && std::getenv("GAUDI_DIRECT_HLTHUNK") == nullptr &&
-        std::filesystem::exists(lab_hlthunk()))
+    if (!trouble.empty() && !options.no_lab && lab_reason == nullptr &&
+        std::getenv("GAUDI_DIRECT_HLTHUNK") == nullptr && std::filesystem::exists(lab_hlthunk()))
         enter_lab(trouble);
     const bool in_lab = driver && is_virtual(driver->path);
-    json report = {{"version", gaudi::version()},
-                   {"kind", !driver ? "none" : in_lab ? "virtual" : "real"},
-                   {"lab_reason", lab_reason != nullptr ? json(lab_reason) : json(nullptr)},
-                   {"hlthunk", driver ? json{{"path", driver->path}, {"version", driver->version}, {"missing", driver->missing}} : json(nullptr)},
-                   {"problem", trouble.empty() ? json(nullptr) : json(trouble)},
-                   {"devices", json::array()}};
+    json report = {
+        {"version", gaudi::version()},
+        {"kind", !driver  ? "none"
+                 : in_lab ? "virtual"
+                          : "real"},
+        {"lab_reason", lab_reason != nullptr ? json(lab_reason) : json(nullptr)},
+        {"hlthunk",
+         driver ? json{{"path", driver->path}, {"version", driver->version}, {"missing", driver->missing}}
+                : json(nullptr)},
+        {"problem", trouble.empty() ? json(nullptr) : json(trouble)},
+        {"devices", json::array()}};
     if (devices)
         for (const auto& info : *devices)
             report["devices"].push_back(device_json(info, options.probe));
@@ -125,8 +138,11 @@ int run_info(const info_options& options) {
         fmt::print("{}\n", report.dump(2));
         return status;
     }
-    fmt::print("gaudi-direct {}: {} hardware, {} device{}\n", gaudi::version(), !driver ? "no" : in_lab ? "virtual" : "real", report["devices"].size(),
-               report["devices"].size() == 1 ? "" : "s");
+    fmt::print("gaudi-direct {}: {} hardware, {} device{}\n", gaudi::version(),
+               !driver  ? "no"
+               : in_lab ? "virtual"
+                        : "real",
+               report["devices"].size(), report["devices"].size() == 1 ? "" : "s");
     if (lab_reason != nullptr)
         fmt::print("this is the lab, because there is no hardware: {}\n", lab_reason);
     if (driver)
@@ -143,7 +159,8 @@ int run_info(const info_options& options) {
 void add_info(CLI::App& program, int& outcome) {
     auto options = std::make_shared<info_options>();
     options->probe = true;
-    auto* command = program.add_subcommand("info", "Show the devices, what the driver says of them, and who holds them");
+    auto* command =
+        program.add_subcommand("info", "Show the devices, what the driver says of them, and who holds them");
     command->add_flag("--json", options->as_json, "Machine-readable output");
     command->add_flag("--no-lab", options->no_lab, "Do not go to the lab when there is no hardware");
     command->add_flag("!--no-probe", options->probe, "Do not open free devices to ask about DMA-BUF export");

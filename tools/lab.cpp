@@ -40,7 +40,8 @@ struct run_options {
 lab::result<std::optional<lab::description>> wanted_by(const run_options& options) {
     if (!options.config.empty()) {
         if (options.gaudis || options.generation)
-            return tl::unexpected(lab::problem{"--config describes the whole lab; leave out --gaudis and --generation"});
+            return tl::unexpected(
+                lab::problem{"--config describes the whole lab; leave out --gaudis and --generation"});
         auto read = lab::read_description(options.config);
         if (!read)
             return tl::unexpected(read.error());
@@ -49,7 +50,8 @@ lab::result<std::optional<lab::description>> wanted_by(const run_options& option
     if (!options.gaudis && !options.generation)
         return std::optional<lab::description>{};
     if (options.gaudis.value_or(0) > lab::max_gaudis)
-        return tl::unexpected(lab::problem{fmt::format("--gaudis {}: a lab has at most {}", *options.gaudis, lab::max_gaudis)});
+        return tl::unexpected(
+            lab::problem{fmt::format("--gaudis {}: a lab has at most {}", *options.gaudis, lab::max_gaudis)});
     const auto kind = lab::parse_generation(options.generation.value_or("gaudi2"));
     if (!kind)
         return tl::unexpected(kind.error());
@@ -69,7 +71,8 @@ lab::result<void> check_faults(const std::string& path) {
 
 void set_environment(const run_options& options) {
     const char* path = std::getenv("LD_LIBRARY_PATH");
-    const auto libraries = lab_folder().string() + (path != nullptr && *path != '\0' ? fmt::format(":{}", path) : "");
+    const auto libraries =
+        lab_folder().string() + (path != nullptr && *path != '\0' ? fmt::format(":{}", path) : "");
     ::setenv("LD_LIBRARY_PATH", libraries.c_str(), 1); // programs linked to libhl-thunk.so by name
     ::setenv("GAUDI_DIRECT_HLTHUNK", lab_hlthunk().c_str(), 1);
     ::setenv("GAUDI_LAB", options.name.c_str(), 1);
@@ -117,12 +120,14 @@ std::uint64_t stored_bytes(const fs::path& path) {
     return ::stat(path.c_str(), &status) == 0 ? static_cast<std::uint64_t>(status.st_blocks) * 512 : 0;
 }
 
-// A program that ended without closing its devices leaves their memory behind until the next open: do that one now.
+// A program that ended without closing its devices leaves their memory behind until the next open: do that
+// one now.
 void sweep(const lab::folder& where) {
     void* library = ::dlopen(lab_hlthunk().c_str(), RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr)
         return;
-    const auto open_module = reinterpret_cast<int (*)(unsigned)>(::dlsym(library, "hlthunk_open_by_module_id"));
+    const auto open_module =
+        reinterpret_cast<int (*)(unsigned)>(::dlsym(library, "hlthunk_open_by_module_id"));
     const auto close_device = reinterpret_cast<int (*)(int)>(::dlsym(library, "hlthunk_close"));
     for (unsigned i = 0; i < where.contents().gaudis.size(); ++i) {
         if (stored_bytes(where.device_folder(i) / "hbm") + stored_bytes(where.device_folder(i) / "sram") == 0)
@@ -162,7 +167,8 @@ json lab_json(const std::string& name) {
         for (unsigned i = 0; i < contents->gaudis.size(); ++i) {
             const auto& card = contents->gaudis[i];
             const auto device = path / fmt::format("gaudi{}", i);
-            const auto stored = stored_bytes(device / "hbm") + stored_bytes(device / "sram") + stored_bytes(device / "context");
+            const auto stored = stored_bytes(device / "hbm") + stored_bytes(device / "sram") +
+                                stored_bytes(device / "context");
             total += stored;
             const auto node = (path / "accel" / fmt::format("accel{}", i)).string();
             auto holders = json::array();
@@ -203,8 +209,9 @@ int list(bool as_json) {
     if (all.empty())
         fmt::print("no labs; `gaudi-direct lab run -- COMMAND` makes one\n");
     for (const auto& entry : all)
-        fmt::print("{:<20} {:<7} {} Gaudi, {} on tmpfs\n", entry["name"].get<std::string>(), entry["in_use"].get<bool>() ? "in use" : "idle",
-                   entry["gaudis"].size(), human_bytes(entry["stored_bytes"]));
+        fmt::print("{:<20} {:<7} {} Gaudi, {} on tmpfs\n", entry["name"].get<std::string>(),
+                   entry["in_use"].get<bool>() ? "in use" : "idle", entry["gaudis"].size(),
+                   human_bytes(entry["stored_bytes"]));
     return ok;
 }
 
@@ -215,19 +222,23 @@ int show(const std::string& name, bool as_json) {
     if (!names)
         return complain(names.error(), failed);
     if (std::find(names->begin(), names->end(), name) == names->end())
-        return complain({fmt::format("there is no lab '{}'; `gaudi-direct lab list` names those there are", name)}, failed);
+        return complain(
+            {fmt::format("there is no lab '{}'; `gaudi-direct lab list` names those there are", name)},
+            failed);
     const auto entry = lab_json(name);
     if (as_json) {
         fmt::print("{}\n", entry.dump(2));
         return ok;
     }
-    fmt::print("gaudi-direct {}: lab '{}', {}\n", gaudi::version(), name, entry["in_use"].get<bool>() ? "in use" : "idle");
+    fmt::print("gaudi-direct {}: lab '{}', {}\n", gaudi::version(), name,
+               entry["in_use"].get<bool>() ? "in use" : "idle");
     for (const auto& card : entry["gaudis"]) {
         std::string holders;
         for (const auto& process : card["holders"])
             holders += fmt::format(" {}", process.get<int>());
-        fmt::print("gaudi {}  {}  {}  module {}  {}  {} stored\n", card["index"].get<int>(), card["generation"].get<std::string>(),
-                   card["bus_id"].get<std::string>(), card["module_id"].get<int>(), holders.empty() ? "free" : "held by process" + holders,
+        fmt::print("gaudi {}  {}  {}  module {}  {}  {} stored\n", card["index"].get<int>(),
+                   card["generation"].get<std::string>(), card["bus_id"].get<std::string>(),
+                   card["module_id"].get<int>(), holders.empty() ? "free" : "held by process" + holders,
                    human_bytes(card["stored_bytes"]));
     }
     return ok;
@@ -240,13 +251,16 @@ void add_lab(CLI::App& program, int& outcome) {
     command->require_subcommand(1);
 
     auto chosen = std::make_shared<run_options>();
-    auto* run_command = command->add_subcommand("run", "Run any program in the lab; its exit status is passed on");
-    run_command->add_option("--lab", chosen->name, "Name of the lab; made at its first use")->capture_default_str();
+    auto* run_command =
+        command->add_subcommand("run", "Run any program in the lab; its exit status is passed on");
+    run_command->add_option("--lab", chosen->name, "Name of the lab; made at its first use")
+        ->capture_default_str();
     run_command->add_option("--gaudis", chosen->gaudis, "How many Gaudis the lab has (2)");
     run_command->add_option("--generation", chosen->generation, "gaudi, gaudi2 or gaudi3 (gaudi2)");
     run_command->add_option("--config", chosen->config, "Lab description; see gaudi-lab-description(5)");
     run_command->add_option("--faults", chosen->faults, "Fault script; see gaudi-lab-faults(5)");
-    run_command->add_option("command", chosen->command, "The program and its arguments, behind --")->required();
+    run_command->add_option("command", chosen->command, "The program and its arguments, behind --")
+        ->required();
     run_command->positionals_at_end();
     run_command->callback([chosen, &outcome] { outcome = run(*chosen); });
 
@@ -256,7 +270,8 @@ void add_lab(CLI::App& program, int& outcome) {
     list_command->callback([as_json, &outcome] { outcome = list(*as_json); });
 
     auto name = std::make_shared<std::string>(lab::selected_name());
-    auto* show_command = command->add_subcommand("show", "One lab: its Gaudis, who holds them, what they store");
+    auto* show_command =
+        command->add_subcommand("show", "One lab: its Gaudis, who holds them, what they store");
     show_command->add_option("name", *name, "Which lab")->capture_default_str();
     show_command->add_flag("--json", *as_json, "Machine-readable output");
     show_command->callback([name, as_json, &outcome] { outcome = show(*name, *as_json); });

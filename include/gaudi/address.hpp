@@ -6,8 +6,9 @@
 
 namespace gaudi {
 
-// An address in a device's memory. It is not a pointer and never becomes one: the CPU cannot reach HBM, and on Gaudi2
-// and later the number is not even a valid x86-64 address. Bytes go in and out through a copy engine.
+// An address in a device's memory. It is not a pointer and never becomes one: the CPU cannot reach HBM, and
+// on Gaudi2 and later the number is not even a valid x86-64 address. Bytes go in and out through a copy
+// engine.
 class device_address {
 public:
     constexpr device_address() = default;

@@ -10,8 +10,8 @@
 
 namespace gaudi {
 
-// A live allocation. `generation` never repeats in a process: a cache that keeps it notices that memory was freed and
-// its address given to somebody else.
+// A live allocation. `generation` never repeats in a process: a cache that keeps it notices that memory was
+// freed and its address given to somebody else.
 struct allocation_view {
     device_address base;
     std::uint64_t length = 0;
@@ -20,8 +20,8 @@ struct allocation_view {
     std::uint64_t tag = 0; // the inserter's own
 };
 
-// Answers "is this Gaudi memory, which device, which allocation". Lookup takes no lock, never allocates, and costs the
-// same for ten allocations and a hundred thousand. All functions may be called from any thread.
+// Answers "is this Gaudi memory, which device, which allocation". Lookup takes no lock, never allocates, and
+// costs the same for ten allocations and a hundred thousand. All functions may be called from any thread.
 class address_map {
 public:
     address_map();
@@ -34,8 +34,8 @@ public:
     // All of a device's windows and allocations are forgotten.
     void remove_device(unsigned device_index);
 
-    // base is a multiple of 64, and the range lies in a window; overlap (in units of 64 bytes) with a live allocation is errc::ranges_overlap.
-    // Returns the generation.
+    // base is a multiple of 64, and the range lies in a window; overlap (in units of 64 bytes) with a live
+    // allocation is errc::ranges_overlap. Returns the generation.
     result<std::uint64_t> insert(device_address base, std::uint64_t length, std::uint64_t tag);
     // `base` must be the beginning of a live allocation: errc::not_allocated.
     result<void> erase(device_address base);
@@ -43,7 +43,8 @@ public:
     // Whether a device's window holds the address, allocated or not.
     [[nodiscard]] std::optional<unsigned> device_of(device_address address) const noexcept;
     [[nodiscard]] std::optional<allocation_view> find(device_address address) const noexcept;
-    // The allocation that holds all of [address, address + length): errc::not_allocated or range_leaves_allocation.
+    // The allocation that holds all of [address, address + length): errc::not_allocated or
+    // range_leaves_allocation.
     [[nodiscard]] result<allocation_view> find(device_address address, std::uint64_t length) const;
     [[nodiscard]] std::size_t size() const noexcept;
 

@@ -15,8 +15,8 @@ namespace gaudi {
 class copy_core;
 class pin_core;
 
-// Host memory pinned and mapped for the device: copies from and to it need no preparation. Unmapped by the destructor,
-// which must not run before the copies have finished. The memory itself stays the caller's.
+// Host memory pinned and mapped for the device: copies from and to it need no preparation. Unmapped by the
+// destructor, which must not run before the copies have finished. The memory itself stays the caller's.
 class pinned_memory {
 public:
     pinned_memory() = default;
@@ -53,11 +53,11 @@ private:
 };
 
 struct copy_options {
-    unsigned queues = 2;                      // per direction, for copies larger than a stripe
-    std::uint64_t stripe_bytes = 8ULL << 20;  // a copy this large is spread over several queues
-    unsigned batch = 256;                     // packets that one submission may carry
-    unsigned eager = 4;                       // submissions in flight before small copies begin to wait for company
-    unsigned in_flight = 0;                   // 0: the driver's limit; never more than that
+    unsigned queues = 2;                     // per direction, for copies larger than a stripe
+    std::uint64_t stripe_bytes = 8ULL << 20; // a copy this large is spread over several queues
+    unsigned batch = 256;                    // packets that one submission may carry
+    unsigned eager = 4;     // submissions in flight before small copies begin to wait for company
+    unsigned in_flight = 0; // 0: the driver's limit; never more than that
 };
 
 struct copy_statistics {
@@ -67,11 +67,12 @@ struct copy_statistics {
     std::uint64_t pinned = 0, bounced = 0, mapped = 0; // how host memory was reached
 };
 
-// Copies on the device's own DMA engines. Any size, any alignment; no order between copies unless one is waited for
-// before the next is submitted. Device ranges must lie within one live allocation. Thread-safe.
+// Copies on the device's own DMA engines. Any size, any alignment; no order between copies unless one is
+// waited for before the next is submitted. Device ranges must lie within one live allocation. Thread-safe.
 //
-// Host memory that is not pinned is reached through a small pinned slab (up to 16 KiB; the source may be reused at
-// once) or is mapped for the time of the copy. A source or destination must stay valid until the ticket is done.
+// Host memory that is not pinned is reached through a small pinned slab (up to 16 KiB; the source may be
+// reused at once) or is mapped for the time of the copy. A source or destination must stay valid until the
+// ticket is done.
 class copy_engine {
 public:
     explicit copy_engine(std::shared_ptr<copy_core> core) : core_(std::move(core)) {}
@@ -82,7 +83,8 @@ public:
 
     // Submits what waits and collects what finished, without blocking. Returns how many copies finished.
     std::size_t poll();
-    // Readable when copies finished since it was last read (8 bytes, as an eventfd). The engine's; do not close it.
+    // Readable when copies finished since it was last read (8 bytes, as an eventfd). The engine's; do not
+    // close it.
     [[nodiscard]] result<int> event_fd();
     [[nodiscard]] result<pinned_memory> pin(std::span<std::byte> memory);
     [[nodiscard]] copy_statistics statistics() const;

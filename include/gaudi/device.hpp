@@ -17,8 +17,8 @@ namespace gaudi {
 
 class hl_device;
 
-// An open device. The driver allows one context per device: everything in a process shares this one object, which the
-// registry hands out. The device is closed when the last user of it, and of its buffers, is gone.
+// An open device. The driver allows one context per device: everything in a process shares this one object,
+// which the registry hands out. The device is closed when the last user of it, and of its buffers, is gone.
 class device {
 public:
     explicit device(std::shared_ptr<hl_device> opened);
@@ -37,7 +37,8 @@ public:
     // Whether it is SynapseAI's: then memory and queues are SynapseAI's as well.
     [[nodiscard]] bool attached() const;
     [[nodiscard]] bool lost() const;
-    // Exports memory that somebody else allocated on this device (SynapseAI's pool). The descriptor is the caller's.
+    // Exports memory that somebody else allocated on this device (SynapseAI's pool). The descriptor is the
+    // caller's.
     [[nodiscard]] result<dmabuf_export> export_foreign(device_address address, std::uint64_t length);
 
     [[nodiscard]] const std::shared_ptr<hl_device>& core() const { return core_; }
@@ -49,8 +50,8 @@ private:
     std::weak_ptr<copy_core> copies_;
 };
 
-// Which device to open. What HABANA_VISIBLE_DEVICES (indices) and HABANA_VISIBLE_MODULES (module ids) leave out is
-// errc::device_hidden; an index is always the driver's, as in /dev/accel/accelN.
+// Which device to open. What HABANA_VISIBLE_DEVICES (indices) and HABANA_VISIBLE_MODULES (module ids) leave
+// out is errc::device_hidden; an index is always the driver's, as in /dev/accel/accelN.
 struct first_free {};
 struct by_index {
     unsigned index;
@@ -76,14 +77,14 @@ struct driver_library {
 // All devices this process may use; does not open them for compute.
 [[nodiscard]] result<std::vector<device_info>> list_devices();
 [[nodiscard]] std::vector<device_holder> holders_of(const device_info& info);
-// Opens a device, or hands out the one that this process has open already. first_free passes over busy devices;
-// HLS_MODULE_ID turns it into by_module_id.
+// Opens a device, or hands out the one that this process has open already. first_free passes over busy
+// devices; HLS_MODULE_ID turns it into by_module_id.
 [[nodiscard]] result<std::shared_ptr<device>> open_device(const device_choice& choice = first_free{});
 // Every allocation of every open device in this process.
 [[nodiscard]] const address_map& known_memory();
 
-// Copies between two devices: by the destination's DMA reading the source's DMA-BUF where the driver can import it,
-// else through pinned host memory. Says which.
+// Copies between two devices: by the destination's DMA reading the source's DMA-BUF where the driver can
+// import it, else through pinned host memory. Says which.
 enum class device_path { same_device, peer_dmabuf, staged };
 [[nodiscard]] std::string_view name_of(device_path path);
 struct across_report {

@@ -13,8 +13,8 @@ namespace gaudi {
 class device;
 class heap_core;
 
-// A range of device memory with one owner; freed by the destructor. It keeps its device open. Copies to or from it must
-// have finished before it goes.
+// A range of device memory with one owner; freed by the destructor. It keeps its device open. Copies to or
+// from it must have finished before it goes.
 class device_buffer {
 public:
     device_buffer() = default;
@@ -27,7 +27,8 @@ public:
     [[nodiscard]] std::uint64_t generation() const { return generation_; }
     explicit operator bool() const { return core_ != nullptr; }
 
-    // The buffer as part of its chunk's DMA-BUF. The first call for a chunk asks the driver, later ones cost nothing.
+    // The buffer as part of its chunk's DMA-BUF. The first call for a chunk asks the driver, later ones cost
+    // nothing.
     [[nodiscard]] result<dmabuf_export> dmabuf() const;
     // Gives up ownership; return the memory with device_heap::free(address).
     device_address release();
@@ -50,18 +51,19 @@ struct heap_statistics {
     std::uint64_t exports = 0;      // DMA-BUFs alive: at most one a chunk
 };
 
-// Sub-allocates from big chunks, because the driver's own allocations are few and huge (768 MB each on Gaudi2). A buffer
-// from a warm heap costs no system call. Thread-safe.
+// Sub-allocates from big chunks, because the driver's own allocations are few and huge (768 MB each on
+// Gaudi2). A buffer from a warm heap costs no system call. Thread-safe.
 class device_heap {
 public:
     static constexpr std::uint64_t granule = 64;
 
     explicit device_heap(std::shared_ptr<heap_core> core) : core_(std::move(core)) {}
 
-    // Alignment: a power of two up to the chunk's, at least `granule`. Buffers of a page or more are page-aligned.
-    // errc::size_zero, size_beyond_memory, alignment_invalid, memory_exhausted, device_lost.
+    // Alignment: a power of two up to the chunk's, at least `granule`. Buffers of a page or more are
+    // page-aligned. errc::size_zero, size_beyond_memory, alignment_invalid, memory_exhausted, device_lost.
     [[nodiscard]] result<device_buffer> allocate(std::uint64_t size, std::uint64_t alignment = granule);
-    // For memory taken over with device_buffer::release(). errc::not_allocated for anything else, also a second time.
+    // For memory taken over with device_buffer::release(). errc::not_allocated for anything else, also a
+    // second time.
     result<void> free(device_address address);
     // Gives empty chunks back to the driver.
     void trim();

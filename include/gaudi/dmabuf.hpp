@@ -7,11 +7,12 @@
 
 namespace gaudi {
 
-// A range of device memory as a NIC wants it for ibv_reg_dmabuf_mr(pd, offset, length, iova, fd, access): `offset` is
-// counted from the beginning of the DMA-BUF, and offset and iova are congruent modulo 4096.
+// A range of device memory as a NIC wants it for ibv_reg_dmabuf_mr(pd, offset, length, iova, fd, access):
+// `offset` is counted from the beginning of the DMA-BUF, and offset and iova are congruent modulo 4096.
 //
-// The descriptor is borrowed: it belongs to the chunk of memory the range lies in and lives as long as a buffer from it
-// does. Duplicate it to keep it longer, and close the duplicate before the device: a DMA-BUF keeps a device busy.
+// The descriptor is borrowed: it belongs to the chunk of memory the range lies in and lives as long as a
+// buffer from it does. Duplicate it to keep it longer, and close the duplicate before the device: a DMA-BUF
+// keeps a device busy.
 struct dmabuf_export {
     int fd = -1;
     std::uint64_t offset = 0;

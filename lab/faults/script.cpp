@@ -43,7 +43,8 @@ result<void> parse_occurrence(std::string_view text, fault_rule& rule) {
     const bool open_end = text.ends_with('+');
     const auto number = parse_unsigned(open_end ? text.substr(0, text.size() - 1) : text, for_ever - 1);
     if (!number || *number == 0)
-        return tl::unexpected(problem{fmt::format("occurrence '{}': expected N, N+ or every, N from 1", text)});
+        return tl::unexpected(
+            problem{fmt::format("occurrence '{}': expected N, N+ or every, N from 1", text)});
     rule.first = *number;
     rule.last = open_end ? for_ever : *number;
     return {};
@@ -56,14 +57,16 @@ result<fault> parse_action(std::string_view call, const std::vector<std::string_
     if (action == "errno" && has_argument) {
         const auto number = parse_errno(words[3]);
         if (!number)
-            return tl::unexpected(problem{fmt::format("'{}' is no errno; expected a name such as ENOMEM or a number", words[3])});
+            return tl::unexpected(problem{
+                fmt::format("'{}' is no errno; expected a name such as ENOMEM or a number", words[3])});
         made.error_number = *number;
         return made;
     }
     if (action == "delay" && has_argument) {
         const auto pause = parse_pause(words[3]);
         if (!pause)
-            return tl::unexpected(problem{fmt::format("'{}' is no time; expected for example 500us, 20ms or 1s", words[3])});
+            return tl::unexpected(
+                problem{fmt::format("'{}' is no time; expected for example 500us, 20ms or 1s", words[3])});
         made.action = fault_action::delay;
         made.pause = *pause;
         return made;
@@ -82,10 +85,12 @@ result<fault> parse_action(std::string_view call, const std::vector<std::string_
                 made.action = fault_action::short_result;
                 return made;
             }
-        return tl::unexpected(problem{fmt::format("'{}' has no short result; those that have: {}", call, fmt::join(short_calls, ", "))});
+        return tl::unexpected(problem{fmt::format("'{}' has no short result; those that have: {}", call,
+                                                  fmt::join(short_calls, ", "))});
     }
-    return tl::unexpected(problem{fmt::format(
-        "action '{}': expected errno NAME, delay TIME, short, reset or die", fmt::join(words.begin() + 2, words.end(), " "))});
+    return tl::unexpected(
+        problem{fmt::format("action '{}': expected errno NAME, delay TIME, short, reset or die",
+                            fmt::join(words.begin() + 2, words.end(), " "))});
 }
 
 } // namespace
@@ -106,8 +111,9 @@ result<std::vector<fault_rule>> parse_faults(std::string_view text, std::string_
                 return tl::unexpected(problem{fmt::format("{}:{}: {}", name, number, why)});
             };
             if (words.size() < 3 || words.size() > 4)
-                return refuse(fmt::format("'{}': expected CALL OCCURRENCE ACTION, for example hlthunk_open 1 errno EBUSY",
-                                          fmt::join(words, " ")));
+                return refuse(fmt::format(
+                    "'{}': expected CALL OCCURRENCE ACTION, for example hlthunk_open 1 errno EBUSY",
+                    fmt::join(words, " ")));
             fault_rule rule;
             rule.call = words[0];
             if (rule.call != "*" && !rule.call.starts_with("hlthunk_") && !rule.call.starts_with("ibv_"))

@@ -43,7 +43,8 @@ struct fault_rule {
 // Lines end with a newline or a semicolon, so that a script fits into an environment variable.
 [[nodiscard]] result<std::vector<fault_rule>> parse_faults(std::string_view text, std::string_view name);
 
-// Calls are counted per process from the moment a script is armed. Thread-safe; costs one load while none is armed.
+// Calls are counted per process from the moment a script is armed. Thread-safe; costs one load while none is
+// armed.
 class fault_injector {
 public:
     void arm(std::vector<fault_rule> rules);

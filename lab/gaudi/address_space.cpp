@@ -15,8 +15,9 @@ namespace {
 // The first mapping whose pages end behind the address: the one that holds it, if any does.
 mapping* first_ending_after(context& state, std::uint64_t address) {
     auto* const end = state.mappings + state.mapping_count;
-    return std::upper_bound(state.mappings, end, address,
-                            [](std::uint64_t value, const mapping& entry) { return value < entry.page_end(); });
+    return std::upper_bound(state.mappings, end, address, [](std::uint64_t value, const mapping& entry) {
+        return value < entry.page_end();
+    });
 }
 
 // Alignment counts in the low 48 bits: a Gaudi2 page is no power of two and the upper bits are a tag.
@@ -36,7 +37,9 @@ answer<piece> imported_piece(const import_record& record, std::uint64_t offset, 
         }
         piece found;
         found.length = std::min(length, range.length - offset);
-        found.bytes = process::self().foreign_memory(record.hbm_path, record.hbm_size).bytes(range.hbm_offset + offset, found.length);
+        found.bytes = process::self()
+                          .foreign_memory(record.hbm_path, record.hbm_size)
+                          .bytes(range.hbm_offset + offset, found.length);
         if (found.bytes == nullptr)
             return tl::unexpected(errno);
         return found;
@@ -44,7 +47,8 @@ answer<piece> imported_piece(const import_record& record, std::uint64_t offset, 
     return tl::unexpected(EFAULT);
 }
 
-answer<piece> allocated_piece(virtual_device& device, const allocation& from, std::uint64_t offset, std::uint64_t length) {
+answer<piece> allocated_piece(virtual_device& device, const allocation& from, std::uint64_t offset,
+                              std::uint64_t length) {
     const auto& state = device.state();
     const auto page_size = device.type.dram_page;
     auto page = from.first_page;
@@ -75,7 +79,8 @@ bool still_mapped(std::uint64_t host, std::uint64_t length) {
     return true;
 }
 
-answer<piece> mapped_piece(virtual_device& device, const mapping& entry, std::uint64_t address, std::uint64_t length) {
+answer<piece> mapped_piece(virtual_device& device, const mapping& entry, std::uint64_t address,
+                           std::uint64_t length) {
     auto& state = device.state();
     length = std::min(length, entry.page_end() - address);
     const auto offset = address - entry.page_begin();
@@ -98,12 +103,12 @@ answer<piece> mapped_piece(virtual_device& device, const mapping& entry, std::ui
     found.length = length;
     const auto host = (entry.host_address & ~(host_page - 1)) + offset;
     if (entry.process == ::getpid()) {
-        // Pinned pages outlive a program's munmap; here they do not, and touching them must not crash the program.
+        // Pinned pages outlive a program's munmap; here they do not, and touching them must not crash the
+        // program.
         if (!still_mapped(host, length))
             return tl::unexpected(EFAULT);
         found.bytes = reinterpret_cast<unsigned char*>(host);
-    }
-    else if (process_start_time(entry.process) != entry.process_start)
+    } else if (process_start_time(entry.process) != entry.process_start)
         return tl::unexpected(EFAULT);
     found.process = entry.process;
     found.remote_address = host;
@@ -125,8 +130,8 @@ bool is_free(const context& state, std::uint64_t begin, std::uint64_t size) {
     return next == state.mappings + state.mapping_count || next->page_begin() >= begin + size;
 }
 
-std::uint64_t find_room(const context& state, const address_range& range, std::uint64_t size, std::uint64_t alignment,
-                        const address_range& avoid) {
+std::uint64_t find_room(const context& state, const address_range& range, std::uint64_t size,
+                        std::uint64_t alignment, const address_range& avoid) {
     std::uint64_t best = 0, best_gap = ~0ULL;
     const auto consider = [&](std::uint64_t begin, std::uint64_t end) {
         const auto start = align_up(begin, alignment);
@@ -222,7 +227,8 @@ bool write_piece(const piece& to, const unsigned char* data, std::uint64_t lengt
         std::memcpy(to.bytes, data, length);
         return true;
     }
-    const iovec local{const_cast<unsigned char*>(data), length}, remote{reinterpret_cast<void*>(to.remote_address), length};
+    const iovec local{const_cast<unsigned char*>(data), length},
+        remote{reinterpret_cast<void*>(to.remote_address), length};
     return ::process_vm_writev(to.process, &local, 1, &remote, 1, 0) == static_cast<ssize_t>(length);
 }
 

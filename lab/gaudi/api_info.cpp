@@ -80,7 +80,8 @@ int event_record(virtual_device& device, hlthunk_event_record_id id, void* buffe
     const auto& last = state.last;
     switch (id) {
     case HLTHUNK_OPEN_DEV:
-        static_cast<hlthunk_event_record_open_dev_time*>(buffer)->timestamp = static_cast<std::int64_t>(state.opened_ns);
+        static_cast<hlthunk_event_record_open_dev_time*>(buffer)->timestamp =
+            static_cast<std::int64_t>(state.opened_ns);
         return 0;
     case HLTHUNK_CS_TIMEOUT: {
         auto& out = *static_cast<hlthunk_event_record_cs_timeout*>(buffer);
@@ -153,32 +154,35 @@ LAB_EXPORT(int, hlthunk_get_busy_engines_mask, (int fd, hlthunk_engines_idle_inf
     });
 })
 
-LAB_EXPORT(int, hlthunk_get_dev_memalloc_page_orders, (int fd, uint64_t* page_order_bitmask), (fd, page_order_bitmask), {
-    return query(fd, page_order_bitmask, [](virtual_device& device, auto& out) { out = device.type.page_orders; });
-})
+LAB_EXPORT(int, hlthunk_get_dev_memalloc_page_orders, (int fd, uint64_t* page_order_bitmask),
+           (fd, page_order_bitmask), {
+               return query(fd, page_order_bitmask,
+                            [](virtual_device& device, auto& out) { out = device.type.page_orders; });
+           })
 
-LAB_EXPORT(int, hlthunk_get_sync_manager_info, (int fd, int dcore_id, hlthunk_sync_manager_info* info), (fd, dcore_id, info), {
-    if (dcore_id < 0 || dcore_id >= 4)
-        return failure<int>(EINVAL);
-    return query(fd, info, [&](virtual_device& device, auto& out) {
-        out = {};
-        if (dcore_id == 0)
-            out = {device.type.first_sob, device.type.first_monitor, device.type.first_cq, 0};
-    });
-})
+LAB_EXPORT(int, hlthunk_get_sync_manager_info, (int fd, int dcore_id, hlthunk_sync_manager_info* info),
+           (fd, dcore_id, info), {
+               if (dcore_id < 0 || dcore_id >= 4)
+                   return failure<int>(EINVAL);
+               return query(fd, info, [&](virtual_device& device, auto& out) {
+                   out = {};
+                   if (dcore_id == 0)
+                       out = {device.type.first_sob, device.type.first_monitor, device.type.first_cq, 0};
+               });
+           })
 
 LAB_EXPORT(int, hlthunk_get_open_stats, (int fd, hlthunk_open_stats_info* open_stats), (fd, open_stats),
            { return query(fd, open_stats, fill_open_stats); })
 
-LAB_EXPORT(int, hlthunk_get_cs_counters_info, (int fd, hl_info_cs_counters* info), (fd, info), {
-    return query(fd, info, [](virtual_device&, auto& out) { out = {}; });
-})
+LAB_EXPORT(int, hlthunk_get_cs_counters_info, (int fd, hl_info_cs_counters* info), (fd, info),
+           { return query(fd, info, [](virtual_device&, auto& out) { out = {}; }); })
 
-LAB_EXPORT(int, hlthunk_get_clk_rate, (int fd, uint32_t* cur_clk_mhz, uint32_t* max_clk_mhz), (fd, cur_clk_mhz, max_clk_mhz), {
-    if (max_clk_mhz == nullptr)
-        return failure<int>(EINVAL);
-    return query(fd, cur_clk_mhz, [&](virtual_device&, auto& out) { out = *max_clk_mhz = 1650; });
-})
+LAB_EXPORT(int, hlthunk_get_clk_rate, (int fd, uint32_t* cur_clk_mhz, uint32_t* max_clk_mhz),
+           (fd, cur_clk_mhz, max_clk_mhz), {
+               if (max_clk_mhz == nullptr)
+                   return failure<int>(EINVAL);
+               return query(fd, cur_clk_mhz, [&](virtual_device&, auto& out) { out = *max_clk_mhz = 1650; });
+           })
 
 LAB_EXPORT(int, hlthunk_get_reset_count_info, (int fd, hlthunk_reset_count_info* info), (fd, info), {
     return query(fd, info, [](virtual_device& device, auto& out) {
@@ -190,21 +194,17 @@ LAB_EXPORT(int, hlthunk_get_time_sync_info, (int fd, hlthunk_time_sync_info* inf
     return query(fd, info, [](virtual_device&, auto& out) { out = {now_ns(), now_ns()}; });
 })
 
-LAB_EXPORT(int, hlthunk_get_pci_counters_info, (int fd, hlthunk_pci_counters_info* info), (fd, info), {
-    return query(fd, info, [](virtual_device&, auto& out) { out = {}; });
-})
+LAB_EXPORT(int, hlthunk_get_pci_counters_info, (int fd, hlthunk_pci_counters_info* info), (fd, info),
+           { return query(fd, info, [](virtual_device&, auto& out) { out = {}; }); })
 
-LAB_EXPORT(int, hlthunk_get_clk_throttle_info, (int fd, hlthunk_clk_throttle_info* info), (fd, info), {
-    return query(fd, info, [](virtual_device&, auto& out) { out = {}; });
-})
+LAB_EXPORT(int, hlthunk_get_clk_throttle_info, (int fd, hlthunk_clk_throttle_info* info), (fd, info),
+           { return query(fd, info, [](virtual_device&, auto& out) { out = {}; }); })
 
-LAB_EXPORT(int, hlthunk_get_power_info, (int fd, hlthunk_power_info* info), (fd, info), {
-    return query(fd, info, [](virtual_device&, auto& out) { out = {}; });
-})
+LAB_EXPORT(int, hlthunk_get_power_info, (int fd, hlthunk_power_info* info), (fd, info),
+           { return query(fd, info, [](virtual_device&, auto& out) { out = {}; }); })
 
-LAB_EXPORT(int, hlthunk_get_total_energy_consumption_info, (int fd, hlthunk_energy_info* info), (fd, info), {
-    return query(fd, info, [](virtual_device&, auto& out) { out = {}; });
-})
+LAB_EXPORT(int, hlthunk_get_total_energy_consumption_info, (int fd, hlthunk_energy_info* info), (fd, info),
+           { return query(fd, info, [](virtual_device&, auto& out) { out = {}; }); })
 
 LAB_EXPORT(int, hlthunk_get_hw_asic_status, (int fd, hlthunk_hw_asic_status* status), (fd, status), {
     return query(fd, status, [](virtual_device& device, auto& out) {
@@ -217,13 +217,18 @@ LAB_EXPORT(int, hlthunk_get_hw_asic_status, (int fd, hlthunk_hw_asic_status* sta
 })
 
 LAB_EXPORT(int, hlthunk_get_pll_frequency, (int fd, uint32_t index, hlthunk_pll_frequency_info* frequency),
-           (fd, index, frequency), { return query(fd, frequency, [](virtual_device&, auto& out) { out = {}; }); })
+           (fd, index, frequency),
+           { return query(fd, frequency, [](virtual_device&, auto& out) { out = {}; }); })
 
-LAB_EXPORT(int, hlthunk_get_device_utilization, (int fd, uint32_t period_ms, uint32_t* rate), (fd, period_ms, rate), {
-    return query(fd, rate, [](virtual_device& device, auto& out) { out = device.state().in_flight.load() == 0 ? 0 : 100; });
-})
+LAB_EXPORT(int, hlthunk_get_device_utilization, (int fd, uint32_t period_ms, uint32_t* rate),
+           (fd, period_ms, rate), {
+               return query(fd, rate, [](virtual_device& device, auto& out) {
+                   out = device.state().in_flight.load() == 0 ? 0 : 100;
+               });
+           })
 
-LAB_EXPORT(int, hlthunk_get_hw_events_arr, (int fd, bool aggregate, uint32_t hw_events_arr_size, uint32_t* hw_events_arr),
+LAB_EXPORT(int, hlthunk_get_hw_events_arr,
+           (int fd, bool aggregate, uint32_t hw_events_arr_size, uint32_t* hw_events_arr),
            (fd, aggregate, hw_events_arr_size, hw_events_arr), {
                return query(fd, hw_events_arr,
                             [&](virtual_device&, auto& out) { std::memset(&out, 0, hw_events_arr_size); });
@@ -233,10 +238,12 @@ LAB_EXPORT(int, hlthunk_get_event_record, (int fd, hlthunk_event_record_id event
            (fd, static_cast<int>(event_id), buf), {
                if (buf == nullptr)
                    return failure<int>(EINVAL);
-               return on_either<int>(fd, [&](virtual_device& device) { return event_record(device, event_id, buf); });
+               return on_either<int>(
+                   fd, [&](virtual_device& device) { return event_record(device, event_id, buf); });
            })
 
-LAB_EXPORT(int, hlthunk_get_page_fault_info, (int fd, hlthunk_page_fault_info* pf, uint32_t num_of_allocated_mappings),
+LAB_EXPORT(int, hlthunk_get_page_fault_info,
+           (int fd, hlthunk_page_fault_info* pf, uint32_t num_of_allocated_mappings),
            (fd, pf, num_of_allocated_mappings), {
                return query(fd, pf, [&](virtual_device& device, auto& out) {
                    const context_lock lock(device.state());
@@ -245,8 +252,9 @@ LAB_EXPORT(int, hlthunk_get_page_fault_info, (int fd, hlthunk_page_fault_info* p
                    out.addr = state.last.page_fault_address;
                    out.engine_id = static_cast<std::uint16_t>(state.last.page_fault_engine);
                    out.num_of_mappings = state.mapping_count;
-                   for (std::uint32_t i = 0;
-                        out.mappings_buf != nullptr && i < std::min(num_of_allocated_mappings, state.mapping_count); ++i)
+                   for (std::uint32_t i = 0; out.mappings_buf != nullptr &&
+                                             i < std::min(num_of_allocated_mappings, state.mapping_count);
+                        ++i)
                        out.mappings_buf[i] = {state.mappings[i].address, state.mappings[i].size};
                });
            })
@@ -257,7 +265,8 @@ LAB_EXPORT(int, hlthunk_get_info, (int fd, hl_info_args* info), (fd, info), {
     return on_either<int>(fd, [&](virtual_device& device) { return raw_info(device, *info); });
 })
 
-LAB_EXPORT(int, hlthunk_get_engine_status, (int fd, char* status_buf, uint32_t status_buf_size, int* actual_size),
+LAB_EXPORT(int, hlthunk_get_engine_status,
+           (int fd, char* status_buf, uint32_t status_buf_size, int* actual_size),
            (fd, status_buf, status_buf_size, actual_size), {
                if (status_buf_size == 0 || actual_size == nullptr)
                    return failure<int>(EINVAL);
@@ -268,14 +277,15 @@ LAB_EXPORT(int, hlthunk_get_engine_status, (int fd, char* status_buf, uint32_t s
                });
            })
 
-LAB_EXPORT(int, hlthunk_get_dram_replaced_rows_info, (int fd, hlthunk_dram_replaced_rows_info* info), (fd, info), {
-    if (info == nullptr)
-        return failure<int>(EINVAL);
-    return on_either<int>(fd, [&](virtual_device&) {
-        std::memset(static_cast<void*>(info), 0, 264);
-        return 0;
-    });
-})
+LAB_EXPORT(int, hlthunk_get_dram_replaced_rows_info, (int fd, hlthunk_dram_replaced_rows_info* info),
+           (fd, info), {
+               if (info == nullptr)
+                   return failure<int>(EINVAL);
+               return on_either<int>(fd, [&](virtual_device&) {
+                   std::memset(static_cast<void*>(info), 0, 264);
+                   return 0;
+               });
+           })
 
 LAB_EXPORT(int, hlthunk_get_dram_pending_rows_info, (int fd, uint32_t* out), (fd, out),
            { return query(fd, out, [](virtual_device&, auto& rows) { rows = 0; }); })

@@ -7,7 +7,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-LAB_EXPORT(uint64_t, hlthunk_device_memory_alloc, (int fd, uint64_t size, uint64_t page_size, bool contiguous, bool shared),
+LAB_EXPORT(uint64_t, hlthunk_device_memory_alloc,
+           (int fd, uint64_t size, uint64_t page_size, bool contiguous, bool shared),
            (fd, size, page_size, contiguous, shared), {
                return on_device<uint64_t>(fd, [&](virtual_device& device) {
                    return outcome_of<uint64_t>(allocate(device, size, page_size, contiguous));
@@ -15,16 +16,19 @@ LAB_EXPORT(uint64_t, hlthunk_device_memory_alloc, (int fd, uint64_t size, uint64
            })
 
 LAB_EXPORT(int, hlthunk_device_memory_free, (int fd, uint64_t handle), (fd, handle), {
-    return on_device<int>(fd, [&](virtual_device& device) { return outcome_of<int>(release(device, handle)); });
+    return on_device<int>(fd,
+                          [&](virtual_device& device) { return outcome_of<int>(release(device, handle)); });
 })
 
-LAB_EXPORT(uint64_t, hlthunk_device_memory_map, (int fd, uint64_t handle, uint64_t hint_addr), (fd, handle, hint_addr), {
-    return on_device<uint64_t>(fd, [&](virtual_device& device) {
-        return outcome_of<uint64_t>(map_device(device, handle, hint_addr, 0));
-    });
-})
+LAB_EXPORT(uint64_t, hlthunk_device_memory_map, (int fd, uint64_t handle, uint64_t hint_addr),
+           (fd, handle, hint_addr), {
+               return on_device<uint64_t>(fd, [&](virtual_device& device) {
+                   return outcome_of<uint64_t>(map_device(device, handle, hint_addr, 0));
+               });
+           })
 
-LAB_EXPORT(uint64_t, hlthunk_host_memory_map, (int fd, void* host_virt_addr, uint64_t hint_addr, uint64_t host_size),
+LAB_EXPORT(uint64_t, hlthunk_host_memory_map,
+           (int fd, void* host_virt_addr, uint64_t hint_addr, uint64_t host_size),
            (fd, host_virt_addr, hint_addr, host_size), {
                return on_device<uint64_t>(fd, [&](virtual_device& device) {
                    return outcome_of<uint64_t>(map_host(device, host_virt_addr, host_size, hint_addr, 0));
@@ -40,19 +44,22 @@ LAB_EXPORT(uint64_t, hlthunk_host_memory_map_flags,
            })
 
 LAB_EXPORT(int, hlthunk_memory_unmap, (int fd, uint64_t device_virt_addr), (fd, device_virt_addr), {
-    return on_device<int>(fd, [&](virtual_device& device) { return outcome_of<int>(unmap(device, device_virt_addr)); });
+    return on_device<int>(
+        fd, [&](virtual_device& device) { return outcome_of<int>(unmap(device, device_virt_addr)); });
 })
 
-LAB_EXPORT(int, hlthunk_device_memory_export_dmabuf_fd, (int fd, uint64_t addr, uint64_t size, uint32_t flags),
-           (fd, addr, size, flags), {
+LAB_EXPORT(int, hlthunk_device_memory_export_dmabuf_fd,
+           (int fd, uint64_t addr, uint64_t size, uint32_t flags), (fd, addr, size, flags), {
                if (short_result_wanted() && size > host_page)
                    size -= host_page;
-               return on_device<int>(
-                   fd, [&](virtual_device& device) { return outcome_of<int>(export_physical(device, addr, size)); });
+               return on_device<int>(fd, [&](virtual_device& device) {
+                   return outcome_of<int>(export_physical(device, addr, size));
+               });
            })
 
 LAB_EXPORT(int, hlthunk_device_mapped_memory_export_dmabuf_fd,
-           (int fd, uint64_t addr, uint64_t size, uint64_t offset, uint32_t flags), (fd, addr, size, offset, flags), {
+           (int fd, uint64_t addr, uint64_t size, uint64_t offset, uint32_t flags),
+           (fd, addr, size, offset, flags), {
                if (flags != HL_EXPORT_FLAGS) // refused by the library itself
                    return failure<int>(EINVAL);
                if (short_result_wanted() && size > host_page)
@@ -62,15 +69,16 @@ LAB_EXPORT(int, hlthunk_device_mapped_memory_export_dmabuf_fd,
                });
            })
 
-LAB_EXPORT(int, hlthunk_request_command_buffer, (int fd, uint32_t cb_size, uint64_t* cb_handle), (fd, cb_size, cb_handle), {
-    if (cb_handle == nullptr)
-        return failure<int>(EINVAL);
-    return on_device<int>(fd, [&](virtual_device& device) {
-        const auto made = create_buffer(device, cb_size, false);
-        *cb_handle = made.value_or(0);
-        return made ? 0 : failure<int>(made.error());
-    });
-})
+LAB_EXPORT(int, hlthunk_request_command_buffer, (int fd, uint32_t cb_size, uint64_t* cb_handle),
+           (fd, cb_size, cb_handle), {
+               if (cb_handle == nullptr)
+                   return failure<int>(EINVAL);
+               return on_device<int>(fd, [&](virtual_device& device) {
+                   const auto made = create_buffer(device, cb_size, false);
+                   *cb_handle = made.value_or(0);
+                   return made ? 0 : failure<int>(made.error());
+               });
+           })
 
 LAB_EXPORT(int, hlthunk_request_mapped_command_buffer, (int fd, uint32_t cb_size, uint64_t* cb_handle),
            (fd, cb_size, cb_handle), {
@@ -84,21 +92,23 @@ LAB_EXPORT(int, hlthunk_request_mapped_command_buffer, (int fd, uint32_t cb_size
            })
 
 LAB_EXPORT(int, hlthunk_destroy_command_buffer, (int fd, uint64_t cb_handle), (fd, cb_handle), {
-    return on_device<int>(fd, [&](virtual_device& device) { return outcome_of<int>(destroy_buffer(device, cb_handle)); });
+    return on_device<int>(
+        fd, [&](virtual_device& device) { return outcome_of<int>(destroy_buffer(device, cb_handle)); });
 })
 
-LAB_EXPORT(int, hlthunk_get_cb_usage_count, (int fd, uint64_t cb_handle, uint32_t* usage_cnt), (fd, cb_handle, usage_cnt), {
-    if (usage_cnt == nullptr)
-        return failure<int>(EINVAL);
-    return on_device<int>(fd, [&](virtual_device& device) {
-        const context_lock lock(device.state());
-        const auto* buffer = find_buffer(device.state(), cb_handle);
-        if (buffer == nullptr)
-            return failure<int>(EINVAL);
-        *usage_cnt = buffer->in_flight;
-        return 0;
-    });
-})
+LAB_EXPORT(int, hlthunk_get_cb_usage_count, (int fd, uint64_t cb_handle, uint32_t* usage_cnt),
+           (fd, cb_handle, usage_cnt), {
+               if (usage_cnt == nullptr)
+                   return failure<int>(EINVAL);
+               return on_device<int>(fd, [&](virtual_device& device) {
+                   const context_lock lock(device.state());
+                   const auto* buffer = find_buffer(device.state(), cb_handle);
+                   if (buffer == nullptr)
+                       return failure<int>(EINVAL);
+                   *usage_cnt = buffer->in_flight;
+                   return 0;
+               });
+           })
 
 LAB_EXPORT(int, hlthunk_get_mapped_cb_device_va_by_handle, (int fd, uint64_t cb_handle, uint64_t* device_va),
            (fd, cb_handle, device_va), {
@@ -141,15 +151,16 @@ bool is_dmabuf(int fd) {
     char link[64], path[4096];
     std::snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
     const auto length = ::readlink(link, path, sizeof(path));
-    return length > 0 && std::string_view(path, static_cast<std::size_t>(length)).find("/exports/") != std::string_view::npos;
+    return length > 0 && std::string_view(path, static_cast<std::size_t>(length)).find("/exports/") !=
+                             std::string_view::npos;
 }
 
 } // namespace
 } // namespace lab::gaudi
 
-// Beside hl-thunk's own functions: programs that issue the driver's ioctls themselves take ioctl() from the hl-thunk
-// they loaded (dlsym on its handle finds libc's behind the vendor's library and this one here). What is not ours goes
-// to the kernel untouched.
+// Beside hl-thunk's own functions: programs that issue the driver's ioctls themselves take ioctl() from the
+// hl-thunk they loaded (dlsym on its handle finds libc's behind the vendor's library and this one here). What
+// is not ours goes to the kernel untouched.
 extern "C" [[gnu::visibility("default")]] int ioctl(int fd, unsigned long request, ...) noexcept {
     va_list list;
     va_start(list, request);
@@ -158,8 +169,10 @@ extern "C" [[gnu::visibility("default")]] int ioctl(int fd, unsigned long reques
     using namespace lab::gaudi;
     if (request == HL_IOCTL_MEMORY_REQUEST && argument != nullptr)
         if (auto* device = process::self().find(fd); device != nullptr) {
-            const int rc = call<int>("hlthunk_memory_ioctl", [&] { return memory_ioctl(*device, *static_cast<hl_mem_args*>(argument)); },
-                                     fd, static_cast<hl_mem_args*>(argument)->in.op, argument);
+            const int rc = call<int>(
+                "hlthunk_memory_ioctl",
+                [&] { return memory_ioctl(*device, *static_cast<hl_mem_args*>(argument)); }, fd,
+                static_cast<hl_mem_args*>(argument)->in.op, argument);
             return rc < 0 ? -1 : rc;
         }
     if (request == DMA_BUF_IOCTL_SYNC && is_dmabuf(fd))

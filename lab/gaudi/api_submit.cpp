@@ -24,7 +24,8 @@ int submit_from_c(int fd, const hlthunk_cs_in* in, hlthunk_cs_out* out, std::uin
     });
 }
 
-int wait_from_c(int fd, std::uint64_t sequence, std::uint64_t timeout_us, std::uint32_t* status, std::uint64_t* stamp) {
+int wait_from_c(int fd, std::uint64_t sequence, std::uint64_t timeout_us, std::uint32_t* status,
+                std::uint64_t* stamp) {
     if (status == nullptr)
         return failure<int>(EINVAL);
     return on_device<int>(
@@ -50,8 +51,8 @@ int wait_from_c(int fd, std::uint64_t sequence, std::uint64_t timeout_us, std::u
 }
 
 // Waits until the 64-bit word, written by an engine, reaches the target.
-int wait_for_word(virtual_device& device, const volatile std::uint64_t* word, std::uint64_t target, std::uint32_t id,
-                  std::uint64_t timeout_us, std::uint32_t* status, std::uint64_t* stamp) {
+int wait_for_word(virtual_device& device, const volatile std::uint64_t* word, std::uint64_t target,
+                  std::uint32_t id, std::uint64_t timeout_us, std::uint32_t* status, std::uint64_t* stamp) {
     auto& state = device.state();
     auto& interrupt = state.interrupts[id % std::size(state.interrupts)];
     const auto deadline = now_ns() + std::min<std::uint64_t>(timeout_us, 1ULL << 50) * 1000;
@@ -88,12 +89,14 @@ int wait_interrupt(int fd, void* word, std::uint64_t target, std::uint32_t id, s
     return on_device<int>(fd, [&](virtual_device& device) {
         if (!known_interrupt(device, id))
             return failure<int>(EINVAL);
-        return wait_for_word(device, static_cast<std::uint64_t*>(word), target, id, timeout_us, status, stamp);
+        return wait_for_word(device, static_cast<std::uint64_t*>(word), target, id, timeout_us, status,
+                             stamp);
     });
 }
 
-int wait_interrupt_by_handle(int fd, std::uint64_t handle, std::uint64_t offset, std::uint64_t target, std::uint32_t id,
-                             std::uint64_t timeout_us, std::uint32_t* status, std::uint64_t* stamp) {
+int wait_interrupt_by_handle(int fd, std::uint64_t handle, std::uint64_t offset, std::uint64_t target,
+                             std::uint32_t id, std::uint64_t timeout_us, std::uint32_t* status,
+                             std::uint64_t* stamp) {
     if (status == nullptr)
         return failure<int>(EINVAL);
     return on_device<int>(fd, [&](virtual_device& device) {
@@ -109,7 +112,8 @@ int wait_interrupt_by_handle(int fd, std::uint64_t handle, std::uint64_t offset,
         void* view = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, fd, static_cast<off_t>(handle));
         if (view == MAP_FAILED)
             return failure<int>(EINVAL);
-        const int rc = wait_for_word(device, static_cast<std::uint64_t*>(view) + offset, target, id, timeout_us, status, stamp);
+        const int rc = wait_for_word(device, static_cast<std::uint64_t*>(view) + offset, target, id,
+                                     timeout_us, status, stamp);
         const int error = errno;
         ::munmap(view, size);
         errno = error;
@@ -123,8 +127,8 @@ int wait_interrupt_by_handle(int fd, std::uint64_t handle, std::uint64_t offset,
 LAB_EXPORT(int, hlthunk_command_submission, (int fd, hlthunk_cs_in* in, hlthunk_cs_out* out), (fd, in, out),
            { return submit_from_c(fd, in, out, 0); })
 
-LAB_EXPORT(int, hlthunk_command_submission_timeout, (int fd, hlthunk_cs_in* in, hlthunk_cs_out* out, uint32_t timeout),
-           (fd, in, out, timeout), {
+LAB_EXPORT(int, hlthunk_command_submission_timeout,
+           (int fd, hlthunk_cs_in* in, hlthunk_cs_out* out, uint32_t timeout), (fd, in, out, timeout), {
                if (in == nullptr)
                    return failure<int>(EINVAL);
                auto timed = *in;
@@ -132,8 +136,9 @@ LAB_EXPORT(int, hlthunk_command_submission_timeout, (int fd, hlthunk_cs_in* in, 
                return submit_from_c(fd, &timed, out, timeout);
            })
 
-LAB_EXPORT(int, hlthunk_staged_command_submission, (int fd, uint64_t sequence, hlthunk_cs_in* in, hlthunk_cs_out* out),
-           (fd, sequence, in, out), { return failure<int>(EPERM); })
+LAB_EXPORT(int, hlthunk_staged_command_submission,
+           (int fd, uint64_t sequence, hlthunk_cs_in* in, hlthunk_cs_out* out), (fd, sequence, in, out),
+           { return failure<int>(EPERM); })
 
 LAB_EXPORT(int, hlthunk_staged_command_submission_timeout,
            (int fd, uint64_t sequence, hlthunk_cs_in* in, hlthunk_cs_out* out, uint32_t timeout),
@@ -147,24 +152,27 @@ LAB_EXPORT(int, hlthunk_wait_for_cs, (int fd, uint64_t seq, uint64_t timeout_us,
 
 LAB_EXPORT(int, hlthunk_wait_for_cs_with_timestamp,
            (int fd, uint64_t seq, uint64_t timeout_us, uint32_t* status, uint64_t* timestamp),
-           (fd, seq, timeout_us, status, timestamp), { return wait_from_c(fd, seq, timeout_us, status, timestamp); })
+           (fd, seq, timeout_us, status, timestamp),
+           { return wait_from_c(fd, seq, timeout_us, status, timestamp); })
 
 // Not supported by the driver of Gaudi2 and later; on gen1 not modelled.
-LAB_EXPORT(int, hlthunk_wait_for_multi_cs, (int fd, hlthunk_wait_multi_cs_in* in, hlthunk_wait_multi_cs_out* out),
-           (fd, in, out), { return failure<int>(EPERM); })
+LAB_EXPORT(int, hlthunk_wait_for_multi_cs,
+           (int fd, hlthunk_wait_multi_cs_in* in, hlthunk_wait_multi_cs_out* out), (fd, in, out),
+           { return failure<int>(EPERM); })
 
 LAB_EXPORT(int, hlthunk_wait_for_multi_cs_with_timestamp,
            (int fd, hlthunk_wait_multi_cs_in* in, hlthunk_wait_multi_cs_out* out, uint64_t* timestamp),
            (fd, in, out, timestamp), { return failure<int>(EPERM); })
 
 LAB_EXPORT(int, hlthunk_wait_for_interrupt,
-           (int fd, void* addr, uint64_t target_value, uint32_t interrupt_id, uint64_t timeout_us, uint32_t* status),
+           (int fd, void* addr, uint64_t target_value, uint32_t interrupt_id, uint64_t timeout_us,
+            uint32_t* status),
            (fd, addr, target_value, interrupt_id, timeout_us, status),
            { return wait_interrupt(fd, addr, target_value, interrupt_id, timeout_us, status, nullptr); })
 
 LAB_EXPORT(int, hlthunk_wait_for_interrupt_with_timestamp,
-           (int fd, void* addr, uint64_t target_value, uint32_t interrupt_id, uint64_t timeout_us, uint32_t* status,
-            uint64_t* timestamp),
+           (int fd, void* addr, uint64_t target_value, uint32_t interrupt_id, uint64_t timeout_us,
+            uint32_t* status, uint64_t* timestamp),
            (fd, addr, target_value, interrupt_id, timeout_us, status, timestamp),
            { return wait_interrupt(fd, addr, target_value, interrupt_id, timeout_us, status, timestamp); })
 
@@ -172,16 +180,18 @@ LAB_EXPORT(int, hlthunk_wait_for_interrupt_by_handle,
            (int fd, uint64_t cq_counters_handle, uint64_t cq_counters_offset, uint64_t target_value,
             uint32_t interrupt_id, uint64_t timeout_us, uint32_t* status),
            (fd, cq_counters_handle, cq_counters_offset, target_value, interrupt_id, timeout_us, status), {
-               return wait_interrupt_by_handle(fd, cq_counters_handle, cq_counters_offset, target_value, interrupt_id,
-                                               timeout_us, status, nullptr);
+               return wait_interrupt_by_handle(fd, cq_counters_handle, cq_counters_offset, target_value,
+                                               interrupt_id, timeout_us, status, nullptr);
            })
 
 LAB_EXPORT(int, hlthunk_wait_for_interrupt_by_handle_with_timestamp,
            (int fd, uint64_t cq_counters_handle, uint64_t cq_counters_offset, uint64_t target_value,
             uint32_t interrupt_id, uint64_t timeout_us, uint32_t* status, uint64_t* timestamp),
-           (fd, cq_counters_handle, cq_counters_offset, target_value, interrupt_id, timeout_us, status, timestamp), {
-               return wait_interrupt_by_handle(fd, cq_counters_handle, cq_counters_offset, target_value, interrupt_id,
-                                               timeout_us, status, timestamp);
+           (fd, cq_counters_handle, cq_counters_offset, target_value, interrupt_id, timeout_us, status,
+            timestamp),
+           {
+               return wait_interrupt_by_handle(fd, cq_counters_handle, cq_counters_offset, target_value,
+                                               interrupt_id, timeout_us, status, timestamp);
            })
 
 LAB_EXPORT(int, hlthunk_notifier_create, (int fd), (fd), {
@@ -206,7 +216,8 @@ LAB_EXPORT(int, hlthunk_notifier_release, (int fd, int handle), (fd, handle), {
 })
 
 LAB_EXPORT(int, hlthunk_notifier_recv,
-           (int fd, int handle, uint64_t* notifier_events, uint64_t* notifier_cnt, uint32_t flags, uint32_t timeout),
+           (int fd, int handle, uint64_t* notifier_events, uint64_t* notifier_cnt, uint32_t flags,
+            uint32_t timeout),
            (fd, handle, notifier_events, notifier_cnt, flags, timeout), {
                if (notifier_events == nullptr || notifier_cnt == nullptr)
                    return failure<int>(EINVAL);
@@ -244,12 +255,15 @@ LAB_EXPORT(int, hlthunk_allocate_timestamp_elements, (int fd, uint32_t elements_
 LAB_EXPORT(int, hlthunk_register_timestamp_interrupt,
            (int fd, uint32_t interrupt_id, uint64_t cq_counters_handle, uint64_t cq_counters_offset,
             uint64_t target_value, uint64_t timestamps_handle, uint64_t timestamps_offset),
-           (fd, interrupt_id, cq_counters_handle, cq_counters_offset, target_value, timestamps_handle, timestamps_offset), {
+           (fd, interrupt_id, cq_counters_handle, cq_counters_offset, target_value, timestamps_handle,
+            timestamps_offset),
+           {
                return on_device<int>(fd, [&](virtual_device& device) {
                    if (!known_interrupt(device, interrupt_id))
                        return failure<int>(EINVAL);
-                   return outcome_of<int>(request_timestamp(device, {cq_counters_handle, cq_counters_offset, target_value,
-                                                                     timestamps_handle, timestamps_offset, 0}));
+                   return outcome_of<int>(
+                       request_timestamp(device, {cq_counters_handle, cq_counters_offset, target_value,
+                                                  timestamps_handle, timestamps_offset, 0}));
                });
            })
 
@@ -258,5 +272,6 @@ LAB_EXPORT(int, hlthunk_debug, (int fd, hl_debug_args* debug), (fd, debug), {
     enum { set_mode = 7 };
     if (debug == nullptr)
         return failure<int>(EINVAL);
-    return on_device<int>(fd, [&](virtual_device&) { return debug->op == set_mode ? 0 : failure<int>(EINVAL); });
+    return on_device<int>(fd,
+                          [&](virtual_device&) { return debug->op == set_mode ? 0 : failure<int>(EINVAL); });
 })

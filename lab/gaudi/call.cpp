@@ -14,7 +14,8 @@
 namespace lab::gaudi {
 namespace {
 
-// GAUDI_LAB_FAULTS holds a script, or @FILE names one. A script that does not parse must not pass for one without faults.
+// GAUDI_LAB_FAULTS holds a script, or @FILE names one. A script that does not parse must not pass for one
+// without faults.
 std::vector<fault_rule> faults_of_environment() {
     const char* text = std::getenv("GAUDI_LAB_FAULTS");
     if (text == nullptr || *text == '\0')
@@ -40,7 +41,8 @@ std::FILE* open_trace() {
         return stderr;
     std::FILE* file = std::fopen(target, "ae");
     if (file == nullptr)
-        std::fprintf(stderr, "gaudi-lab: GAUDI_LAB_TRACE=%s: %s; tracing to standard error\n", target, std::strerror(errno));
+        std::fprintf(stderr, "gaudi-lab: GAUDI_LAB_TRACE=%s: %s; tracing to standard error\n", target,
+                     std::strerror(errno));
     return file != nullptr ? file : stderr;
 }
 
@@ -64,8 +66,10 @@ bool tracing() {
     return trace_file() != nullptr;
 }
 
-void trace(const char* name, const std::string& arguments, const std::string& outcome, std::uint64_t nanoseconds) {
-    const auto line = fmt::format("[{}] {}({}) = {} {} us\n", ::getpid(), name, arguments, outcome, nanoseconds / 1000);
+void trace(const char* name, const std::string& arguments, const std::string& outcome,
+           std::uint64_t nanoseconds) {
+    const auto line =
+        fmt::format("[{}] {}({}) = {} {} us\n", ::getpid(), name, arguments, outcome, nanoseconds / 1000);
     std::fwrite(line.data(), 1, line.size(), trace_file());
     std::fflush(trace_file());
 }

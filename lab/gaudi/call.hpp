@@ -19,7 +19,8 @@ namespace lab::gaudi {
 
 // GAUDI_LAB_TRACE: 1 writes to standard error, anything else names a file.
 [[nodiscard]] bool tracing();
-void trace(const char* name, const std::string& arguments, const std::string& outcome, std::uint64_t nanoseconds);
+void trace(const char* name, const std::string& arguments, const std::string& outcome,
+           std::uint64_t nanoseconds);
 
 [[nodiscard]] std::string shown(std::uint64_t value);
 [[nodiscard]] std::string shown(std::int64_t value);

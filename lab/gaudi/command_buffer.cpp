@@ -42,7 +42,8 @@ void give_back(virtual_device& device, const command_buffer& gone) {
     const int fd = ::open(device.node.c_str(), O_RDWR | O_CLOEXEC);
     if (fd < 0)
         return;
-    ::fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(buffer_space | gone.id * host_page),
+    ::fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                static_cast<off_t>(buffer_space | gone.id * host_page),
                 static_cast<off_t>(pages_of(gone.size) * host_page));
     ::close(fd);
 }
@@ -50,7 +51,8 @@ void give_back(virtual_device& device, const command_buffer& gone) {
 void sweep_destroyed(virtual_device& device, context& state) {
     for (std::uint32_t i = 0; i < state.buffer_count;) {
         auto& entry = state.buffers[i];
-        if (entry.destroyed != 0 && entry.in_flight == 0 && !mapped_here(device, buffer_space | entry.id * host_page)) {
+        if (entry.destroyed != 0 && entry.in_flight == 0 &&
+            !mapped_here(device, buffer_space | entry.id * host_page)) {
             give_back(device, entry);
             entry = state.buffers[--state.buffer_count];
         } else
@@ -75,7 +77,8 @@ answer<std::uint64_t> create_buffer(virtual_device& device, std::uint64_t size, 
     if (fd < 0)
         return tl::unexpected(errno);
     // Storage now: a full tmpfs must be an errno here and not a SIGBUS in the program.
-    const bool stored = ::fallocate(fd, FALLOC_FL_KEEP_SIZE, static_cast<off_t>(handle), static_cast<off_t>(length)) == 0;
+    const bool stored =
+        ::fallocate(fd, FALLOC_FL_KEEP_SIZE, static_cast<off_t>(handle), static_cast<off_t>(length)) == 0;
     const int error = errno;
     void* view = MAP_FAILED;
     if (stored && mapped)
@@ -87,8 +90,9 @@ answer<std::uint64_t> create_buffer(virtual_device& device, std::uint64_t size, 
         made.device_address = find_room(state, device.type.host_va, length, host_page);
         const auto self = ::getpid();
         if (made.device_address == 0 ||
-            !insert_mapping(state, {made.device_address, length, made.id, reinterpret_cast<std::uint64_t>(view),
-                                    process_start_time(self), self, mapping_kind::command_buffer})) {
+            !insert_mapping(state,
+                            {made.device_address, length, made.id, reinterpret_cast<std::uint64_t>(view),
+                             process_start_time(self), self, mapping_kind::command_buffer})) {
             ::munmap(view, length);
             return tl::unexpected(ENOMEM);
         }
@@ -103,8 +107,9 @@ command_buffer* find_buffer(context& state, std::uint64_t handle) {
         return nullptr;
     const auto id = (handle & (buffer_space - 1)) / host_page;
     auto* const end = state.buffers + state.buffer_count;
-    auto* found = std::find_if(state.buffers, end,
-                               [id](const command_buffer& entry) { return entry.id == id && entry.destroyed == 0; });
+    auto* found = std::find_if(state.buffers, end, [id](const command_buffer& entry) {
+        return entry.id == id && entry.destroyed == 0;
+    });
     return found == end ? nullptr : found;
 }
 
@@ -136,7 +141,8 @@ answer<void> request_timestamp(virtual_device& device, const timestamp_request& 
         };
         auto* slot = std::find_if(std::begin(state.requests), std::end(state.requests),
                                   [](const timestamp_request& entry) { return entry.wanted == 0; });
-        if (!holds(wanted.counter_handle, wanted.counter_offset) || !holds(wanted.stamp_handle, wanted.stamp_offset))
+        if (!holds(wanted.counter_handle, wanted.counter_offset) ||
+            !holds(wanted.stamp_handle, wanted.stamp_offset))
             return tl::unexpected(EINVAL);
         if (slot == std::end(state.requests))
             return tl::unexpected(ENOMEM);
@@ -160,11 +166,13 @@ void serve_timestamps(virtual_device& device) {
         std::uint64_t counter = 0;
         const auto stamp = now_ns();
         if (request.wanted == 0 ||
-            ::pread(fd, &counter, sizeof(counter), static_cast<off_t>(request.counter_handle + 8 * request.counter_offset)) !=
+            ::pread(fd, &counter, sizeof(counter),
+                    static_cast<off_t>(request.counter_handle + 8 * request.counter_offset)) !=
                 static_cast<ssize_t>(sizeof(counter)) ||
             counter < request.target)
             continue;
-        if (::pwrite(fd, &stamp, sizeof(stamp), static_cast<off_t>(request.stamp_handle + 8 * request.stamp_offset)) ==
+        if (::pwrite(fd, &stamp, sizeof(stamp),
+                     static_cast<off_t>(request.stamp_handle + 8 * request.stamp_offset)) ==
             static_cast<ssize_t>(sizeof(stamp))) {
             request.wanted = 0;
             --state.requests_open;

@@ -26,7 +26,9 @@ struct mapping {
     mapping_kind kind;
 
     [[nodiscard]] std::uint64_t page_begin() const { return address & ~(host_page - 1); }
-    [[nodiscard]] std::uint64_t page_end() const { return (address + size + host_page - 1) & ~(host_page - 1); }
+    [[nodiscard]] std::uint64_t page_end() const {
+        return (address + size + host_page - 1) & ~(host_page - 1);
+    }
 };
 
 struct allocation {
@@ -107,18 +109,20 @@ struct last_events {
 
 struct context {
     static constexpr std::uint64_t magic_value = 0x31747865746e6f63;
-    static constexpr unsigned max_pages = 4096, max_mappings = 65536, max_buffers = 16384, max_exports = 16384,
-                              max_imports = 64, max_slots = 16384, engines = 40, fence_streams = 5, fences = 4,
-                              cq_registers = 0x240, max_requests = 1024, kept = 256;
+    static constexpr unsigned max_pages = 4096, max_mappings = 65536, max_buffers = 16384,
+                              max_exports = 16384, max_imports = 64, max_slots = 16384, engines = 40,
+                              fence_streams = 5, fences = 4, cq_registers = 0x240, max_requests = 1024,
+                              kept = 256;
 
     std::uint64_t magic;
     std::uint64_t epoch;
     pthread_mutex_t mutex;
-    std::atomic<std::uint32_t> mutating; // set while tables are inconsistent: its owner's death is a device fault
+    std::atomic<std::uint32_t>
+        mutating; // set while tables are inconsistent: its owner's death is a device fault
 
     // Life of the device. Kept from context to context: the counters and `resetting`.
     std::atomic<std::uint32_t> resetting;
-    std::atomic<std::uint32_t> status; // enum hl_device_status
+    std::atomic<std::uint32_t> status;   // enum hl_device_status
     std::atomic<std::uint32_t> watchdog; // a fault happened and the user was told to close
     std::uint64_t open_count, opened_ns, last_open_ms;
     std::uint32_t hard_resets, soft_resets;
@@ -133,7 +137,7 @@ struct context {
     std::uint64_t next_handle;
     std::uint32_t pages_used;
     std::uint32_t allocation_count;
-    std::uint32_t page_next[max_pages];  // chain of an allocation's pages; max_pages ends it
+    std::uint32_t page_next[max_pages]; // chain of an allocation's pages; max_pages ends it
     std::uint8_t page_taken[max_pages];
     allocation allocations[max_pages];
     std::uint32_t mapping_count;
@@ -164,7 +168,8 @@ struct context {
     std::uint32_t cq_register[cq_registers]; // completion queues of the sync manager, from 0x411E050
     timestamp_request requests[max_requests];
     std::atomic<std::uint32_t> requests_open;
-    std::atomic<std::uint32_t> interrupts[256]; // futexes: bumped when an engine rings the doorbell with that number
+    std::atomic<std::uint32_t>
+        interrupts[256]; // futexes: bumped when an engine rings the doorbell with that number
     sync_manager sync;
 };
 
@@ -183,7 +188,9 @@ private:
 // Says "tables are inconsistent" for its lifetime.
 class mutation {
 public:
-    explicit mutation(context& changed) : context_(changed) { context_.mutating.store(1, std::memory_order_relaxed); }
+    explicit mutation(context& changed) : context_(changed) {
+        context_.mutating.store(1, std::memory_order_relaxed);
+    }
     ~mutation() { context_.mutating.store(0, std::memory_order_relaxed); }
     mutation(const mutation&) = delete;
     mutation& operator=(const mutation&) = delete;

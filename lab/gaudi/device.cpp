@@ -39,7 +39,8 @@ bool try_lock(int fd, int how) {
 
 virtual_device::virtual_device(const lab::folder& where, unsigned number)
     : index(number), card(where.contents().gaudis[number]), type(personality_of(card)),
-      node(where.device_node(number)), control(where.control_node(number)), directory(where.device_folder(number)) {
+      node(where.device_node(number)), control(where.control_node(number)),
+      directory(where.device_folder(number)) {
     ::stat(node.c_str(), &node_status_);
     ::stat(control.c_str(), &control_status_);
 }
@@ -122,8 +123,8 @@ bool virtual_device::descriptors_left() const {
 }
 
 void virtual_device::released() {
-    // Work still running holds the device through a duplicate of ours. If the program has no descriptor any more,
-    // this is the close of a context with work in flight: the driver aborts it.
+    // Work still running holds the device through a duplicate of ours. If the program has no descriptor any
+    // more, this is the close of a context with work in flight: the driver aborts it.
     if (has_running_work() && !descriptors_left()) {
         abort_all(*this);
         while (has_running_work())
@@ -260,7 +261,8 @@ process& process::self() {
     // Never destroyed: worker threads and atexit handlers of the program may still call.
     static auto* instance = [] {
         auto* made = new process;
-        // A child has the parent's mappings but none of its threads: it stays in the lab and begins anew there.
+        // A child has the parent's mappings but none of its threads: it stays in the lab and begins anew
+        // there.
         ::pthread_atfork([] { self().mutex_.lock(); }, [] { self().mutex_.unlock(); },
                          [] {
                              static auto* abandoned = new std::vector<std::unique_ptr<virtual_device>>;

@@ -57,7 +57,8 @@ public:
     // A new compute descriptor, or -errno: EBUSY, EAGAIN, EPERM, ENOENT ...
     [[nodiscard]] int open_compute();
     [[nodiscard]] int open_control() const;
-    // After a compute descriptor was closed: if it was the last reference, the device goes through its release.
+    // After a compute descriptor was closed: if it was the last reference, the device goes through its
+    // release.
     void released();
 
     // These map their files at first use.
@@ -77,7 +78,9 @@ public:
     [[nodiscard]] bool export_alive(std::uint64_t id) const;
     void forget_export(std::uint64_t id) const;
 
-    [[nodiscard]] unsigned cs_timeout_ms() const { return card.cs_timeout_ms != 0 ? card.cs_timeout_ms : type.cs_timeout_ms; }
+    [[nodiscard]] unsigned cs_timeout_ms() const {
+        return card.cs_timeout_ms != 0 ? card.cs_timeout_ms : type.cs_timeout_ms;
+    }
 
 private:
     void reset_storage();
@@ -86,7 +89,8 @@ private:
     [[nodiscard]] bool descriptors_left() const;
 
     std::mutex mutex_;
-    struct stat node_status_ {}, control_status_ {};
+    struct stat node_status_ {
+    }, control_status_{};
     // Mapped at first use; looked at without the mutex, which work under way may hold.
     std::atomic<context*> context_{nullptr};
     std::atomic<backing*> hbm_{nullptr}, sram_{nullptr};
@@ -105,7 +109,8 @@ public:
     [[nodiscard]] virtual_device* find(int fd, bool* is_control = nullptr);
     // HBM of a device that may be another lab's, for imports; mapped once and kept until leave().
     [[nodiscard]] backing& foreign_memory(const std::string& path, std::uint64_t size);
-    // Forgets the lab so that the next call enters it anew: for tests that use several labs. Devices must be closed.
+    // Forgets the lab so that the next call enters it anew: for tests that use several labs. Devices must be
+    // closed.
     void leave();
 
 private:

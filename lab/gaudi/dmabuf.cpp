@@ -17,8 +17,8 @@ bool page_multiple(std::uint64_t value) {
 }
 
 // The window [offset, offset + size) of an allocation as pieces of HBM.
-range_list window_of(const virtual_device& device, const context& state, const allocation& from, std::uint64_t offset,
-                     std::uint64_t size) {
+range_list window_of(const virtual_device& device, const context& state, const allocation& from,
+                     std::uint64_t offset, std::uint64_t size) {
     const auto page_size = device.type.dram_page;
     range_list ranges;
     for (auto page = from.first_page; page != context::max_pages && size > 0; page = state.page_next[page]) {
@@ -51,8 +51,10 @@ bool write_ranges(const std::filesystem::path& path, const gaudi_lab_dmabuf& hea
     return whole;
 }
 
-// With the context locked. The file's lock is the DMA-BUF's life: it is taken before anybody else can know the file.
-answer<int> make_dmabuf(virtual_device& device, std::uint64_t mapping_address, std::uint64_t size, const range_list& ranges) {
+// With the context locked. The file's lock is the DMA-BUF's life: it is taken before anybody else can know
+// the file.
+answer<int> make_dmabuf(virtual_device& device, std::uint64_t mapping_address, std::uint64_t size,
+                        const range_list& ranges) {
     auto& state = device.state();
     for (std::uint32_t i = 0; i < state.export_count && state.export_count == context::max_exports;)
         if (device.export_alive(state.exports[i].id))
@@ -83,9 +85,11 @@ answer<int> make_dmabuf(virtual_device& device, std::uint64_t mapping_address, s
 
 } // namespace
 
-answer<int> export_mapped(virtual_device& device, std::uint64_t address, std::uint64_t size, std::uint64_t offset) {
+answer<int> export_mapped(virtual_device& device, std::uint64_t address, std::uint64_t size,
+                          std::uint64_t offset) {
     auto& state = device.state();
-    if (!device.type.dram_mmu || size == 0 || !page_multiple(address) || !page_multiple(size) || !page_multiple(offset))
+    if (!device.type.dram_mmu || size == 0 || !page_multiple(address) || !page_multiple(size) ||
+        !page_multiple(offset))
         return tl::unexpected(EINVAL);
     const context_lock lock(state);
     const auto* entry = find_mapping(state, address);
@@ -101,8 +105,8 @@ answer<int> export_mapped(virtual_device& device, std::uint64_t address, std::ui
 answer<int> export_physical(virtual_device& device, std::uint64_t address, std::uint64_t size) {
     const auto& type = device.type;
     const address_range user{type.dram_base, type.hbm_size};
-    if (type.dram_mmu || size == 0 || !page_multiple(address) || !page_multiple(size) || !user.contains(address, size) ||
-        device.card.small_bar)
+    if (type.dram_mmu || size == 0 || !page_multiple(address) || !page_multiple(size) ||
+        !user.contains(address, size) || device.card.small_bar)
         return tl::unexpected(EINVAL);
     const context_lock lock(device.state());
     return make_dmabuf(device, address, size, {{address, size}});
@@ -114,8 +118,9 @@ answer<std::uint64_t> import_dmabuf(virtual_device& device, int fd, std::uint64_
     gaudi_lab_dmabuf head{};
     import_record record{};
     std::vector<gaudi_lab_range> ranges(std::size(record.ranges));
-    if (const int rc = gaudi_lab_dmabuf_describe(fd, &head, ranges.data(), static_cast<std::uint32_t>(ranges.size()),
-                                                 record.hbm_path, sizeof(record.hbm_path));
+    if (const int rc =
+            gaudi_lab_dmabuf_describe(fd, &head, ranges.data(), static_cast<std::uint32_t>(ranges.size()),
+                                      record.hbm_path, sizeof(record.hbm_path));
         rc != 0)
         return tl::unexpected(rc == -ENOSPC ? ENOMEM : -rc);
     if (length == 0 || length > head.size || !page_multiple(length))

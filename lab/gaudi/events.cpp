@@ -49,10 +49,11 @@ void kill_opener_later(virtual_device& device) {
             ::close(fd);
         if (!still_open || state->epoch != epoch)
             return;
-        std::fprintf(stderr,
-                     "gaudi-lab: device %s was reset while open and no notifier was registered: the driver kills "
-                     "process %d\n",
-                     node.c_str(), opener);
+        std::fprintf(
+            stderr,
+            "gaudi-lab: device %s was reset while open and no notifier was registered: the driver kills "
+            "process %d\n",
+            node.c_str(), opener);
         ::kill(opener, SIGKILL);
     }).detach();
 }
@@ -66,7 +67,8 @@ void fail_device(virtual_device& device, std::uint64_t events) {
             return; // already failing: the first error counts
         told = state.notifier_fd >= 0;
         state.hard_resets++;
-        state.events |= events | (told ? HL_NOTIFIER_EVENT_DEVICE_UNAVAILABLE : 0) | HL_NOTIFIER_EVENT_DEVICE_RESET;
+        state.events |=
+            events | (told ? HL_NOTIFIER_EVENT_DEVICE_UNAVAILABLE : 0) | HL_NOTIFIER_EVENT_DEVICE_RESET;
         state.status = told ? HL_DEVICE_STATUS_NEEDS_RESET : HL_DEVICE_STATUS_IN_RESET;
         // Only now: waiters that were there before get EIO, those that come later EBUSY.
         abort_all(device);
@@ -85,7 +87,8 @@ std::int64_t stamp() {
 
 void raise_page_fault(virtual_device& device, std::uint64_t address, unsigned queue) {
     const auto& type = device.type;
-    const bool behind_mmu = type.dram_va.contains(address) || type.host_va.contains(address) || type.host_huge_va.contains(address);
+    const bool behind_mmu = type.dram_va.contains(address) || type.host_va.contains(address) ||
+                            type.host_huge_va.contains(address);
     {
         const context_lock lock(device.state());
         auto& last = device.state().last;
@@ -101,7 +104,8 @@ void raise_page_fault(virtual_device& device, std::uint64_t address, unsigned qu
     fail_device(device, behind_mmu ? HL_NOTIFIER_EVENT_PAGE_FAULT : HL_NOTIFIER_EVENT_RAZWI);
 }
 
-void raise_undefined_opcode(virtual_device& device, std::uint64_t buffer, std::uint32_t size, unsigned queue) {
+void raise_undefined_opcode(virtual_device& device, std::uint64_t buffer, std::uint32_t size,
+                            unsigned queue) {
     {
         const context_lock lock(device.state());
         auto& last = device.state().last;
@@ -116,7 +120,8 @@ void raise_undefined_opcode(virtual_device& device, std::uint64_t buffer, std::u
 
 void raise_storage_error(virtual_device& device, int error) {
     std::fprintf(stderr,
-                 "gaudi-lab: no storage for the virtual HBM in %s: %s; free some tmpfs space or set GAUDI_LAB_ROOT to a "
+                 "gaudi-lab: no storage for the virtual HBM in %s: %s; free some tmpfs space or set "
+                 "GAUDI_LAB_ROOT to a "
                  "larger one. The device reports a hardware error.\n",
                  device.directory.c_str(), std::strerror(error));
     fail_device(device, HL_NOTIFIER_EVENT_GENERAL_HW_ERR);

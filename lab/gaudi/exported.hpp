@@ -7,9 +7,9 @@
 
 // Defines an exported function with its body; the names of the arguments are given twice for the trace.
 #define LAB_UNPACK(...) __VA_ARGS__
-#define LAB_EXPORT(result, name, parameters, arguments, ...)                                                          \
-    extern "C" [[gnu::visibility("default")]] result name parameters {                                                \
-        using namespace lab::gaudi;                                                                                   \
-        using answer_type = result;                                                                                   \
-        return call<answer_type>(#name, [&]() -> answer_type __VA_ARGS__, LAB_UNPACK arguments);                      \
+#define LAB_EXPORT(result, name, parameters, arguments, ...)                                                 \
+    extern "C" [[gnu::visibility("default")]] result name parameters {                                       \
+        using namespace lab::gaudi;                                                                          \
+        using answer_type = result;                                                                          \
+        return call<answer_type>(#name, [&]() -> answer_type __VA_ARGS__, LAB_UNPACK arguments);             \
     }

@@ -52,7 +52,8 @@ bool copy_pieces(const piece& to, const piece& from, std::uint64_t length, unsig
     return write_piece(to, between.data(), length);
 }
 
-bool fill(submission& owner, unsigned queue, std::uint64_t destination, std::uint64_t size, std::uint64_t pattern) {
+bool fill(submission& owner, unsigned queue, std::uint64_t destination, std::uint64_t size,
+          std::uint64_t pattern) {
     std::vector<unsigned char> block(64 * kib);
     for (std::size_t i = 0; i < block.size(); i += 8)
         std::memcpy(block.data() + i, &pattern, 8);
@@ -69,8 +70,8 @@ bool fill(submission& owner, unsigned queue, std::uint64_t destination, std::uin
 
 } // namespace
 
-bool run_lin_dma(submission& owner, unsigned queue, std::uint32_t size, std::uint32_t control, std::uint64_t source,
-                 std::uint64_t destination) {
+bool run_lin_dma(submission& owner, unsigned queue, std::uint32_t size, std::uint32_t control,
+                 std::uint64_t source, std::uint64_t destination) {
     auto& device = owner.device;
     const auto flags = flags_of(device.type.generation, control);
     if (device.type.generation == generation::gaudi)

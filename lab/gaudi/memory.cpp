@@ -77,7 +77,8 @@ struct host_region {
     bool pinnable = false;
 };
 
-// Whether long-term pinning with write access would succeed: every page mapped, writable, and no device memory.
+// Whether long-term pinning with write access would succeed: every page mapped, writable, and no device
+// memory.
 host_region inspect_host(std::uint64_t begin, std::uint64_t end) {
     std::FILE* maps = std::fopen("/proc/self/maps", "re");
     if (maps == nullptr)
@@ -89,7 +90,8 @@ host_region inspect_host(std::uint64_t begin, std::uint64_t end) {
         unsigned long low = 0, high = 0;
         char access[8] = {};
         int path_at = 0;
-        if (std::sscanf(line, "%lx-%lx %7s %*s %*s %*s %n", &low, &high, access, &path_at) != 3 || high <= cursor)
+        if (std::sscanf(line, "%lx-%lx %7s %*s %*s %*s %n", &low, &high, access, &path_at) != 3 ||
+            high <= cursor)
             continue;
         if (low > cursor)
             break;
@@ -107,7 +109,8 @@ host_region inspect_host(std::uint64_t begin, std::uint64_t end) {
 
 } // namespace
 
-answer<std::uint64_t> allocate(virtual_device& device, std::uint64_t size, std::uint64_t page_size, bool contiguous) {
+answer<std::uint64_t> allocate(virtual_device& device, std::uint64_t size, std::uint64_t page_size,
+                               bool contiguous) {
     const auto& type = device.type;
     if (size == 0)
         return tl::unexpected(EINVAL);
@@ -158,7 +161,8 @@ answer<void> release(virtual_device& device, std::uint64_t handle) {
     return {};
 }
 
-answer<std::uint64_t> map_device(virtual_device& device, std::uint64_t handle, std::uint64_t hint, std::uint32_t flags) {
+answer<std::uint64_t> map_device(virtual_device& device, std::uint64_t handle, std::uint64_t hint,
+                                 std::uint32_t flags) {
     const auto& type = device.type;
     auto& state = device.state();
     const context_lock lock(state);
@@ -166,13 +170,13 @@ answer<std::uint64_t> map_device(virtual_device& device, std::uint64_t handle, s
     if (!type.dram_mmu || found == nullptr)
         return tl::unexpected(EINVAL);
     constexpr std::uint64_t low_bits = (1ULL << 48) - 1;
-    const bool usable = hint != 0 && (hint & low_bits) % type.dram_page == 0 && type.dram_va.contains(hint, found->size) &&
-                        is_free(state, hint, found->size);
+    const bool usable = hint != 0 && (hint & low_bits) % type.dram_page == 0 &&
+                        type.dram_va.contains(hint, found->size) && is_free(state, hint, found->size);
     if (!usable && hint != 0 && (flags & HL_MEM_FORCE_HINT) != 0)
         return tl::unexpected(EINVAL);
-    const auto address = usable ? hint : find_room(state, type.dram_va, found->size, type.dram_page, type.dram_hint_va);
-    if (address == 0 ||
-        !insert_mapping(state, {address, found->size, handle, 0, 0, 0, mapping_kind::device}))
+    const auto address =
+        usable ? hint : find_room(state, type.dram_va, found->size, type.dram_page, type.dram_hint_va);
+    if (address == 0 || !insert_mapping(state, {address, found->size, handle, 0, 0, 0, mapping_kind::device}))
         return tl::unexpected(ENOMEM);
     ++found->mappings;
     return address;
@@ -190,17 +194,20 @@ answer<std::uint64_t> map_host(virtual_device& device, void* host, std::uint64_t
     const auto region = inspect_host(pointer - in_page, round_up(pointer + size, host_page));
     if (!region.mapped || !region.pinnable)
         return tl::unexpected(EFAULT);
-    const bool huge = type.host_huge_va.end != 0 && pointer % host_huge_page == 0 && size % host_huge_page == 0;
+    const bool huge =
+        type.host_huge_va.end != 0 && pointer % host_huge_page == 0 && size % host_huge_page == 0;
     const auto& range = huge ? type.host_huge_va : type.host_va;
     const auto span = round_up(in_page + size, host_page);
     auto& state = device.state();
     const context_lock lock(state);
-    const bool usable = hint != 0 && hint % host_page == 0 && range.contains(hint, span) && is_free(state, hint, span);
+    const bool usable =
+        hint != 0 && hint % host_page == 0 && range.contains(hint, span) && is_free(state, hint, span);
     if (!usable && hint != 0 && (flags & HL_MEM_FORCE_HINT) != 0)
         return tl::unexpected(EINVAL);
     const auto base = usable ? hint : find_room(state, range, span, huge ? host_huge_page : host_page);
     const auto self = ::getpid();
-    if (base == 0 || !insert_mapping(state, {base + in_page, size, 0, pointer, process_start_time(self), self, mapping_kind::host}))
+    if (base == 0 || !insert_mapping(state, {base + in_page, size, 0, pointer, process_start_time(self), self,
+                                             mapping_kind::host}))
         return tl::unexpected(ENOMEM);
     return base + in_page;
 }
@@ -209,7 +216,8 @@ answer<void> unmap(virtual_device& device, std::uint64_t address) {
     auto& state = device.state();
     // Hardware has fetched a command buffer microseconds after its submission; a thread here may be late.
     if (state.in_flight.load() != 0)
-        for (const auto limit = now_ns() + 2000000; now_ns() < limit && device.buffer_awaited(address, end_of(state, address));)
+        for (const auto limit = now_ns() + 2000000;
+             now_ns() < limit && device.buffer_awaited(address, end_of(state, address));)
             std::this_thread::sleep_for(std::chrono::microseconds(20));
     const context_lock lock(state);
     auto* found = find_mapping(state, address);

@@ -13,17 +13,20 @@ template <typename T>
 using answer = tl::expected<T, int>;
 
 // Allocation. Handles start at 1; without a DRAM MMU there is only accounting and the handle is 0.
-answer<std::uint64_t> allocate(virtual_device& device, std::uint64_t size, std::uint64_t page_size, bool contiguous);
+answer<std::uint64_t> allocate(virtual_device& device, std::uint64_t size, std::uint64_t page_size,
+                               bool contiguous);
 answer<void> release(virtual_device& device, std::uint64_t handle);
 
 // Mapping.
-answer<std::uint64_t> map_device(virtual_device& device, std::uint64_t handle, std::uint64_t hint, std::uint32_t flags);
+answer<std::uint64_t> map_device(virtual_device& device, std::uint64_t handle, std::uint64_t hint,
+                                 std::uint32_t flags);
 answer<std::uint64_t> map_host(virtual_device& device, void* host, std::uint64_t size, std::uint64_t hint,
                                std::uint32_t flags);
 answer<void> unmap(virtual_device& device, std::uint64_t address);
 
 // DMA-BUF. The descriptor is a new one of the caller's.
-answer<int> export_mapped(virtual_device& device, std::uint64_t address, std::uint64_t size, std::uint64_t offset);
+answer<int> export_mapped(virtual_device& device, std::uint64_t address, std::uint64_t size,
+                          std::uint64_t offset);
 answer<int> export_physical(virtual_device& device, std::uint64_t address, std::uint64_t size);
 answer<std::uint64_t> import_dmabuf(virtual_device& device, int fd, std::uint64_t length);
 
@@ -33,8 +36,8 @@ answer<void> destroy_buffer(virtual_device& device, std::uint64_t handle);
 // With the context locked: the live buffer behind a handle, or nullptr.
 [[nodiscard]] command_buffer* find_buffer(context& state, std::uint64_t handle);
 
-// One contiguous piece of memory behind a device address. `bytes` is nullptr for memory of another process, which is
-// then reached through that process.
+// One contiguous piece of memory behind a device address. `bytes` is nullptr for memory of another process,
+// which is then reached through that process.
 struct piece {
     unsigned char* bytes = nullptr;
     std::uint64_t length = 0;

@@ -85,7 +85,8 @@ private:
     // Packets carry the number of a predicate; MSG_SHORT has no room for one.
     bool skipped(const packet& next, level where) {
         const auto predicate = next.control & 0x1f;
-        return next.op() != opcode::msg_short && predicate != 0 && (own(where).predicates >> predicate & 1) == 0;
+        return next.op() != opcode::msg_short && predicate != 0 &&
+               (own(where).predicates >> predicate & 1) == 0;
     }
 
     bool step(const packet& next, level where, std::uint64_t buffer, std::uint32_t size) {
@@ -104,7 +105,8 @@ private:
         case opcode::cp_dma:
             if (where == level::lower)
                 break;
-            return run_at(next.words[0], next.value, (next.control >> 5 & 1) != 0 ? level::upper : level::lower);
+            return run_at(next.words[0], next.value,
+                          (next.control >> 5 & 1) != 0 ? level::upper : level::lower);
         case opcode::cb_list:
             return run_list(next.words[0], next.words[1]);
         case opcode::load_and_exe:
@@ -203,7 +205,8 @@ private:
 
 } // namespace
 
-void run_packets(submission& owner, unsigned queue, std::uint64_t buffer, std::span<const unsigned char> bytes) {
+void run_packets(submission& owner, unsigned queue, std::uint64_t buffer,
+                 std::span<const unsigned char> bytes) {
     interpreter(owner, queue).run(buffer, bytes, level::upper);
 }
 

@@ -26,7 +26,8 @@ enum class opcode : std::uint32_t {
 };
 
 // Runs a command buffer on a queue. A device error is raised where it happens and ends the run.
-void run_packets(submission& owner, unsigned queue, std::uint64_t buffer, std::span<const unsigned char> bytes);
+void run_packets(submission& owner, unsigned queue, std::uint64_t buffer,
+                 std::span<const unsigned char> bytes);
 
 // What gen1's driver answers to a buffer it will not run: EPERM, EINVAL, or 0.
 [[nodiscard]] int refuse_packets_of_gen1(std::span<const unsigned char> bytes);
@@ -48,7 +49,9 @@ struct queue_place {
 [[nodiscard]] bool write_word(virtual_device& device, std::uint64_t address, std::uint32_t value);
 constexpr std::uint64_t sob_block = 0x4100000, monitor_block = 0x4108000;
 
-// Waits until the counter reaches `target`, then takes `amount` off it. False: cancelled or out of time (raised).
-[[nodiscard]] bool run_fence(submission& owner, queue_place place, unsigned id, std::uint32_t target, std::uint32_t amount);
+// Waits until the counter reaches `target`, then takes `amount` off it. False: cancelled or out of time
+// (raised).
+[[nodiscard]] bool run_fence(submission& owner, queue_place place, unsigned id, std::uint32_t target,
+                             std::uint32_t amount);
 
 } // namespace lab::gaudi

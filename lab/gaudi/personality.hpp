@@ -30,14 +30,14 @@ struct personality {
     std::uint8_t revision;
     std::string_view card_name;
 
-    bool dram_mmu;               // false: addresses are physical and the user manages the memory himself
-    std::uint64_t hbm_size;      // bytes that exist, from HBM offset 0
-    std::uint64_t dram_base;     // as reported; without an MMU also the first user byte's HBM offset
-    std::uint64_t dram_size;     // as reported
-    std::uint64_t dram_page;     // granularity of allocation; on Gaudi2 not a power of two
-    std::uint64_t page_orders;   // page sizes a caller may choose, as a mask of log2; 0: only dram_page
+    bool dram_mmu;             // false: addresses are physical and the user manages the memory himself
+    std::uint64_t hbm_size;    // bytes that exist, from HBM offset 0
+    std::uint64_t dram_base;   // as reported; without an MMU also the first user byte's HBM offset
+    std::uint64_t dram_size;   // as reported
+    std::uint64_t dram_page;   // granularity of allocation; on Gaudi2 not a power of two
+    std::uint64_t page_orders; // page sizes a caller may choose, as a mask of log2; 0: only dram_page
     address_range dram_va;
-    address_range dram_hint_va;  // avoided unless a hint asks for it
+    address_range dram_hint_va; // avoided unless a hint asks for it
 
     std::uint64_t sram_base;
     std::uint64_t sram_size;
@@ -46,8 +46,8 @@ struct personality {
     address_range host_va;
     address_range host_huge_va;
 
-    unsigned queues;             // 0: none that a user may submit to
-    unsigned max_in_flight;      // power of two
+    unsigned queues;        // 0: none that a user may submit to
+    unsigned max_in_flight; // power of two
     unsigned cs_timeout_ms;
     bool reset_on_release;
     std::uint32_t first_sob;

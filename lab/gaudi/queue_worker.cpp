@@ -15,7 +15,8 @@ namespace lab::gaudi {
 bool submission::cancelled() const {
     const auto& state = device.state();
     const auto& slot = state.slots[sequence & (device.type.max_in_flight - 1)];
-    return slot.sequence.load(std::memory_order_relaxed) != sequence || slot.state.load() != cs_state::pending;
+    return slot.sequence.load(std::memory_order_relaxed) != sequence ||
+           slot.state.load() != cs_state::pending;
 }
 
 queue_worker::~queue_worker() {
@@ -56,7 +57,8 @@ bool queue_worker::awaits(std::uint64_t begin, std::uint64_t end) {
 void queue_worker::run() {
     std::unique_lock lock(mutex_);
     for (;;) {
-        if (!wake_.wait_for(lock, std::chrono::milliseconds(500), [this] { return ending_ || !jobs_.empty(); }) ||
+        if (!wake_.wait_for(lock, std::chrono::milliseconds(500),
+                            [this] { return ending_ || !jobs_.empty(); }) ||
             (ending_ && jobs_.empty())) {
             running_ = false;
             return;
@@ -77,8 +79,9 @@ void queue_worker::carry_out(const job& current) {
         bool fetched = false;
         if (current.kernel_buffer) {
             const int fd = ::open(device_.node.c_str(), O_RDONLY | O_CLOEXEC);
-            fetched = fd >= 0 && ::pread(fd, bytes.data(), bytes.size(), static_cast<off_t>(current.buffer)) ==
-                                     static_cast<ssize_t>(bytes.size());
+            fetched =
+                fd >= 0 && ::pread(fd, bytes.data(), bytes.size(), static_cast<off_t>(current.buffer)) ==
+                               static_cast<ssize_t>(bytes.size());
             if (fd >= 0)
                 ::close(fd);
         } else
@@ -91,7 +94,8 @@ void queue_worker::carry_out(const job& current) {
     if (current.kernel_buffer) {
         const context_lock lock(device_.state());
         for (std::uint32_t i = 0; i < device_.state().buffer_count; ++i)
-            if (auto& buffer = device_.state().buffers[i]; (buffer.id * host_page | 1ULL << 60) == current.buffer)
+            if (auto& buffer = device_.state().buffers[i];
+                (buffer.id * host_page | 1ULL << 60) == current.buffer)
                 --buffer.in_flight;
     }
     if (owner.jobs_left.fetch_sub(1) == 1) {

@@ -29,8 +29,8 @@ struct job {
     bool kernel_buffer;
 };
 
-// One stream of an engine: runs jobs in order, in a thread of its own that starts with the first job and ends when
-// there was none for a while. Streams run concurrently and without order between them, as on hardware.
+// One stream of an engine: runs jobs in order, in a thread of its own that starts with the first job and ends
+// when there was none for a while. Streams run concurrently and without order between them, as on hardware.
 class queue_worker {
 public:
     queue_worker(virtual_device& device, unsigned queue) : device_(device), queue_(queue) {}

@@ -36,8 +36,11 @@ bool finish(virtual_device& device, std::uint64_t sequence, cs_state outcome) {
 
 // Addresses a queue may fetch its buffer from.
 bool in_any_range(const personality& type, std::uint64_t address) {
-    const address_range ranges[] = {{type.sram_base, type.sram_base + type.sram_size}, type.dram_va, type.host_va,
-                                    type.host_huge_va, {0xFFF0000000000000, 0xFFF1000000000000}};
+    const address_range ranges[] = {{type.sram_base, type.sram_base + type.sram_size},
+                                    type.dram_va,
+                                    type.host_va,
+                                    type.host_huge_va,
+                                    {0xFFF0000000000000, 0xFFF1000000000000}};
     return std::any_of(std::begin(ranges), std::end(ranges),
                        [address](const address_range& range) { return range.contains(address); });
 }
@@ -63,7 +66,8 @@ answer<job> check_kernel_buffer(virtual_device& device, const hl_cs_chunk& chunk
     }
     std::vector<unsigned char> bytes(chunk.cb_size);
     const int fd = ::open(device.node.c_str(), O_RDONLY | O_CLOEXEC);
-    const auto got = fd < 0 ? -1 : ::pread(fd, bytes.data(), bytes.size(), static_cast<off_t>(chunk.cb_handle));
+    const auto got =
+        fd < 0 ? -1 : ::pread(fd, bytes.data(), bytes.size(), static_cast<off_t>(chunk.cb_handle));
     if (fd >= 0)
         ::close(fd);
     if (got != static_cast<ssize_t>(bytes.size()))
@@ -83,7 +87,8 @@ answer<std::vector<planned>> plan(virtual_device& device, std::span<const hl_cs_
     for (const auto& chunk : chunks) {
         if (chunk.queue_index >= device.type.queues)
             return tl::unexpected(EINVAL);
-        auto checked = device.type.dram_mmu ? check_user_buffer(device, chunk) : check_kernel_buffer(device, chunk);
+        auto checked =
+            device.type.dram_mmu ? check_user_buffer(device, chunk) : check_kernel_buffer(device, chunk);
         if (!checked)
             return tl::unexpected(checked.error());
         jobs.push_back({std::move(*checked), chunk.queue_index});
@@ -111,14 +116,15 @@ answer<std::uint64_t> issue(virtual_device& device, int fd, std::vector<planned>
                 const auto limit_ms = (flags & HL_CS_FLAGS_CUSTOM_TIMEOUT) != 0 && timeout_s != 0
                                           ? std::uint64_t{timeout_s} * 1000
                                           : device.cs_timeout_ms();
-                auto owner = std::make_shared<submission>(
-                    device, sequence, now_ns() + limit_ms * 1000000,
-                    (flags & HL_CS_FLAGS_SKIP_RESET_ON_TIMEOUT) == 0, device.hold(fd),
-                    static_cast<std::uint32_t>(jobs.size()));
+                auto owner =
+                    std::make_shared<submission>(device, sequence, now_ns() + limit_ms * 1000000,
+                                                 (flags & HL_CS_FLAGS_SKIP_RESET_ON_TIMEOUT) == 0,
+                                                 device.hold(fd), static_cast<std::uint32_t>(jobs.size()));
                 slot.process = ::getpid();
                 slot.process_start = process_start_time(slot.process);
                 if (slot.keep_timestamp != 0)
-                    state.kept_timestamps[state.next_kept++ % context::kept] = {slot.sequence.load(), slot.finished_ns.load()};
+                    state.kept_timestamps[state.next_kept++ % context::kept] = {slot.sequence.load(),
+                                                                                slot.finished_ns.load()};
                 slot.keep_timestamp = flags & HL_CS_FLAGS_TIMESTAMP;
                 slot.finished_ns = 0;
                 slot.sequence = sequence;
@@ -141,19 +147,22 @@ answer<std::uint64_t> issue(virtual_device& device, int fd, std::vector<planned>
 
 } // namespace
 
-answer<std::uint64_t> submit(virtual_device& device, int fd, const hlthunk_cs_in& in, std::uint32_t timeout_s) {
-    constexpr std::uint32_t unsupported = HL_CS_FLAGS_STAGED | HL_CS_FLAGS_STAGED_FIRST | HL_CS_FLAGS_STAGED_LAST;
+answer<std::uint64_t> submit(virtual_device& device, int fd, const hlthunk_cs_in& in,
+                             std::uint32_t timeout_s) {
+    constexpr std::uint32_t unsupported =
+        HL_CS_FLAGS_STAGED | HL_CS_FLAGS_STAGED_FIRST | HL_CS_FLAGS_STAGED_LAST;
     if (device.state().status != HL_DEVICE_STATUS_OPERATIONAL)
         return tl::unexpected(EBUSY);
     if ((in.flags & unsupported) != 0)
         return tl::unexpected(EPERM);
     if ((in.flags & (HL_CS_FLAGS_SIGNAL | HL_CS_FLAGS_WAIT | HL_CS_FLAGS_COLLECTIVE_WAIT)) != 0)
         return tl::unexpected(EINVAL);
-    if (in.num_chunks_execute == 0 || in.chunks_execute == nullptr || in.num_chunks_execute > HL_MAX_JOBS_PER_CS ||
-        in.num_chunks_restore > HL_MAX_JOBS_PER_CS)
+    if (in.num_chunks_execute == 0 || in.chunks_execute == nullptr ||
+        in.num_chunks_execute > HL_MAX_JOBS_PER_CS || in.num_chunks_restore > HL_MAX_JOBS_PER_CS)
         return tl::unexpected(EINVAL);
     if ((in.flags & HL_CS_FLAGS_FORCE_RESTORE) != 0 && in.num_chunks_restore != 0) {
-        auto restore = plan(device, {static_cast<const hl_cs_chunk*>(in.chunks_restore), in.num_chunks_restore});
+        auto restore =
+            plan(device, {static_cast<const hl_cs_chunk*>(in.chunks_restore), in.num_chunks_restore});
         if (!restore)
             return tl::unexpected(restore.error());
         const auto sequence = issue(device, fd, std::move(*restore), 0, 0);
@@ -206,8 +215,10 @@ answer<wait_result> wait_for(virtual_device& device, std::uint64_t sequence, std
         const auto now = now_ns();
         if (now >= deadline)
             return wait_result{HL_WAIT_CS_STATUS_BUSY, 0};
-        if (round % 16 == 15 && slot.process != ::getpid() && process_start_time(slot.process) != slot.process_start)
-            finish(device, sequence, cs_state::aborted); // its process died and took the queues' threads along
+        if (round % 16 == 15 && slot.process != ::getpid() &&
+            process_start_time(slot.process) != slot.process_start)
+            finish(device, sequence,
+                   cs_state::aborted); // its process died and took the queues' threads along
         state.waiters.fetch_add(1);
         futex_wait(state.completions, seen, std::min<std::uint64_t>((deadline - now) / 1000 + 1, 100000));
         state.waiters.fetch_sub(1);

@@ -10,7 +10,8 @@
 namespace lab::gaudi {
 
 // Submission and waiting, by the rules of the command-submission and wait ioctls.
-answer<std::uint64_t> submit(virtual_device& device, int fd, const hlthunk_cs_in& in, std::uint32_t timeout_s);
+answer<std::uint64_t> submit(virtual_device& device, int fd, const hlthunk_cs_in& in,
+                             std::uint32_t timeout_s);
 
 struct wait_result {
     std::uint32_t status = HL_WAIT_CS_STATUS_COMPLETED;

@@ -58,13 +58,21 @@ struct pending_write {
 
 // Registers of the sync manager's completion queues: 64 of each, 4 bytes apart.
 constexpr std::uint64_t cq_block = 0x411E050;
-enum cq_field : std::uint64_t { base_low = 0, base_high = 0x100, lbw_low = 0x500, lbw_high = 0x600, lbw_data = 0x700, increment = 0x800 };
+enum cq_field : std::uint64_t {
+    base_low = 0,
+    base_high = 0x100,
+    lbw_low = 0x500,
+    lbw_high = 0x600,
+    lbw_data = 0x700,
+    increment = 0x800
+};
 
 std::uint32_t& cq_register(context& state, cq_field field, std::uint32_t queue) {
     return state.cq_register[(field + 4 * (queue & 63)) / 4];
 }
 
-// Four sync objects of 15 bits each make one long counter; a monitor's target is spread over four monitors likewise.
+// Four sync objects of 15 bits each make one long counter; a monitor's target is spread over four monitors
+// likewise.
 constexpr std::uint32_t long_bit = 1;
 constexpr unsigned long_parts = 4, part_bits = 15;
 
@@ -107,17 +115,20 @@ void fire(context& state, unsigned id, std::vector<pending_write>& writes) {
     --sync.armed;
     if (const auto& fired = sync.monitor_of[id]; (fired.config >> 4 & 1) != 0) {
         const auto queue = fired.payload_low;
-        const auto base = std::uint64_t{cq_register(state, base_high, queue)} << 32 | cq_register(state, base_low, queue);
+        const auto base =
+            std::uint64_t{cq_register(state, base_high, queue)} << 32 | cq_register(state, base_low, queue);
         writes.push_back({base, fired.payload_data, cq_register(state, increment, queue) != 0});
         if ((fired.config >> 8 & 1) != 0)
-            writes.push_back({std::uint64_t{cq_register(state, lbw_high, queue)} << 32 | cq_register(state, lbw_low, queue),
+            writes.push_back({std::uint64_t{cq_register(state, lbw_high, queue)} << 32 |
+                                  cq_register(state, lbw_low, queue),
                               cq_register(state, lbw_data, queue)});
         return;
     }
     const auto count = (sync.monitor_of[id].config >> 5 & 3) + 1;
     for (unsigned i = 0; i < count && id + i < sync_manager::monitors; ++i) {
         const auto& payload = sync.monitor_of[id + i];
-        writes.push_back({std::uint64_t{payload.payload_high} << 32 | payload.payload_low, payload.payload_data});
+        writes.push_back(
+            {std::uint64_t{payload.payload_high} << 32 | payload.payload_low, payload.payload_data});
     }
 }
 
@@ -143,7 +154,8 @@ void write_sob(context& state, unsigned id, std::uint32_t value, std::vector<pen
     check_monitors(state, writes);
 }
 
-void write_monitor(context& state, std::uint64_t offset, std::uint32_t value, std::vector<pending_write>& writes) {
+void write_monitor(context& state, std::uint64_t offset, std::uint32_t value,
+                   std::vector<pending_write>& writes) {
     const auto field = offset / monitor_stride;
     const auto id = static_cast<unsigned>(offset % monitor_stride / 4);
     auto& sync = state.sync;
@@ -167,7 +179,8 @@ void write_monitor(context& state, std::uint64_t offset, std::uint32_t value, st
 
 bool write_fence(context& state, std::uint64_t offset, std::uint32_t value) {
     for (const auto& engine : engines()) {
-        if (offset < engine.base + fence_register || offset >= engine.base + fence_register + 0x14 * context::fences)
+        if (offset < engine.base + fence_register ||
+            offset >= engine.base + fence_register + 0x14 * context::fences)
             continue;
         const auto relative = offset - engine.base - fence_register;
         state.fence[engine.engine][relative % 0x14 / 4][relative / 0x14] += value;
@@ -178,8 +191,10 @@ bool write_fence(context& state, std::uint64_t offset, std::uint32_t value) {
     return false;
 }
 
-// With the context locked. Registers that nothing here models are accepted and forgotten, as a write to them is.
-void write_register(context& state, std::uint64_t offset, std::uint32_t value, std::vector<pending_write>& writes) {
+// With the context locked. Registers that nothing here models are accepted and forgotten, as a write to them
+// is.
+void write_register(context& state, std::uint64_t offset, std::uint32_t value,
+                    std::vector<pending_write>& writes) {
     if (offset >= sob_block && offset < sob_end)
         write_sob(state, static_cast<unsigned>((offset - sob_block) / 4), value, writes);
     else if (offset >= monitor_block && offset < monitor_end)
@@ -190,8 +205,7 @@ void write_register(context& state, std::uint64_t offset, std::uint32_t value, s
         auto& raised = state.interrupts[value % std::size(state.interrupts)];
         raised.fetch_add(1);
         futex_wake(raised);
-    }
-    else
+    } else
         write_fence(state, offset, value);
 }
 
@@ -227,7 +241,8 @@ bool is_pci_dma(unsigned queue) {
 
 bool is_engine_dma(unsigned queue) {
     constexpr unsigned first[] = {8, 48, 84, 120};
-    return std::any_of(std::begin(first), std::end(first), [queue](unsigned id) { return queue >= id && queue < id + 8; });
+    return std::any_of(std::begin(first), std::end(first),
+                       [queue](unsigned id) { return queue >= id && queue < id + 8; });
 }
 
 bool write_word(virtual_device& device, std::uint64_t address, std::uint32_t value) {
@@ -252,7 +267,8 @@ bool write_word(virtual_device& device, std::uint64_t address, std::uint32_t val
     return reached;
 }
 
-bool run_fence(submission& owner, queue_place place, unsigned id, std::uint32_t target, std::uint32_t amount) {
+bool run_fence(submission& owner, queue_place place, unsigned id, std::uint32_t target,
+               std::uint32_t amount) {
     auto& state = owner.device.state();
     for (;;) {
         const auto seen = state.sync_changes.load();
@@ -271,7 +287,8 @@ bool run_fence(submission& owner, queue_place place, unsigned id, std::uint32_t 
             raise_timeout(owner.device, owner.sequence, owner.reset_on_timeout);
             return false;
         }
-        futex_wait(state.sync_changes, seen, std::min<std::uint64_t>((owner.deadline_ns - now) / 1000 + 1, 50000));
+        futex_wait(state.sync_changes, seen,
+                   std::min<std::uint64_t>((owner.deadline_ns - now) / 1000 + 1, 50000));
     }
 }
 

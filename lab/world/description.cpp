@@ -98,11 +98,12 @@ result<void> apply(gaudi_card& card, const setting_line& setting, std::string_vi
         std::string known = "gaudis";
         for (const auto& [key, unused] : card_settings())
             known += fmt::format(", {}", key);
-        return tl::unexpected(at(name, setting.line, fmt::format("unknown key '{}'; known keys: {}", setting.key, known)));
+        return tl::unexpected(
+            at(name, setting.line, fmt::format("unknown key '{}'; known keys: {}", setting.key, known)));
     }
     if (const auto done = entry->second(card, setting.value); !done)
-        return tl::unexpected(
-            at(name, setting.line, fmt::format("{} = {}: {}", setting.key, setting.value, done.error().text)));
+        return tl::unexpected(at(name, setting.line,
+                                 fmt::format("{} = {}: {}", setting.key, setting.value, done.error().text)));
     return {};
 }
 
@@ -116,11 +117,13 @@ struct parsed_lines {
 result<unsigned> parse_section(std::string_view line) {
     constexpr std::string_view head = "[gaudi ";
     if (line.starts_with(head) && line.ends_with("]")) {
-        const auto index = parse_unsigned(trim(line.substr(head.size(), line.size() - head.size() - 1)), max_gaudis - 1);
+        const auto index =
+            parse_unsigned(trim(line.substr(head.size(), line.size() - head.size() - 1)), max_gaudis - 1);
         if (index)
             return static_cast<unsigned>(*index);
     }
-    return tl::unexpected(problem{fmt::format("'{}': expected a section [gaudi N] with N from 0 to {}", line, max_gaudis - 1)});
+    return tl::unexpected(
+        problem{fmt::format("'{}': expected a section [gaudi N] with N from 0 to {}", line, max_gaudis - 1)});
 }
 
 result<parsed_lines> split_lines(std::string_view text, std::string_view name) {
@@ -142,13 +145,16 @@ result<parsed_lines> split_lines(std::string_view text, std::string_view name) {
         }
         const auto equals = line.find('=');
         if (equals == line.npos)
-            return tl::unexpected(at(name, number, fmt::format("'{}': expected key = value, or a section [gaudi N]", line)));
+            return tl::unexpected(
+                at(name, number, fmt::format("'{}': expected key = value, or a section [gaudi N]", line)));
         const setting_line setting{number, trim(line.substr(0, equals)), trim(line.substr(equals + 1))};
         if (setting.key == "gaudis") {
             const auto count = parse_unsigned(setting.value, max_gaudis);
             if (!count || target != &parsed.common)
-                return tl::unexpected(at(name, number, fmt::format("gaudis = {}: expected a number from 0 to {}, before any section",
-                                                                   setting.value, max_gaudis)));
+                return tl::unexpected(
+                    at(name, number,
+                       fmt::format("gaudis = {}: expected a number from 0 to {}, before any section",
+                                   setting.value, max_gaudis)));
             parsed.gaudis = static_cast<unsigned>(*count);
             continue;
         }
@@ -162,11 +168,11 @@ result<void> check_unique(const description& made, std::string_view name) {
     std::map<unsigned, unsigned> modules;
     for (unsigned i = 0; i < made.gaudis.size(); ++i) {
         if (const auto [other, fresh] = bus_ids.emplace(made.gaudis[i].bus_id, i); !fresh)
-            return tl::unexpected(problem{fmt::format("{}: gaudi {} and gaudi {} have the same bus_id {}", name,
-                                                      other->second, i, made.gaudis[i].bus_id)});
+            return tl::unexpected(problem{fmt::format("{}: gaudi {} and gaudi {} have the same bus_id {}",
+                                                      name, other->second, i, made.gaudis[i].bus_id)});
         if (const auto [other, fresh] = modules.emplace(made.gaudis[i].module_id, i); !fresh)
-            return tl::unexpected(problem{fmt::format("{}: gaudi {} and gaudi {} have the same module_id {}", name,
-                                                      other->second, i, made.gaudis[i].module_id)});
+            return tl::unexpected(problem{fmt::format("{}: gaudi {} and gaudi {} have the same module_id {}",
+                                                      name, other->second, i, made.gaudis[i].module_id)});
     }
     return {};
 }
@@ -181,7 +187,8 @@ result<generation> parse_generation(std::string_view text) {
     for (int i = 0; i < 3; ++i)
         if (text == generation_names[i])
             return static_cast<generation>(i);
-    return tl::unexpected(problem{fmt::format("unknown generation '{}'; expected gaudi, gaudi2 or gaudi3", text)});
+    return tl::unexpected(
+        problem{fmt::format("unknown generation '{}'; expected gaudi, gaudi2 or gaudi3", text)});
 }
 
 description make_description(unsigned gaudis, generation kind) {
@@ -201,10 +208,12 @@ std::string description::text() const {
     const auto yes_no = [](bool value) { return value ? "yes" : "no"; };
     for (std::size_t i = 0; i < gaudis.size(); ++i) {
         const auto& card = gaudis[i];
-        out += fmt::format("\n[gaudi {}]\ngeneration = {}\nbus_id = {}\nmodule_id = {}\ndmabuf_import = {}\n"
-                           "small_bar = {}\nbroken = {}\nhbm_pages = {}\ncs_timeout_ms = {}\nreset_grace_ms = {}\n",
-                           i, name_of(card.generation), card.bus_id, card.module_id, yes_no(card.dmabuf_import),
-                           yes_no(card.small_bar), yes_no(card.broken), card.hbm_pages, card.cs_timeout_ms, card.reset_grace_ms);
+        out += fmt::format(
+            "\n[gaudi {}]\ngeneration = {}\nbus_id = {}\nmodule_id = {}\ndmabuf_import = {}\n"
+            "small_bar = {}\nbroken = {}\nhbm_pages = {}\ncs_timeout_ms = {}\nreset_grace_ms = {}\n",
+            i, name_of(card.generation), card.bus_id, card.module_id, yes_no(card.dmabuf_import),
+            yes_no(card.small_bar), yes_no(card.broken), card.hbm_pages, card.cs_timeout_ms,
+            card.reset_grace_ms);
     }
     return out;
 }
@@ -215,8 +224,9 @@ result<description> parse_description(std::string_view text, std::string_view na
         return tl::unexpected(parsed.error());
     for (const auto& [index, line] : parsed->section_line)
         if (index >= parsed->gaudis)
-            return tl::unexpected(at(name, line, fmt::format("[gaudi {}]: this lab has only {} (gaudis = {})", index,
-                                                             parsed->gaudis, parsed->gaudis)));
+            return tl::unexpected(at(name, line,
+                                     fmt::format("[gaudi {}]: this lab has only {} (gaudis = {})", index,
+                                                 parsed->gaudis, parsed->gaudis)));
     auto made = make_description(parsed->gaudis, generation::gaudi2);
     if (made.gaudis.empty()) // still complain about nonsense in the common part
         made.gaudis.emplace_back();

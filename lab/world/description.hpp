@@ -19,11 +19,11 @@ struct gaudi_card {
     lab::generation generation = lab::generation::gaudi2;
     std::string bus_id;
     unsigned module_id = 0;
-    bool dmabuf_import = false;   // the vendor driver's REG_DMABUF_FD
-    bool small_bar = false;       // HBM not reachable through the PCI BAR: every export is refused
-    bool broken = false;          // the driver calls the device malfunctioning: open gives EPERM
-    unsigned cs_timeout_ms = 0;   // 0: the generation's own
-    unsigned hbm_pages = 0;       // allocation pages of HBM; 0: the generation's own number
+    bool dmabuf_import = false;     // the vendor driver's REG_DMABUF_FD
+    bool small_bar = false;         // HBM not reachable through the PCI BAR: every export is refused
+    bool broken = false;            // the driver calls the device malfunctioning: open gives EPERM
+    unsigned cs_timeout_ms = 0;     // 0: the generation's own
+    unsigned hbm_pages = 0;         // allocation pages of HBM; 0: the generation's own number
     unsigned reset_grace_ms = 1000; // without a notifier the process is killed this long after a reset
 
     bool operator==(const gaudi_card&) const = default;

@@ -22,7 +22,8 @@ tl::unexpected<problem> failed(std::string_view what, const fs::path& path) {
     return tl::unexpected(problem{fmt::format("{} {}: {}", what, path.string(), std::strerror(errno))});
 }
 
-// A folder only this user can enter. Anything else under that name could be a trap: state of a lab is believed.
+// A folder only this user can enter. Anything else under that name could be a trap: state of a lab is
+// believed.
 result<void> make_private_folder(const fs::path& path) {
     if (::mkdir(path.c_str(), 0700) != 0 && errno != EEXIST)
         return failed("cannot make the folder", path);
@@ -30,13 +31,16 @@ result<void> make_private_folder(const fs::path& path) {
     if (::lstat(path.c_str(), &status) != 0)
         return failed("cannot look at", path);
     if (!S_ISDIR(status.st_mode))
-        return tl::unexpected(problem{fmt::format("{} is not a folder; remove it or set GAUDI_LAB_ROOT", path.string())});
+        return tl::unexpected(
+            problem{fmt::format("{} is not a folder; remove it or set GAUDI_LAB_ROOT", path.string())});
     if (status.st_uid != ::geteuid())
-        return tl::unexpected(problem{fmt::format("{} belongs to uid {}, not to you (uid {}); remove it or set GAUDI_LAB_ROOT",
-                                                  path.string(), status.st_uid, ::geteuid())});
+        return tl::unexpected(
+            problem{fmt::format("{} belongs to uid {}, not to you (uid {}); remove it or set GAUDI_LAB_ROOT",
+                                path.string(), status.st_uid, ::geteuid())});
     if ((status.st_mode & 077) != 0)
-        return tl::unexpected(problem{fmt::format("{} has mode {:04o}, others can enter it; run chmod 0700 on it",
-                                                  path.string(), status.st_mode & 07777)});
+        return tl::unexpected(
+            problem{fmt::format("{} has mode {:04o}, others can enter it; run chmod 0700 on it",
+                                path.string(), status.st_mode & 07777)});
     return {};
 }
 
@@ -78,9 +82,10 @@ result<void> make_contents(const fs::path& path, const description& wanted) {
 }
 
 bool same_file(int fd, const fs::path& path) {
-    struct stat by_fd {}, by_path {};
-    return ::fstat(fd, &by_fd) == 0 && ::stat(path.c_str(), &by_path) == 0 && by_fd.st_ino == by_path.st_ino &&
-           by_fd.st_dev == by_path.st_dev;
+    struct stat by_fd {
+    }, by_path{};
+    return ::fstat(fd, &by_fd) == 0 && ::stat(path.c_str(), &by_path) == 0 &&
+           by_fd.st_ino == by_path.st_ino && by_fd.st_dev == by_path.st_dev;
 }
 
 int lock(int fd, int how) {
@@ -107,7 +112,8 @@ result<void> settle_contents(const fs::path& path, const std::optional<descripti
 } // namespace
 
 folder::folder(folder&& other) noexcept
-    : path_(std::move(other.path_)), lock_fd_(std::exchange(other.lock_fd_, -1)), contents_(std::move(other.contents_)) {}
+    : path_(std::move(other.path_)), lock_fd_(std::exchange(other.lock_fd_, -1)),
+      contents_(std::move(other.contents_)) {}
 
 folder& folder::operator=(folder&& other) noexcept {
     std::swap(path_, other.path_);
@@ -150,10 +156,10 @@ result<folder> folder::enter(std::string_view name, const std::optional<descript
         if (!contents)
             return tl::unexpected(contents.error());
         if (wanted && *contents != *wanted)
-            return tl::unexpected(problem{fmt::format(
-                "lab '{}' is in use with another description; leave the description out to share it, wait until it is "
-                "idle, or choose another lab with --lab NAME",
-                name)});
+            return tl::unexpected(problem{fmt::format("lab '{}' is in use with another description; leave "
+                                                      "the description out to share it, wait until it is "
+                                                      "idle, or choose another lab with --lab NAME",
+                                                      name)});
         entered.contents_ = std::move(*contents);
         return entered;
     }
@@ -175,8 +181,9 @@ fs::path folder::device_folder(unsigned index) const {
 
 result<fs::path> root() {
     const char* chosen = std::getenv("GAUDI_LAB_ROOT");
-    const fs::path path = chosen != nullptr && *chosen != '\0' ? fs::path(chosen)
-                                                               : fs::path(fmt::format("/dev/shm/gaudi-lab-{}", ::geteuid()));
+    const fs::path path = chosen != nullptr && *chosen != '\0'
+                              ? fs::path(chosen)
+                              : fs::path(fmt::format("/dev/shm/gaudi-lab-{}", ::geteuid()));
     if (auto made = make_private_folder(path); !made)
         return tl::unexpected(made.error());
     return path;
@@ -189,9 +196,11 @@ std::string selected_name() {
 
 result<void> check_name(std::string_view name) {
     constexpr std::string_view allowed = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.";
-    if (name.empty() || name.size() > 64 || name.front() == '.' || name.find_first_not_of(allowed) != name.npos)
+    if (name.empty() || name.size() > 64 || name.front() == '.' ||
+        name.find_first_not_of(allowed) != name.npos)
         return tl::unexpected(problem{fmt::format(
-            "'{}' is no lab name: 1 to 64 letters, digits, '-', '_' or '.', not beginning with a dot", name)});
+            "'{}' is no lab name: 1 to 64 letters, digits, '-', '_' or '.', not beginning with a dot",
+            name)});
     return {};
 }
 
@@ -227,7 +236,8 @@ result<void> clean(std::string_view name) try {
     const auto path = *top / name;
     const int fd = ::open((path / "lock").c_str(), O_RDWR | O_CLOEXEC);
     if (fd < 0)
-        return tl::unexpected(problem{fmt::format("there is no lab '{}'; `gaudi-direct lab list` names those there are", name)});
+        return tl::unexpected(problem{
+            fmt::format("there is no lab '{}'; `gaudi-direct lab list` names those there are", name)});
     if (lock(fd, LOCK_EX | LOCK_NB) != 0) {
         ::close(fd);
         return tl::unexpected(problem{fmt::format("lab '{}' is in use; end its programs first", name)});

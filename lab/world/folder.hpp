@@ -10,8 +10,8 @@
 
 namespace lab {
 
-// A lab's folder, held in use: as long as this object or any duplicate of its descriptor lives, in any process,
-// nobody can remake or clean the lab. What lies in it:
+// A lab's folder, held in use: as long as this object or any duplicate of its descriptor lives, in any
+// process, nobody can remake or clean the lab. What lies in it:
 //
 //   lock, description            who uses it; what it consists of
 //   accel/accelN                 the device node (its lock is the single opener), command buffers at 1 << 60
@@ -44,7 +44,8 @@ private:
     description contents_;
 };
 
-// $GAUDI_LAB_ROOT, else a folder of this user's on tmpfs. Made with mode 0700; refused if it belongs to somebody else.
+// $GAUDI_LAB_ROOT, else a folder of this user's on tmpfs. Made with mode 0700; refused if it belongs to
+// somebody else.
 [[nodiscard]] result<std::filesystem::path> root();
 // $GAUDI_LAB, else "default".
 [[nodiscard]] std::string selected_name();

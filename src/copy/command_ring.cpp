@@ -5,7 +5,8 @@
 
 namespace gaudi {
 
-result<command_ring> command_ring::make(const std::shared_ptr<hl_device>& device, unsigned slots, std::uint32_t slot_bytes) {
+result<command_ring> command_ring::make(const std::shared_ptr<hl_device>& device, unsigned slots,
+                                        std::uint32_t slot_bytes) {
     command_ring ring(device, slot_bytes);
     if (device->traits().user_command_buffers) {
         auto memory = mapping::anonymous(std::size_t{slots} * slot_bytes);
@@ -20,11 +21,14 @@ result<command_ring> command_ring::make(const std::shared_ptr<hl_device>& device
     }
     const auto& api = device->api();
     if (api.request_command_buffer == nullptr || api.destroy_command_buffer == nullptr)
-        return tl::unexpected(error(errc::symbol_missing, fmt::format("{} has no hlthunk_request_command_buffer", api.path())));
+        return tl::unexpected(
+            error(errc::symbol_missing, fmt::format("{} has no hlthunk_request_command_buffer", api.path())));
     for (unsigned i = 0; i < slots; ++i) {
         std::uint64_t handle = 0;
         if (const int rc = api.request_command_buffer(device->fd(), slot_bytes, &handle); rc != 0)
-            return tl::unexpected(device->failed(errc::memory_exhausted, fmt::format("hlthunk_request_command_buffer of {} bytes", slot_bytes), -rc));
+            return tl::unexpected(
+                device->failed(errc::memory_exhausted,
+                               fmt::format("hlthunk_request_command_buffer of {} bytes", slot_bytes), -rc));
         ring.buffers_.push_back({handle, {}});
         auto view = mapping::of_file(device->fd(), handle, slot_bytes);
         if (!view)
@@ -49,10 +53,12 @@ command_ring::~command_ring() {
 }
 
 std::byte* command_ring::bytes(unsigned slot) const {
-    return buffers_.empty() ? memory_.bytes().data() + std::size_t{slot} * slot_bytes_ : buffers_[slot].view.bytes().data();
+    return buffers_.empty() ? memory_.bytes().data() + std::size_t{slot} * slot_bytes_
+                            : buffers_[slot].view.bytes().data();
 }
 
-hl_cs_chunk command_ring::chunk(unsigned slot, std::uint32_t offset, std::uint32_t size, std::uint32_t queue) const {
+hl_cs_chunk command_ring::chunk(unsigned slot, std::uint32_t offset, std::uint32_t size,
+                                std::uint32_t queue) const {
     hl_cs_chunk made{};
     made.queue_index = queue;
     made.cb_size = size;

@@ -29,23 +29,30 @@ constexpr unsigned most_slots = 64; // more in flight gains nothing and costs pi
 
 } // namespace
 
-result<std::shared_ptr<copy_core>> copy_core::make(const std::shared_ptr<hl_device>& device, const address_map& known,
-                                                   const copy_options& options) {
+result<std::shared_ptr<copy_core>> copy_core::make(const std::shared_ptr<hl_device>& device,
+                                                   const address_map& known, const copy_options& options) {
     const auto& traits = device->traits();
     if (!device->owned())
-        return tl::unexpected(error(errc::copies_absent, fmt::format("the queues of {} belong to SynapseAI in this process", device->who().bus_id)));
+        return tl::unexpected(
+            error(errc::copies_absent,
+                  fmt::format("the queues of {} belong to SynapseAI in this process", device->who().bus_id)));
     if (traits.down_queues.empty())
-        return tl::unexpected(error(errc::copies_absent, fmt::format("the driver of {} ({}) offers no queue for user submissions",
-                                                                     device->who().bus_id, name_of(traits.generation))));
+        return tl::unexpected(error(errc::copies_absent,
+                                    fmt::format("the driver of {} ({}) offers no queue for user submissions",
+                                                device->who().bus_id, name_of(traits.generation))));
     if (device->api().command_submission == nullptr || device->api().wait_for_cs == nullptr)
-        return tl::unexpected(error(errc::copies_absent, fmt::format("{} has no submission functions", device->api().path())));
+        return tl::unexpected(
+            error(errc::copies_absent, fmt::format("{} has no submission functions", device->api().path())));
     auto chosen = options;
     chosen.batch = std::clamp(chosen.batch, 1U, 4096U);
     chosen.queues = std::max(chosen.queues, 1U);
     chosen.stripe_bytes = std::max<std::uint64_t>(chosen.stripe_bytes, 64 * 1024);
-    const auto limit = std::min({chosen.in_flight != 0 ? chosen.in_flight : most_slots, traits.max_in_flight, most_slots});
+    const auto limit =
+        std::min({chosen.in_flight != 0 ? chosen.in_flight : most_slots, traits.max_in_flight, most_slots});
     chosen.in_flight = limit;
-    auto ring = command_ring::make(device, limit, static_cast<std::uint32_t>((chosen.batch * sizeof(lin_dma_packet) + 4095) / 4096 * 4096));
+    auto ring = command_ring::make(
+        device, limit,
+        static_cast<std::uint32_t>((chosen.batch * sizeof(lin_dma_packet) + 4095) / 4096 * 4096));
     if (!ring)
         return tl::unexpected(ring.error());
     auto slab_memory = mapping::anonymous(bounces * bounce_bytes);
@@ -60,8 +67,10 @@ result<std::shared_ptr<copy_core>> copy_core::make(const std::shared_ptr<hl_devi
     return core;
 }
 
-copy_core::copy_core(std::shared_ptr<hl_device> device, const address_map& known, const copy_options& options, command_ring ring)
-    : device_(std::move(device)), known_(known), options_(options), limit_(options.in_flight), ring_(std::move(ring)) {
+copy_core::copy_core(std::shared_ptr<hl_device> device, const address_map& known, const copy_options& options,
+                     command_ring ring)
+    : device_(std::move(device)), known_(known), options_(options), limit_(options.in_flight),
+      ring_(std::move(ring)) {
     for (unsigned i = 0; i < bounces; ++i)
         free_bounces_.push_back(static_cast<int>(i));
     for (unsigned i = 0; i < limit_; ++i)
@@ -122,12 +131,14 @@ void copy_core::release(std::uint32_t slot) {
     free_operations_.push_back(slot);
 }
 
-void copy_core::enqueue(std::uint32_t slot, std::uint64_t source, std::uint64_t destination, std::uint64_t length,
-                        copy_direction direction) {
+void copy_core::enqueue(std::uint32_t slot, std::uint64_t source, std::uint64_t destination,
+                        std::uint64_t length, copy_direction direction) {
     const auto queues = std::min<std::size_t>(queues_of(direction).size(), options_.queues);
     const bool striped = length >= options_.stripe_bytes && queues > 1;
-    const auto piece_bytes = striped ? std::min(std::max(length / queues / 4096 * 4096, options_.stripe_bytes / 2), max_packet_bytes)
-                                     : max_packet_bytes;
+    const auto piece_bytes =
+        striped
+            ? std::min(std::max(length / queues / 4096 * 4096, options_.stripe_bytes / 2), max_packet_bytes)
+            : max_packet_bytes;
     // Small copies stay on one queue, so that one command buffer carries them all.
     auto queue = striped ? next_queue_++ : 0;
     for (std::uint64_t done = 0; done < length;) {
@@ -157,8 +168,9 @@ result<host_mapping> copy_core::map_for_copy(operation& owner, std::span<std::by
     auto mapped = device_->map_host(memory);
     if (mapped || !writes || mapped.error().code() != errc::host_range_invalid)
         return mapped;
-    // The driver pins for writing only. A source that is merely read-only (constants, a mapped file) is copied aside;
-    // through the kernel, so that an address that does not exist stays an error and not a crash.
+    // The driver pins for writing only. A source that is merely read-only (constants, a mapped file) is
+    // copied aside; through the kernel, so that an address that does not exist stays an error and not a
+    // crash.
     if (!is_mapped(memory))
         return mapped;
     auto duplicate = mapping::anonymous(memory.size());
@@ -166,7 +178,8 @@ result<host_mapping> copy_core::map_for_copy(operation& owner, std::span<std::by
         return tl::unexpected(duplicate.error());
     std::size_t done = 0;
     while (done < memory.size()) {
-        const iovec to{duplicate->bytes().data() + done, memory.size() - done}, from{memory.data() + done, memory.size() - done};
+        const iovec to{duplicate->bytes().data() + done, memory.size() - done},
+            from{memory.data() + done, memory.size() - done};
         const auto copied = ::process_vm_readv(::getpid(), &to, 1, &from, 1, 0);
         if (copied <= 0)
             return mapped;
@@ -217,7 +230,8 @@ result<std::uint32_t> copy_core::write(device_address to, std::span<const std::b
     const std::lock_guard guard(mutex_);
     const auto slot = new_operation();
     // The engine only reads the source; the driver pins it for writing all the same.
-    const auto source = reach_host(operations_[slot], {const_cast<std::byte*>(from.data()), from.size()}, true);
+    const auto source =
+        reach_host(operations_[slot], {const_cast<std::byte*>(from.data()), from.size()}, true);
     if (!source) {
         release(slot);
         return tl::unexpected(source.error());
@@ -250,15 +264,19 @@ result<std::uint32_t> copy_core::copy(device_address to, device_address from, st
         if (!known)
             return tl::unexpected(known.error());
         if (known->device_index != device_->who().index)
-            return tl::unexpected(error(errc::not_allocated, fmt::format("{} bytes at {:#x} belong to device {}, this engine to {}", length,
-                                                                         address.value(), known->device_index, device_->who().index)));
+            return tl::unexpected(
+                error(errc::not_allocated,
+                      fmt::format("{} bytes at {:#x} belong to device {}, this engine to {}", length,
+                                  address.value(), known->device_index, device_->who().index)));
     }
     if (to < from + length && from < to + length)
-        return tl::unexpected(error(errc::ranges_overlap, fmt::format("copy of {} bytes from {:#x} to {:#x}", length, from.value(), to.value())));
+        return tl::unexpected(error(errc::ranges_overlap, fmt::format("copy of {} bytes from {:#x} to {:#x}",
+                                                                      length, from.value(), to.value())));
     return copy_unchecked(to, from, length, copy_direction::within);
 }
 
-result<std::uint32_t> copy_core::copy_unchecked(device_address to, device_address from, std::uint64_t length, copy_direction direction) {
+result<std::uint32_t> copy_core::copy_unchecked(device_address to, device_address from, std::uint64_t length,
+                                                copy_direction direction) {
     if (device_->lost())
         return tl::unexpected(device_->lost_error("copy"));
     const std::lock_guard guard(mutex_);
@@ -269,7 +287,8 @@ bool copy_core::room_in_flight() const {
     if (free_slots_.empty())
         return false;
     // The driver's table is a ring: what counts is the distance to the oldest unfinished submission.
-    return flights_.empty() || flights_.back().sequence + 1 - flights_.front().sequence < device_->traits().max_in_flight;
+    return flights_.empty() ||
+           flights_.back().sequence + 1 - flights_.front().sequence < device_->traits().max_in_flight;
 }
 
 void copy_core::submit_waiting(bool all) {
@@ -304,7 +323,8 @@ std::size_t copy_core::gather(flight& into, std::vector<hl_cs_chunk>& chunks) {
             used[i] = true;
             ++taken;
         }
-        chunks.push_back(ring_.chunk(into.slot, begin, offset - begin, queues_of(group.direction)[group.queue]));
+        chunks.push_back(
+            ring_.chunk(into.slot, begin, offset - begin, queues_of(group.direction)[group.queue]));
         if (single)
             break;
     }
@@ -332,7 +352,10 @@ bool copy_core::submit_one() {
     in.chunks_execute = chunks.data();
     in.num_chunks_execute = static_cast<std::uint32_t>(chunks.size());
     if (const int rc = device_->api().command_submission(device_->fd(), &in, &out); rc != 0) {
-        const auto why = device_->failed(errc::copy_refused, fmt::format("hlthunk_command_submission of {} chunks on {}", chunks.size(), device_->who().bus_id), -rc);
+        const auto why = device_->failed(errc::copy_refused,
+                                         fmt::format("hlthunk_command_submission of {} chunks on {}",
+                                                     chunks.size(), device_->who().bus_id),
+                                         -rc);
         if (device_->lost()) {
             flights_.push_back(std::move(next)); // fails with the rest
             free_slots_.pop_back();
@@ -361,7 +384,9 @@ std::size_t copy_core::finish(std::uint32_t slot) {
     auto& done = operations_[slot];
     if (done.bounce >= 0) {
         if (!done.deliver_to.empty() && !done.failure)
-            std::memcpy(done.deliver_to.data(), slab_.bytes().data() + static_cast<std::size_t>(done.bounce) * bounce_bytes, done.deliver_to.size());
+            std::memcpy(done.deliver_to.data(),
+                        slab_.bytes().data() + static_cast<std::size_t>(done.bounce) * bounce_bytes,
+                        done.deliver_to.size());
         free_bounces_.push_back(done.bounce);
         done.bounce = -1;
         done.deliver_to = {};
@@ -402,7 +427,8 @@ std::size_t copy_core::fail_all(const error& why) {
 
 std::size_t copy_core::collect() {
     std::size_t finished = 0;
-    constexpr unsigned patience = 8; // queues are independent: look past a slow one, but not at everything each time
+    constexpr unsigned patience =
+        8; // queues are independent: look past a slow one, but not at everything each time
     unsigned busy = 0;
     for (auto next = flights_.begin(); next != flights_.end() && busy < patience;) {
         std::uint32_t status = HL_WAIT_CS_STATUS_BUSY;
@@ -413,8 +439,11 @@ std::size_t copy_core::collect() {
             continue;
         }
         if (rc != 0) {
-            device_->mark_lost(fmt::format("hlthunk_wait_for_cs of submission {}: {} ({})", next->sequence, std::strerror(-rc),
-                                           rc == -EIO ? "aborted" : rc == -ETIMEDOUT ? "timed out" : "refused"));
+            device_->mark_lost(fmt::format("hlthunk_wait_for_cs of submission {}: {} ({})", next->sequence,
+                                           std::strerror(-rc),
+                                           rc == -EIO         ? "aborted"
+                                           : rc == -ETIMEDOUT ? "timed out"
+                                                              : "refused"));
             return finished + fail_all(device_->lost_error("copy"));
         }
         for (const auto slot : next->operations)
@@ -468,14 +497,21 @@ result<void> copy_core::wait(std::uint32_t slot, std::chrono::milliseconds limit
                 return {};
             }
             // Not submitted for lack of room: then the oldest in flight is what it waits for.
-            sequence = asked.last_sequence != 0 ? asked.last_sequence : flights_.empty() ? 0 : flights_.front().sequence;
+            sequence = asked.last_sequence != 0 ? asked.last_sequence
+                       : flights_.empty()       ? 0
+                                                : flights_.front().sequence;
         }
-        const auto left = std::chrono::duration_cast<std::chrono::microseconds>(deadline - std::chrono::steady_clock::now());
+        const auto left = std::chrono::duration_cast<std::chrono::microseconds>(
+            deadline - std::chrono::steady_clock::now());
         if (left.count() <= 0)
-            return tl::unexpected(error(errc::copy_timeout, fmt::format("copy on {}, waited {} ms", device_->who().bus_id, limit.count())));
+            return tl::unexpected(
+                error(errc::copy_timeout,
+                      fmt::format("copy on {}, waited {} ms", device_->who().bus_id, limit.count())));
         std::uint32_t status = 0;
         if (sequence != 0) // the outcome is collected by poll()
-            device_->api().wait_for_cs(device_->fd(), sequence, static_cast<std::uint64_t>(std::min<std::int64_t>(left.count(), 100000)), &status);
+            device_->api().wait_for_cs(
+                device_->fd(), sequence,
+                static_cast<std::uint64_t>(std::min<std::int64_t>(left.count(), 100000)), &status);
         else
             std::this_thread::yield();
     }
@@ -494,7 +530,9 @@ result<int> copy_core::event_fd() {
     if (!event_) {
         event_ = unique_fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
         if (!event_)
-            return tl::unexpected(error(errno == EMFILE || errno == ENFILE ? errc::descriptors_exhausted : errc::system_call_failed, "eventfd", errno));
+            return tl::unexpected(error(errno == EMFILE || errno == ENFILE ? errc::descriptors_exhausted
+                                                                           : errc::system_call_failed,
+                                        "eventfd", errno));
         watcher_ = std::thread([this] { watch(); });
     }
     return event_.get();

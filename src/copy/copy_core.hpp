@@ -18,15 +18,17 @@ namespace gaudi {
 
 enum class copy_direction : std::uint8_t { down, up, within };
 
-// The copy engine's state: operations cut into pieces, pieces gathered into submissions, submissions in flight.
+// The copy engine's state: operations cut into pieces, pieces gathered into submissions, submissions in
+// flight.
 //
-// One mutex guards it all. No driver call under it can block: the number of submissions in flight is counted and stays
-// below the driver's limit, where the next one would spin inside hl-thunk.
+// One mutex guards it all. No driver call under it can block: the number of submissions in flight is counted
+// and stays below the driver's limit, where the next one would spin inside hl-thunk.
 class copy_core : public std::enable_shared_from_this<copy_core> {
 public:
-    static result<std::shared_ptr<copy_core>> make(const std::shared_ptr<hl_device>& device, const address_map& known,
-                                                   const copy_options& options);
-    copy_core(std::shared_ptr<hl_device> device, const address_map& known, const copy_options& options, command_ring ring);
+    static result<std::shared_ptr<copy_core>> make(const std::shared_ptr<hl_device>& device,
+                                                   const address_map& known, const copy_options& options);
+    copy_core(std::shared_ptr<hl_device> device, const address_map& known, const copy_options& options,
+              command_ring ring);
     ~copy_core();
     copy_core(const copy_core&) = delete;
     copy_core& operator=(const copy_core&) = delete;
@@ -35,7 +37,8 @@ public:
     result<std::uint32_t> read(std::span<std::byte> to, device_address from);
     result<std::uint32_t> copy(device_address to, device_address from, std::uint64_t length);
     // Addresses that are known to be mapped for the device, without a look into the address map (imports).
-    result<std::uint32_t> copy_unchecked(device_address to, device_address from, std::uint64_t length, copy_direction direction);
+    result<std::uint32_t> copy_unchecked(device_address to, device_address from, std::uint64_t length,
+                                         copy_direction direction);
 
     std::size_t poll();
     [[nodiscard]] bool done(std::uint32_t slot);
@@ -83,7 +86,8 @@ private:
 
     // All with the mutex held.
     std::uint32_t new_operation();
-    void enqueue(std::uint32_t slot, std::uint64_t source, std::uint64_t destination, std::uint64_t length, copy_direction direction);
+    void enqueue(std::uint32_t slot, std::uint64_t source, std::uint64_t destination, std::uint64_t length,
+                 copy_direction direction);
     std::optional<std::uint64_t> pinned_address(const void* begin, std::size_t length) const;
     result<host_mapping> map_for_copy(operation& owner, std::span<std::byte> memory, bool writes);
     result<std::uint64_t> reach_host(operation& owner, std::span<std::byte> memory, bool writes);
@@ -99,8 +103,8 @@ private:
     [[nodiscard]] std::span<const std::uint32_t> queues_of(copy_direction direction) const;
     void signal();
     void watch();
-    result<std::uint32_t> start(std::uint32_t slot, std::uint64_t source, std::uint64_t destination, std::uint64_t length,
-                                copy_direction direction);
+    result<std::uint32_t> start(std::uint32_t slot, std::uint64_t source, std::uint64_t destination,
+                                std::uint64_t length, copy_direction direction);
 
     const std::shared_ptr<hl_device> device_;
     const address_map& known_;
@@ -131,7 +135,8 @@ private:
 
 class pin_core {
 public:
-    pin_core(std::shared_ptr<copy_core> engine, host_mapping mapped) : engine_(std::move(engine)), mapped_(std::move(mapped)) {}
+    pin_core(std::shared_ptr<copy_core> engine, host_mapping mapped)
+        : engine_(std::move(engine)), mapped_(std::move(mapped)) {}
     ~pin_core() { engine_->unpin(mapped_); }
     pin_core(const pin_core&) = delete;
     pin_core& operator=(const pin_core&) = delete;

@@ -24,9 +24,11 @@ std::optional<int> numa_node_of(const std::string& bus_id) {
 }
 
 std::string status_text(int status) {
-    constexpr std::string_view names[] = {"operational", "in reset", "malfunction", "needs reset", "in creation", "in reset after release"};
-    return status >= 0 && static_cast<std::size_t>(status) < std::size(names) ? std::string(names[status])
-                                                                               : fmt::format("unknown ({})", status);
+    constexpr std::string_view names[] = {"operational", "in reset",    "malfunction",
+                                          "needs reset", "in creation", "in reset after release"};
+    return status >= 0 && static_cast<std::size_t>(status) < std::size(names)
+               ? std::string(names[status])
+               : fmt::format("unknown ({})", status);
 }
 
 std::optional<device_info> inspect(const hlthunk_api& api, int control, unsigned index) {
@@ -37,7 +39,8 @@ std::optional<device_info> inspect(const hlthunk_api& api, int control, unsigned
     device_info info;
     info.index = index;
     info.generation = *kind;
-    info.card.assign(reinterpret_cast<const char*>(hw.card_name), ::strnlen(reinterpret_cast<const char*>(hw.card_name), sizeof(hw.card_name)));
+    info.card.assign(reinterpret_cast<const char*>(hw.card_name),
+                     ::strnlen(reinterpret_cast<const char*>(hw.card_name), sizeof(hw.card_name)));
     info.bus_id = bus_id_of(api, control);
     info.module_id = hw.module_id;
     info.numa_node = numa_node_of(info.bus_id);
@@ -83,7 +86,8 @@ std::string named(const std::vector<device_holder>& holders) {
     std::string text;
     for (const auto& holder : holders)
         text += fmt::format("{}process {} ({})", text.empty() ? "" : ", ", holder.process, holder.command);
-    return text.empty() ? "by a process that cannot be seen from here, or by a DMA-BUF or memory region that is still alive"
+    return text.empty() ? "by a process that cannot be seen from here, or by a DMA-BUF or memory region that "
+                          "is still alive"
                         : "by " + text;
 }
 
@@ -93,7 +97,8 @@ result<hl_device::identity> identify(const hlthunk_api& api, int fd, const devic
     who.generation = info.generation;
     who.bus_id = info.bus_id;
     if (const int rc = api.get_hw_ip_info(fd, &who.hw); rc != 0)
-        return tl::unexpected(error(errc::open_failed, fmt::format("hlthunk_get_hw_ip_info of {}", info.bus_id), -rc));
+        return tl::unexpected(
+            error(errc::open_failed, fmt::format("hlthunk_get_hw_ip_info of {}", info.bus_id), -rc));
     return who;
 }
 
@@ -137,7 +142,8 @@ std::vector<device_holder> find_holders(const hlthunk_api& api, unsigned index) 
     return holders;
 }
 
-result<std::shared_ptr<hl_device>> open_for_compute(const std::shared_ptr<const hlthunk_api>& api, const device_info& info) {
+result<std::shared_ptr<hl_device>> open_for_compute(const std::shared_ptr<const hlthunk_api>& api,
+                                                    const device_info& info) {
     using clock = std::chrono::steady_clock;
     const auto deadline = clock::now() + std::chrono::seconds(2);
     auto pause = std::chrono::milliseconds(1);
@@ -160,14 +166,17 @@ result<std::shared_ptr<hl_device>> open_for_compute(const std::shared_ptr<const 
             continue;
         }
         if (reason == EBUSY || reason == EAGAIN)
-            return tl::unexpected(error(errc::device_busy, fmt::format("{}: held {}", what, named(find_holders(*api, info.index))), reason));
+            return tl::unexpected(
+                error(errc::device_busy,
+                      fmt::format("{}: held {}", what, named(find_holders(*api, info.index))), reason));
         if (reason == EMFILE || reason == ENFILE)
             return tl::unexpected(error(errc::descriptors_exhausted, what, reason));
         return tl::unexpected(error(reason == EPERM ? errc::device_broken : errc::open_failed, what, reason));
     }
 }
 
-result<std::shared_ptr<hl_device>> attach(const std::shared_ptr<const hlthunk_api>& api, int fd, const device_info& info) {
+result<std::shared_ptr<hl_device>> attach(const std::shared_ptr<const hlthunk_api>& api, int fd,
+                                          const device_info& info) {
     auto who = identify(*api, fd, info);
     if (!who)
         return tl::unexpected(who.error());

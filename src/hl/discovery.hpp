@@ -14,10 +14,10 @@ namespace gaudi {
 [[nodiscard]] std::vector<device_info> discover(const hlthunk_api& api);
 // Processes that have the compute node open, this one included. Needs the rights to look into them.
 [[nodiscard]] std::vector<device_holder> find_holders(const hlthunk_api& api, unsigned index);
-// Opens the device for compute. Waits a bounded time while the driver says "try again" (it resets a device after its
-// last user). errc::device_busy names the holders it can find.
-[[nodiscard]] result<std::shared_ptr<hl_device>> open_for_compute(const std::shared_ptr<const hlthunk_api>& api,
-                                                                  const device_info& info);
+// Opens the device for compute. Waits a bounded time while the driver says "try again" (it resets a device
+// after its last user). errc::device_busy names the holders it can find.
+[[nodiscard]] result<std::shared_ptr<hl_device>>
+open_for_compute(const std::shared_ptr<const hlthunk_api>& api, const device_info& info);
 // Wraps a descriptor that somebody else in this process opened.
 [[nodiscard]] result<std::shared_ptr<hl_device>> attach(const std::shared_ptr<const hlthunk_api>& api, int fd,
                                                         const device_info& info);

@@ -19,8 +19,9 @@ constexpr export_rule rules[] = {
 };
 
 const export_rule& rule_for(generation kind, memory_origin origin) {
-    return *std::find_if(std::begin(rules), std::end(rules),
-                         [&](const export_rule& rule) { return rule.generation == kind && rule.origin == origin; });
+    return *std::find_if(std::begin(rules), std::end(rules), [&](const export_rule& rule) {
+        return rule.generation == kind && rule.origin == origin;
+    });
 }
 
 } // namespace
@@ -33,18 +34,23 @@ result<export_plan> plan_export(const export_request& request) {
     const auto base = request.base.value(), address = request.address.value();
     if (request.length == 0)
         return tl::unexpected(error(errc::size_zero, fmt::format("export of 0 bytes at {:#x}", address)));
-    if (address < base || address - base > request.base_length || request.length > request.base_length - (address - base))
-        return tl::unexpected(error(errc::range_leaves_allocation,
-                                    fmt::format("export of {} bytes at {:#x} from memory of {} bytes at {:#x}",
-                                                request.length, address, request.base_length, base)));
+    if (address < base || address - base > request.base_length ||
+        request.length > request.base_length - (address - base))
+        return tl::unexpected(
+            error(errc::range_leaves_allocation,
+                  fmt::format("export of {} bytes at {:#x} from memory of {} bytes at {:#x}", request.length,
+                              address, request.base_length, base)));
     if (base % page != 0)
-        return tl::unexpected(error(errc::alignment_invalid, fmt::format("memory to export begins at {:#x}, not at a page", base)));
+        return tl::unexpected(error(errc::alignment_invalid,
+                                    fmt::format("memory to export begins at {:#x}, not at a page", base)));
     // Whole pages around the range; the mapping itself ends at a page.
     const auto begin = (address - base) / page * page;
-    const auto end = std::min((address - base + request.length + page - 1) / page * page, request.base_length / page * page);
+    const auto end = std::min((address - base + request.length + page - 1) / page * page,
+                              request.base_length / page * page);
     if (address - base + request.length > end)
-        return tl::unexpected(error(errc::alignment_invalid,
-                                    fmt::format("memory to export has {} bytes, not whole pages", request.base_length)));
+        return tl::unexpected(
+            error(errc::alignment_invalid,
+                  fmt::format("memory to export has {} bytes, not whole pages", request.base_length)));
     const auto& rule = rule_for(request.generation, request.origin);
     export_plan plan{};
     plan.call = rule.call;

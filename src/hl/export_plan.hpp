@@ -15,8 +15,8 @@ namespace gaudi {
 // Whose allocation it is: ours, by address of its mapping, or part of a pool that SynapseAI took and mapped.
 enum class memory_origin { own, foreign_pool };
 
-// The decision, as a table: for each generation and origin the call, what it wants as address, and whether a window
-// may begin behind that address. The same table is in docs/dmabuf-export.md.
+// The decision, as a table: for each generation and origin the call, what it wants as address, and whether a
+// window may begin behind that address. The same table is in docs/dmabuf-export.md.
 struct export_rule {
     gaudi::generation generation;
     memory_origin origin;
@@ -39,8 +39,8 @@ struct export_request {
 struct export_plan {
     export_call call;
     std::uint64_t call_address;
-    std::uint64_t call_size;   // multiple of 4096
-    std::uint64_t call_offset; // multiple of 4096; 0 for the physical call
+    std::uint64_t call_size;     // multiple of 4096
+    std::uint64_t call_offset;   // multiple of 4096; 0 for the physical call
     std::uint64_t dmabuf_offset; // where the request begins in the DMA-BUF
     device_address iova;
     std::uint64_t length;

@@ -5,19 +5,23 @@ namespace gaudi {
 namespace {
 
 constexpr std::uint64_t gib = 1ULL << 30;
-constexpr std::uint64_t slice = 128 * gib; // more than any generation has; 32 TB of hint range hold 256 of them
+constexpr std::uint64_t slice =
+    128 * gib; // more than any generation has; 32 TB of hint range hold 256 of them
 
 constexpr std::uint32_t gaudi1_down[] = {0, 1, 2, 3}, gaudi1_up[] = {4, 5, 6, 7};
 constexpr std::uint32_t gaudi2_down[] = {0, 1}, gaudi2_up[] = {4, 5};
-// Copies within the device: other streams of the PCI engines. The device's own engines (EDMA) take copies only from a
-// lower buffer, and a submission may complete before that one has run: they need a handshake of their own.
+// Copies within the device: other streams of the PCI engines. The device's own engines (EDMA) take copies
+// only from a lower buffer, and a submission may complete before that one has run: they need a handshake of
+// their own.
 constexpr std::uint32_t gaudi2_device[] = {2, 6, 3, 7};
 
 const generation_traits table[] = {
-    // On gen1 copies within the device go over the down queues as well: the internal queues take no user submission alone.
-    {generation::gaudi, export_call::physical, 0, 0, gib, gaudi1_down, gaudi1_up, gaudi1_down, false, 16384, true},
-    {generation::gaudi2, export_call::mapped, 0x1001500000000000, slice, 768ULL << 20, gaudi2_down, gaudi2_up, gaudi2_device,
-     true, 64, true},
+    // On gen1 copies within the device go over the down queues as well: the internal queues take no user
+    // submission alone.
+    {generation::gaudi, export_call::physical, 0, 0, gib, gaudi1_down, gaudi1_up, gaudi1_down, false, 16384,
+     true},
+    {generation::gaudi2, export_call::mapped, 0x1001500000000000, slice, 768ULL << 20, gaudi2_down, gaudi2_up,
+     gaudi2_device, true, 64, true},
     {generation::gaudi3, export_call::mapped, 0x0201E00000000000, slice, gib, {}, {}, {}, true, 64, true},
 };
 

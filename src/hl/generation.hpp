@@ -18,16 +18,17 @@ enum class export_call { physical, mapped };
 struct generation_traits {
     gaudi::generation generation;
     export_call exports;
-    // Every device has the same virtual address space. Each open device places its memory into a slice of its own of
-    // the range that the driver leaves to hints, so that an address says which device it belongs to. 0: no MMU.
+    // Every device has the same virtual address space. Each open device places its memory into a slice of its
+    // own of the range that the driver leaves to hints, so that an address says which device it belongs to.
+    // 0: no MMU.
     std::uint64_t slice_base;
     std::uint64_t slice_size;
     std::uint64_t default_chunk;
     // Queues of the submission ioctl; empty: the driver offers none.
     std::span<const std::uint32_t> down_queues, up_queues, device_queues;
-    bool user_command_buffers;            // in mapped host memory; otherwise the driver's own
+    bool user_command_buffers; // in mapped host memory; otherwise the driver's own
     unsigned max_in_flight;
-    bool in_flight_is_window;             // counted from the oldest unfinished submission
+    bool in_flight_is_window; // counted from the oldest unfinished submission
 };
 
 [[nodiscard]] const generation_traits& traits_of(generation value);

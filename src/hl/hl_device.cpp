@@ -21,8 +21,8 @@ std::uint64_t align_address(std::uint64_t address, std::uint64_t page) {
 }
 
 // First gap of `size` bytes between taken ranges within [begin, end); 0 if none.
-std::uint64_t first_gap(const std::map<std::uint64_t, std::uint64_t>& taken, std::uint64_t begin, std::uint64_t end,
-                        std::uint64_t size) {
+std::uint64_t first_gap(const std::map<std::uint64_t, std::uint64_t>& taken, std::uint64_t begin,
+                        std::uint64_t end, std::uint64_t size) {
     auto cursor = begin;
     for (auto next = taken.lower_bound(begin); next != taken.end() && next->first < end; ++next) {
         if (next->first - cursor >= size)
@@ -32,9 +32,17 @@ std::uint64_t first_gap(const std::map<std::uint64_t, std::uint64_t>& taken, std
     return cursor < end && end - cursor >= size ? cursor : 0;
 }
 
-constexpr std::string_view event_names[] = {"TPC assert",        "undefined opcode", "device reset",       "submission timeout",
-                                            "device unavailable", "engine error",     "hardware error",     "RAZWI",
-                                            "page fault",         "critical hardware error", "critical firmware error"};
+constexpr std::string_view event_names[] = {"TPC assert",
+                                            "undefined opcode",
+                                            "device reset",
+                                            "submission timeout",
+                                            "device unavailable",
+                                            "engine error",
+                                            "hardware error",
+                                            "RAZWI",
+                                            "page fault",
+                                            "critical hardware error",
+                                            "critical firmware error"};
 
 } // namespace
 
@@ -88,12 +96,14 @@ result<device_memory> hl_device::allocate(std::uint64_t size) {
     if (lost())
         return tl::unexpected(lost_error("allocation"));
     if (!owned_)
-        return tl::unexpected(error(errc::memory_exhausted, "SynapseAI owns this device and all of its memory"));
+        return tl::unexpected(
+            error(errc::memory_exhausted, "SynapseAI owns this device and all of its memory"));
     if (size == 0)
         return tl::unexpected(error(errc::size_zero, "allocation of 0 bytes"));
     if (size > who_.hw.dram_size)
-        return tl::unexpected(error(errc::size_beyond_memory,
-                                    fmt::format("{} bytes asked of {}, which has {}", size, who_.bus_id, who_.hw.dram_size)));
+        return tl::unexpected(
+            error(errc::size_beyond_memory,
+                  fmt::format("{} bytes asked of {}, which has {}", size, who_.bus_id, who_.hw.dram_size)));
     return traits().exports == export_call::physical ? allocate_physical(size) : allocate_mapped(size);
 }
 
@@ -107,15 +117,17 @@ result<device_memory> hl_device::allocate_mapped(std::uint64_t size) {
         made.handle_ = api_->device_memory_alloc(fd_, made.size_, 0, false, false);
     if (made.handle_ == 0)
         return tl::unexpected(failed(errc::memory_exhausted,
-                                     fmt::format("hlthunk_device_memory_alloc of {} bytes on {}, {} free", made.size_,
-                                                 who_.bus_id, usage().dram_free_mem),
+                                     fmt::format("hlthunk_device_memory_alloc of {} bytes on {}, {} free",
+                                                 made.size_, who_.bus_id, usage().dram_free_mem),
                                      errno));
     const auto hint = first_gap(taken_, slice_begin_.value(), slice_begin_.value() + slice_size_, made.size_);
     const auto address = api_->device_memory_map(fd_, made.handle_, hint);
     if (address == 0) {
         const int reason = errno;
         api_->device_memory_free(fd_, made.handle_);
-        return tl::unexpected(failed(errc::map_failed, fmt::format("hlthunk_device_memory_map of {} bytes on {}", made.size_, who_.bus_id), reason));
+        return tl::unexpected(failed(
+            errc::map_failed,
+            fmt::format("hlthunk_device_memory_map of {} bytes on {}", made.size_, who_.bus_id), reason));
     }
     taken_[address] = made.size_;
     made.address_ = device_address(address);
@@ -127,10 +139,12 @@ result<device_memory> hl_device::allocate_physical(std::uint64_t size) {
     device_memory made;
     made.size_ = round_up(size, page_size());
     const std::lock_guard guard(mutex_);
-    const auto address = first_gap(taken_, slice_begin_.value(), slice_begin_.value() + slice_size_, made.size_);
+    const auto address =
+        first_gap(taken_, slice_begin_.value(), slice_begin_.value() + slice_size_, made.size_);
     if (address == 0)
-        return tl::unexpected(error(errc::memory_exhausted,
-                                    fmt::format("{} bytes of physical memory on {}: no gap that large", made.size_, who_.bus_id)));
+        return tl::unexpected(
+            error(errc::memory_exhausted, fmt::format("{} bytes of physical memory on {}: no gap that large",
+                                                      made.size_, who_.bus_id)));
     taken_[address] = made.size_;
     made.address_ = device_address(address);
     made.device_ = shared_from_this();
@@ -143,12 +157,15 @@ result<void> hl_device::free_memory(std::uint64_t handle, device_address address
     const std::lock_guard guard(mutex_);
     if (handle != 0 && !lost()) {
         if (const int rc = api_->memory_unmap(fd_, address.value()); rc != 0)
-            return tl::unexpected(failed(errc::device_busy,
-                                         fmt::format("hlthunk_memory_unmap of {} bytes at {:#x}: a DMA-BUF or memory region of it is alive",
-                                                     size, address.value()),
-                                         -rc));
+            return tl::unexpected(failed(
+                errc::device_busy,
+                fmt::format(
+                    "hlthunk_memory_unmap of {} bytes at {:#x}: a DMA-BUF or memory region of it is alive",
+                    size, address.value()),
+                -rc));
         if (const int rc = api_->device_memory_free(fd_, handle); rc != 0)
-            return tl::unexpected(failed(errc::not_allocated, fmt::format("hlthunk_device_memory_free of handle {}", handle), -rc));
+            return tl::unexpected(failed(
+                errc::not_allocated, fmt::format("hlthunk_device_memory_free of handle {}", handle), -rc));
     }
     taken_.erase(address.value());
     return {};
@@ -162,10 +179,11 @@ result<host_mapping> hl_device::map_host(std::span<std::byte> memory) {
     const auto address = api_->host_memory_map(fd_, memory.data(), 0, memory.size());
     if (address == 0) {
         const int reason = errno;
-        return tl::unexpected(failed(reason == EFAULT || reason == EINVAL ? errc::host_range_invalid : errc::map_failed,
-                                     fmt::format("hlthunk_host_memory_map of {} bytes at {}", memory.size(),
-                                                 static_cast<const void*>(memory.data())),
-                                     reason));
+        return tl::unexpected(
+            failed(reason == EFAULT || reason == EINVAL ? errc::host_range_invalid : errc::map_failed,
+                   fmt::format("hlthunk_host_memory_map of {} bytes at {}", memory.size(),
+                               static_cast<const void*>(memory.data())),
+                   reason));
     }
     host_mapping made;
     made.device_ = shared_from_this();
@@ -183,17 +201,22 @@ result<unique_fd> hl_device::export_dmabuf(const export_plan& plan) {
     if (lost())
         return tl::unexpected(lost_error("DMA-BUF export"));
     const bool physical = plan.call == export_call::physical;
-    const auto* name = physical ? "hlthunk_device_memory_export_dmabuf_fd" : "hlthunk_device_mapped_memory_export_dmabuf_fd";
-    if (physical ? api_->device_memory_export_dmabuf_fd == nullptr : api_->device_mapped_memory_export_dmabuf_fd == nullptr)
+    const auto* name =
+        physical ? "hlthunk_device_memory_export_dmabuf_fd" : "hlthunk_device_mapped_memory_export_dmabuf_fd";
+    if (physical ? api_->device_memory_export_dmabuf_fd == nullptr
+                 : api_->device_mapped_memory_export_dmabuf_fd == nullptr)
         return tl::unexpected(error(errc::symbol_missing, fmt::format("{} has no {}", api_->path(), name)));
-    const int fd = physical ? api_->device_memory_export_dmabuf_fd(fd_, plan.call_address, plan.call_size, HL_EXPORT_FLAGS)
-                            : api_->device_mapped_memory_export_dmabuf_fd(fd_, plan.call_address, plan.call_size,
-                                                                          plan.call_offset, HL_EXPORT_FLAGS);
+    const int fd =
+        physical
+            ? api_->device_memory_export_dmabuf_fd(fd_, plan.call_address, plan.call_size, HL_EXPORT_FLAGS)
+            : api_->device_mapped_memory_export_dmabuf_fd(fd_, plan.call_address, plan.call_size,
+                                                          plan.call_offset, HL_EXPORT_FLAGS);
     if (fd < 0)
-        return tl::unexpected(failed(fd == -EMFILE || fd == -ENFILE ? errc::descriptors_exhausted : errc::export_refused,
-                                     fmt::format("{} of {} bytes at {:#x}, offset {:#x}, on {}", name, plan.call_size,
-                                                 plan.call_address, plan.call_offset, who_.bus_id),
-                                     -fd));
+        return tl::unexpected(
+            failed(fd == -EMFILE || fd == -ENFILE ? errc::descriptors_exhausted : errc::export_refused,
+                   fmt::format("{} of {} bytes at {:#x}, offset {:#x}, on {}", name, plan.call_size,
+                               plan.call_address, plan.call_offset, who_.bus_id),
+                   -fd));
     return unique_fd(fd);
 }
 
@@ -209,8 +232,9 @@ result<imported_memory> hl_device::import_dmabuf(int dmabuf, std::uint64_t lengt
     if (api_->ioctl(fd_, HL_IOCTL_MEMORY_REQUEST, &args) != 0) {
         const int reason = errno;
         // The upstream driver answers EINVAL to an operation it does not know, older interfaces ENOTTY.
-        return tl::unexpected(failed(reason == EINVAL || reason == ENOTTY ? errc::import_unsupported : errc::import_refused,
-                                     fmt::format("REG_DMABUF_FD of {} bytes on {}", length, who_.bus_id), reason));
+        return tl::unexpected(
+            failed(reason == EINVAL || reason == ENOTTY ? errc::import_unsupported : errc::import_refused,
+                   fmt::format("REG_DMABUF_FD of {} bytes on {}", length, who_.bus_id), reason));
     }
     imported_memory made;
     made.device_ = shared_from_this();
@@ -221,8 +245,8 @@ result<imported_memory> hl_device::import_dmabuf(int dmabuf, std::uint64_t lengt
 std::string hl_device::pending_events() {
     std::uint64_t events = 0, count = 0;
     constexpr std::uint32_t patience_ms = 100; // work is aborted first, the notice follows
-    if (notifier_ < 0 || api_->notifier_recv == nullptr || api_->notifier_recv(fd_, notifier_, &events, &count, 0, patience_ms) != 0 ||
-        count == 0)
+    if (notifier_ < 0 || api_->notifier_recv == nullptr ||
+        api_->notifier_recv(fd_, notifier_, &events, &count, 0, patience_ms) != 0 || count == 0)
         return {};
     std::string text;
     for (std::size_t bit = 0; bit < std::size(event_names); ++bit)
@@ -256,7 +280,8 @@ error hl_device::failed(errc code, std::string observed, int system_error) {
 }
 
 device_memory::device_memory(device_memory&& other) noexcept
-    : device_(std::move(other.device_)), handle_(other.handle_), address_(other.address_), size_(other.size_) {}
+    : device_(std::move(other.device_)), handle_(other.handle_), address_(other.address_),
+      size_(other.size_) {}
 
 device_memory& device_memory::operator=(device_memory&& other) noexcept {
     std::swap(device_, other.device_);

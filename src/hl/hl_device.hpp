@@ -114,7 +114,8 @@ public:
     void mark_lost(std::string reason);
     [[nodiscard]] bool lost() const { return lost_.load(std::memory_order_acquire); }
     [[nodiscard]] error lost_error(std::string_view during) const;
-    // Turns a failed driver call into an error; EIO, EBUSY and the like of a device in reset become device_lost.
+    // Turns a failed driver call into an error; EIO, EBUSY and the like of a device in reset become
+    // device_lost.
     error failed(errc code, std::string observed, int system_error);
 
 private:
@@ -138,7 +139,8 @@ private:
     std::uint64_t slice_size_ = 0;
 
     std::mutex mutex_;
-    std::map<std::uint64_t, std::uint64_t> taken_; // address -> size: mapped memory, or gen1's physical memory
+    std::map<std::uint64_t, std::uint64_t>
+        taken_; // address -> size: mapped memory, or gen1's physical memory
     std::atomic<bool> lost_{false};
     mutable std::mutex lost_mutex_;
     std::string lost_reason_;

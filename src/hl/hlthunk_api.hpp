@@ -10,34 +10,34 @@
 #include <string>
 #include <vector>
 
-// The functions of hl-thunk that this library calls. One list makes the table, the loader and the report of what is
-// missing. Symbol, need, signature.
-#define GAUDI_HLTHUNK_SYMBOLS(X)                                                                                      \
-    X(open, required, int(hlthunk_device_name, const char*))                                                          \
-    X(open_control, required, int(int, const char*))                                                                  \
-    X(close, required, int(int))                                                                                      \
-    X(get_device_name_from_fd, required, hlthunk_device_name(int))                                                    \
-    X(get_pci_bus_id_from_fd, required, int(int, char*, int))                                                         \
-    X(get_hw_ip_info, required, int(int, hlthunk_hw_ip_info*))                                                        \
-    X(get_dram_usage, required, int(int, hlthunk_dram_usage_info*))                                                   \
-    X(get_device_status_info, required, hl_device_status(int))                                                        \
-    X(device_memory_alloc, required, std::uint64_t(int, std::uint64_t, std::uint64_t, bool, bool))                    \
-    X(device_memory_free, required, int(int, std::uint64_t))                                                          \
-    X(device_memory_map, required, std::uint64_t(int, std::uint64_t, std::uint64_t))                                  \
-    X(host_memory_map, required, std::uint64_t(int, void*, std::uint64_t, std::uint64_t))                             \
-    X(memory_unmap, required, int(int, std::uint64_t))                                                                \
-    X(device_memory_export_dmabuf_fd, optional, int(int, std::uint64_t, std::uint64_t, std::uint32_t))                \
-    X(device_mapped_memory_export_dmabuf_fd, optional,                                                                \
-      int(int, std::uint64_t, std::uint64_t, std::uint64_t, std::uint32_t))                                           \
-    X(request_command_buffer, optional, int(int, std::uint32_t, std::uint64_t*))                                      \
-    X(destroy_command_buffer, optional, int(int, std::uint64_t))                                                      \
-    X(command_submission, optional, int(int, hlthunk_cs_in*, hlthunk_cs_out*))                                        \
-    X(wait_for_cs, optional, int(int, std::uint64_t, std::uint64_t, std::uint32_t*))                                  \
-    X(notifier_create, optional, int(int))                                                                            \
-    X(notifier_release, optional, int(int, int))                                                                      \
-    X(notifier_recv, optional, int(int, int, std::uint64_t*, std::uint64_t*, std::uint32_t, std::uint32_t))           \
-    X(get_device_count, optional, int(hlthunk_device_name))                                                           \
-    X(get_version, optional, char*(void))                                                                             \
+// The functions of hl-thunk that this library calls. One list makes the table, the loader and the report of
+// what is missing. Symbol, need, signature.
+#define GAUDI_HLTHUNK_SYMBOLS(X)                                                                             \
+    X(open, required, int(hlthunk_device_name, const char*))                                                 \
+    X(open_control, required, int(int, const char*))                                                         \
+    X(close, required, int(int))                                                                             \
+    X(get_device_name_from_fd, required, hlthunk_device_name(int))                                           \
+    X(get_pci_bus_id_from_fd, required, int(int, char*, int))                                                \
+    X(get_hw_ip_info, required, int(int, hlthunk_hw_ip_info*))                                               \
+    X(get_dram_usage, required, int(int, hlthunk_dram_usage_info*))                                          \
+    X(get_device_status_info, required, hl_device_status(int))                                               \
+    X(device_memory_alloc, required, std::uint64_t(int, std::uint64_t, std::uint64_t, bool, bool))           \
+    X(device_memory_free, required, int(int, std::uint64_t))                                                 \
+    X(device_memory_map, required, std::uint64_t(int, std::uint64_t, std::uint64_t))                         \
+    X(host_memory_map, required, std::uint64_t(int, void*, std::uint64_t, std::uint64_t))                    \
+    X(memory_unmap, required, int(int, std::uint64_t))                                                       \
+    X(device_memory_export_dmabuf_fd, optional, int(int, std::uint64_t, std::uint64_t, std::uint32_t))       \
+    X(device_mapped_memory_export_dmabuf_fd, optional,                                                       \
+      int(int, std::uint64_t, std::uint64_t, std::uint64_t, std::uint32_t))                                  \
+    X(request_command_buffer, optional, int(int, std::uint32_t, std::uint64_t*))                             \
+    X(destroy_command_buffer, optional, int(int, std::uint64_t))                                             \
+    X(command_submission, optional, int(int, hlthunk_cs_in*, hlthunk_cs_out*))                               \
+    X(wait_for_cs, optional, int(int, std::uint64_t, std::uint64_t, std::uint32_t*))                         \
+    X(notifier_create, optional, int(int))                                                                   \
+    X(notifier_release, optional, int(int, int))                                                             \
+    X(notifier_recv, optional, int(int, int, std::uint64_t*, std::uint64_t*, std::uint32_t, std::uint32_t))  \
+    X(get_device_count, optional, int(hlthunk_device_name))                                                  \
+    X(get_version, optional, char*(void))                                                                    \
     X(free, optional, void(void*))
 
 namespace gaudi {
@@ -45,19 +45,27 @@ namespace gaudi {
 // hl-thunk as a table. An optional function that is missing is nullptr and named in missing().
 class hlthunk_api {
 public:
-    // Looks in $GAUDI_DIRECT_HLTHUNK if set and nowhere else then; otherwise, in this order: the loader's search path
-    // (which finds a copy that the process has loaded already), /usr/lib/habanalabs, /opt/habanalabs/lib.
+    // Looks in $GAUDI_DIRECT_HLTHUNK if set and nowhere else then; otherwise, in this order: the loader's
+    // search path (which finds a copy that the process has loaded already), /usr/lib/habanalabs,
+    // /opt/habanalabs/lib.
     static result<std::shared_ptr<const hlthunk_api>> load();
 
 #define GAUDI_MEMBER(name, need, signature) std::add_pointer_t<signature> name = nullptr;
     GAUDI_HLTHUNK_SYMBOLS(GAUDI_MEMBER)
 #undef GAUDI_MEMBER
-    // For the driver's calls that hl-thunk has no function for: the ioctl of whatever stands behind the descriptors.
+    // For the driver's calls that hl-thunk has no function for: the ioctl of whatever stands behind the
+    // descriptors.
     int (*ioctl)(int, unsigned long, ...) = nullptr;
 
-    [[nodiscard]] const std::string& path() const { return path_; }
-    [[nodiscard]] const std::vector<std::string>& tried() const { return tried_; }
-    [[nodiscard]] const std::vector<std::string>& missing() const { return missing_; }
+    [[nodiscard]] const std::string& path() const {
+        return path_;
+    }
+    [[nodiscard]] const std::vector<std::string>& tried() const {
+        return tried_;
+    }
+    [[nodiscard]] const std::vector<std::string>& missing() const {
+        return missing_;
+    }
     [[nodiscard]] std::string version() const;
 
 private:

@@ -15,8 +15,8 @@ struct synapse_device {
     std::uint64_t pool_size = 0;
 };
 
-// Looks for libSynapse in this process with dlsym: it is never linked and never loaded by us. nullopt: there is none, or
-// it has not acquired device `synapse_id`.
+// Looks for libSynapse in this process with dlsym: it is never linked and never loaded by us. nullopt: there
+// is none, or it has not acquired device `synapse_id`.
 [[nodiscard]] std::optional<synapse_device> find_synapse_device(std::uint32_t synapse_id);
 
 } // namespace gaudi

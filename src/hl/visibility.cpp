@@ -23,7 +23,8 @@ result<number_set> numbers_of(const char* variable) {
         unsigned number = 0;
         const auto [end, failure] = std::from_chars(item.data(), item.data() + item.size(), number);
         if (item.empty() || failure != std::errc{} || end != item.data() + item.size())
-            return tl::unexpected(error(errc::selection_malformed, fmt::format("{}={}: '{}' is no number", variable, text, item)));
+            return tl::unexpected(error(errc::selection_malformed,
+                                        fmt::format("{}={}: '{}' is no number", variable, text, item)));
         numbers.insert(number);
         if (comma == rest.npos)
             return number_set{numbers};
@@ -49,7 +50,9 @@ result<visibility> visibility::of_environment() {
     made.modules = *modules;
     if (*own) {
         if ((*own)->size() != 1)
-            return tl::unexpected(error(errc::selection_malformed, fmt::format("HLS_MODULE_ID={}: one number expected", std::getenv("HLS_MODULE_ID"))));
+            return tl::unexpected(
+                error(errc::selection_malformed,
+                      fmt::format("HLS_MODULE_ID={}: one number expected", std::getenv("HLS_MODULE_ID"))));
         made.own_module = *(*own)->begin();
     }
     return made;

@@ -10,7 +10,8 @@
 namespace gaudi {
 
 // What the vendor's environment variables leave of the devices: HABANA_VISIBLE_DEVICES (indices),
-// HABANA_VISIBLE_MODULES (module ids), each a comma-separated list or "all"; HLS_MODULE_ID names this process's device.
+// HABANA_VISIBLE_MODULES (module ids), each a comma-separated list or "all"; HLS_MODULE_ID names this
+// process's device.
 struct visibility {
     std::optional<std::set<unsigned>> indices; // nullopt: all
     std::optional<std::set<unsigned>> modules;

@@ -11,15 +11,16 @@
 namespace gaudi {
 namespace {
 
-// A window is a tree of slots. A slot is empty, covered by one allocation, or divided into 64 smaller ones: 16 MiB, 256
-// KiB, 4 KiB, 64 bytes. Depth depends on how an allocation lies, never on how many there are.
+// A window is a tree of slots. A slot is empty, covered by one allocation, or divided into 64 smaller ones:
+// 16 MiB, 256 KiB, 4 KiB, 64 bytes. Depth depends on how an allocation lies, never on how many there are.
 constexpr unsigned fan_bits = 6, fan = 1U << fan_bits, levels = 4;
 constexpr unsigned unit_bits = 6; // 64 bytes
 constexpr unsigned top_shift = unit_bits + fan_bits * (levels - 1);
 constexpr std::uint64_t one = 1, unit = one << unit_bits;
 
 struct record {
-    std::atomic<std::uint64_t> generation{0}; // 0: dead. Records are reused but never given back while the map lives
+    std::atomic<std::uint64_t> generation{
+        0}; // 0: dead. Records are reused but never given back while the map lives
     std::atomic<std::uint64_t> base{0}, length{0}, tag{0};
     std::atomic<unsigned> device{0};
     record* next_spare = nullptr;
@@ -79,12 +80,15 @@ struct address_map::impl {
     static record* lookup(const window& where, std::uint64_t offset) noexcept {
         auto entry = where.top[offset >> top_shift].load(std::memory_order_acquire);
         for (unsigned shift = top_shift - fan_bits; (entry & tag_mask) == is_node; shift -= fan_bits)
-            entry = reinterpret_cast<node*>(entry & ~tag_mask)->slots[offset >> shift & (fan - 1)].load(std::memory_order_acquire);
+            entry = reinterpret_cast<node*>(entry & ~tag_mask)
+                        ->slots[offset >> shift & (fan - 1)]
+                        .load(std::memory_order_acquire);
         return (entry & tag_mask) == is_record ? reinterpret_cast<record*>(entry & ~tag_mask) : nullptr;
     }
 
     // Sets every slot of [begin, end) to `value`, dividing slots that are covered only in part.
-    void cover(slot* table, std::uint64_t table_base, unsigned shift, std::uint64_t begin, std::uint64_t end, std::uintptr_t value) {
+    void cover(slot* table, std::uint64_t table_base, unsigned shift, std::uint64_t begin, std::uint64_t end,
+               std::uintptr_t value) {
         for (auto index = (begin - table_base) >> shift; begin < end; ++index) {
             const auto slot_begin = table_base + (index << shift), slot_end = slot_begin + (one << shift);
             const auto piece_end = std::min(end, slot_end);
@@ -96,7 +100,8 @@ struct address_map::impl {
                 auto* child = reinterpret_cast<node*>(present & ~tag_mask);
                 if ((present & tag_mask) != is_node) {
                     child = &nodes.emplace_back();
-                    target.store(reinterpret_cast<std::uintptr_t>(child) | is_node, std::memory_order_release);
+                    target.store(reinterpret_cast<std::uintptr_t>(child) | is_node,
+                                 std::memory_order_release);
                 }
                 cover(child->slots.data(), slot_begin, shift - fan_bits, begin, piece_end, value);
             }
@@ -104,7 +109,8 @@ struct address_map::impl {
         }
     }
 
-    static bool touches(const slot* table, std::uint64_t table_base, unsigned shift, std::uint64_t begin, std::uint64_t end) {
+    static bool touches(const slot* table, std::uint64_t table_base, unsigned shift, std::uint64_t begin,
+                        std::uint64_t end) {
         for (auto index = (begin - table_base) >> shift; begin < end; ++index) {
             const auto slot_begin = table_base + (index << shift);
             const auto piece_end = std::min(end, slot_begin + (one << shift));
@@ -112,7 +118,8 @@ struct address_map::impl {
             if ((present & tag_mask) == is_record)
                 return true;
             if ((present & tag_mask) == is_node &&
-                touches(reinterpret_cast<node*>(present & ~tag_mask)->slots.data(), slot_begin, shift - fan_bits, begin, piece_end))
+                touches(reinterpret_cast<node*>(present & ~tag_mask)->slots.data(), slot_begin,
+                        shift - fan_bits, begin, piece_end))
                 return true;
             begin = piece_end;
         }
@@ -140,12 +147,14 @@ result<void> address_map::add_window(device_address base, std::uint64_t size, un
         if (other == nullptr)
             place = i;
         else if (begin < other->base + other->size && other->base < begin + size)
-            return tl::unexpected(error(errc::address_collision,
-                                        fmt::format("window of {} bytes at {:#x} of device {} overlaps one of device {} at {:#x}", size,
-                                                    begin, device_index, other->device, other->base)));
+            return tl::unexpected(error(
+                errc::address_collision,
+                fmt::format("window of {} bytes at {:#x} of device {} overlaps one of device {} at {:#x}",
+                            size, begin, device_index, other->device, other->base)));
     }
     if (place == max_windows)
-        return tl::unexpected(error(errc::address_collision, fmt::format("more than {} windows of device memory", max_windows)));
+        return tl::unexpected(error(errc::address_collision,
+                                    fmt::format("more than {} windows of device memory", max_windows)));
     // A window of an earlier opening of the same device is used again: its nodes are there already and empty.
     window* reused = nullptr;
     for (auto& candidate : impl_->all_windows) {
@@ -165,17 +174,20 @@ result<void> address_map::add_window(device_address base, std::uint64_t size, un
 void address_map::remove_device(unsigned device_index) {
     const std::lock_guard guard(impl_->mutex);
     for (auto& entry : impl_->records)
-        if (entry.generation.load(std::memory_order_relaxed) != 0 && entry.device.load(std::memory_order_relaxed) == device_index) {
+        if (entry.generation.load(std::memory_order_relaxed) != 0 &&
+            entry.device.load(std::memory_order_relaxed) == device_index) {
             const auto base = entry.base.load(std::memory_order_relaxed);
             const auto* where = impl_->window_of(base);
             if (where != nullptr)
                 impl_->cover(const_cast<slot*>(where->top.data()), 0, top_shift, base - where->base,
-                             covered_end(base - where->base, entry.length.load(std::memory_order_relaxed)), 0);
+                             covered_end(base - where->base, entry.length.load(std::memory_order_relaxed)),
+                             0);
             impl_->retire(entry);
         }
     const auto count = impl_->window_count.load(std::memory_order_relaxed);
     for (std::size_t i = 0; i < count; ++i)
-        if (const auto* shown = impl_->windows[i].load(std::memory_order_relaxed); shown != nullptr && shown->device == device_index)
+        if (const auto* shown = impl_->windows[i].load(std::memory_order_relaxed);
+            shown != nullptr && shown->device == device_index)
             impl_->windows[i].store(nullptr, std::memory_order_release);
 }
 
@@ -184,15 +196,19 @@ result<std::uint64_t> address_map::insert(device_address base, std::uint64_t len
     if (length == 0)
         return tl::unexpected(error(errc::size_zero, fmt::format("allocation of 0 bytes at {:#x}", begin)));
     if (begin % unit != 0)
-        return tl::unexpected(error(errc::alignment_invalid, fmt::format("allocation of {} bytes at {:#x}", length, begin)));
+        return tl::unexpected(
+            error(errc::alignment_invalid, fmt::format("allocation of {} bytes at {:#x}", length, begin)));
     const std::lock_guard guard(impl_->mutex);
     const auto* where = impl_->window_of(begin);
     if (where == nullptr || length > where->base + where->size - begin)
-        return tl::unexpected(error(errc::range_leaves_allocation, fmt::format("{} bytes at {:#x} lie in no device's window", length, begin)));
+        return tl::unexpected(
+            error(errc::range_leaves_allocation,
+                  fmt::format("{} bytes at {:#x} lie in no device's window", length, begin)));
     const auto offset = begin - where->base;
     const auto end = covered_end(offset, length);
     if (impl::touches(where->top.data(), 0, top_shift, offset, end))
-        return tl::unexpected(error(errc::ranges_overlap, fmt::format("{} bytes at {:#x} overlap a live allocation", length, begin)));
+        return tl::unexpected(error(
+            errc::ranges_overlap, fmt::format("{} bytes at {:#x} overlap a live allocation", length, begin)));
     record* made = impl_->spare;
     if (made != nullptr)
         impl_->spare = made->next_spare;
@@ -216,7 +232,8 @@ result<void> address_map::erase(device_address base) {
     const auto* where = impl_->window_of(begin);
     auto* found = where != nullptr ? impl::lookup(*where, begin - where->base) : nullptr;
     if (found == nullptr || found->base.load(std::memory_order_relaxed) != begin)
-        return tl::unexpected(error(errc::not_allocated, fmt::format("no allocation begins at {:#x}", begin)));
+        return tl::unexpected(
+            error(errc::not_allocated, fmt::format("no allocation begins at {:#x}", begin)));
     const auto offset = begin - where->base;
     impl_->cover(const_cast<slot*>(where->top.data()), 0, top_shift, offset,
                  covered_end(offset, found->length.load(std::memory_order_relaxed)), 0);
@@ -243,7 +260,8 @@ std::optional<allocation_view> address_map::find(device_address address) const n
         const auto before = found->generation.load(std::memory_order_acquire);
         const allocation_view seen{device_address(found->base.load(std::memory_order_relaxed)),
                                    found->length.load(std::memory_order_relaxed), before,
-                                   found->device.load(std::memory_order_relaxed), found->tag.load(std::memory_order_relaxed)};
+                                   found->device.load(std::memory_order_relaxed),
+                                   found->tag.load(std::memory_order_relaxed)};
         std::atomic_thread_fence(std::memory_order_acquire);
         if (before == 0 || found->generation.load(std::memory_order_relaxed) != before)
             continue; // freed, or freed and reused, while we looked
@@ -256,11 +274,13 @@ std::optional<allocation_view> address_map::find(device_address address) const n
 result<allocation_view> address_map::find(device_address address, std::uint64_t length) const {
     auto found = find(address);
     if (!found)
-        return tl::unexpected(error(errc::not_allocated, fmt::format("{} bytes at {:#x}", length, address.value())));
+        return tl::unexpected(
+            error(errc::not_allocated, fmt::format("{} bytes at {:#x}", length, address.value())));
     if (length > found->length - (address - found->base))
-        return tl::unexpected(error(errc::range_leaves_allocation,
-                                    fmt::format("{} bytes at {:#x}, in an allocation of {} bytes at {:#x}", length, address.value(),
-                                                found->length, found->base.value())));
+        return tl::unexpected(
+            error(errc::range_leaves_allocation,
+                  fmt::format("{} bytes at {:#x}, in an allocation of {} bytes at {:#x}", length,
+                              address.value(), found->length, found->base.value())));
     return *found;
 }
 

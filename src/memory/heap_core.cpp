@@ -17,7 +17,8 @@ std::uint64_t round_up(std::uint64_t value, std::uint64_t step) {
 
 } // namespace
 
-heap_core::heap_core(std::shared_ptr<hl_device> device, address_map& map) : device_(std::move(device)), map_(map) {}
+heap_core::heap_core(std::shared_ptr<hl_device> device, address_map& map)
+    : device_(std::move(device)), map_(map) {}
 
 heap_core::~heap_core() {
     if (device_->ours())
@@ -45,10 +46,12 @@ result<heap_core::allocated> heap_core::allocate(std::uint64_t size, std::uint64
     if (size == 0)
         return tl::unexpected(error(errc::size_zero, "buffer of 0 bytes"));
     if (!std::has_single_bit(alignment) || alignment > max_alignment)
-        return tl::unexpected(error(errc::alignment_invalid, fmt::format("alignment of {} bytes", alignment)));
+        return tl::unexpected(
+            error(errc::alignment_invalid, fmt::format("alignment of {} bytes", alignment)));
     if (size > device_->who().hw.dram_size)
-        return tl::unexpected(error(errc::size_beyond_memory, fmt::format("buffer of {} bytes on {}, which has {}", size,
-                                                                          device_->who().bus_id, device_->who().hw.dram_size)));
+        return tl::unexpected(
+            error(errc::size_beyond_memory, fmt::format("buffer of {} bytes on {}, which has {}", size,
+                                                        device_->who().bus_id, device_->who().hw.dram_size)));
     if (device_->lost())
         return tl::unexpected(device_->lost_error("buffer allocation"));
     alignment = std::max({alignment, device_heap::granule, size >= page ? page : device_heap::granule});
@@ -81,10 +84,13 @@ void heap_core::free_locked(block* returned) {
     --buffers_;
     if (!home->ranges.empty())
         return;
-    // One empty chunk is kept: a program that frees and allocates in turn must not go to the driver each time.
-    const auto empties = std::count_if(chunks_.begin(), chunks_.end(), [](const chunk& entry) { return entry.ranges.empty(); });
+    // One empty chunk is kept: a program that frees and allocates in turn must not go to the driver each
+    // time.
+    const auto empties = std::count_if(chunks_.begin(), chunks_.end(),
+                                       [](const chunk& entry) { return entry.ranges.empty(); });
     if (empties > 1)
-        give_back(std::find_if(chunks_.begin(), chunks_.end(), [home](const chunk& entry) { return &entry == home; }));
+        give_back(std::find_if(chunks_.begin(), chunks_.end(),
+                               [home](const chunk& entry) { return &entry == home; }));
 }
 
 bool heap_core::give_back(std::list<chunk>::iterator position) {
@@ -107,7 +113,9 @@ result<void> heap_core::free(device_address address) {
     const std::lock_guard guard(mutex_);
     const auto found = map_.find(address);
     if (!found || found->base != address || found->device_index != device_->who().index)
-        return tl::unexpected(error(errc::not_allocated, fmt::format("no buffer of {} begins at {:#x}", device_->who().bus_id, address.value())));
+        return tl::unexpected(
+            error(errc::not_allocated,
+                  fmt::format("no buffer of {} begins at {:#x}", device_->who().bus_id, address.value())));
     free_locked(reinterpret_cast<block*>(found->tag));
     return {};
 }
@@ -116,8 +124,8 @@ result<dmabuf_export> heap_core::dmabuf(const block* of, device_address address,
     const std::lock_guard guard(mutex_);
     auto* home = static_cast<chunk*>(of->owner);
     if (!home->dmabuf) {
-        const auto plan = plan_export({device_->who().generation, memory_origin::own, home->memory.address(), home->memory.size(),
-                                       home->memory.address(), home->memory.size()});
+        const auto plan = plan_export({device_->who().generation, memory_origin::own, home->memory.address(),
+                                       home->memory.size(), home->memory.address(), home->memory.size()});
         if (!plan)
             return tl::unexpected(plan.error());
         auto fd = device_->export_dmabuf(*plan);

@@ -22,7 +22,8 @@ range_allocator::range_allocator(std::uint64_t size, void* owner) : owner_(owner
 range_allocator::size_class range_allocator::class_of(std::uint64_t size) {
     const auto units = size / granule;
     const auto first = static_cast<unsigned>(std::bit_width(units) - 1);
-    const auto second = first >= second_bits ? units >> (first - second_bits) : units << (second_bits - first);
+    const auto second =
+        first >= second_bits ? units >> (first - second_bits) : units << (second_bits - first);
     return {first, static_cast<unsigned>(second) & (seconds - 1)};
 }
 
@@ -47,7 +48,8 @@ range_allocator::block* range_allocator::find(std::uint64_t size) {
     }
     // A block of the class below the boundary may still be large enough: the last resort before "no room".
     const auto exact = class_of(size);
-    for (block* candidate = lists_[exact.first][exact.second]; candidate != nullptr; candidate = candidate->next_free)
+    for (block* candidate = lists_[exact.first][exact.second]; candidate != nullptr;
+         candidate = candidate->next_free)
         if (candidate->size >= size)
             return candidate;
     return nullptr;
@@ -104,7 +106,8 @@ range_allocator::block* range_allocator::allocate(std::uint64_t size, std::uint6
     // Room for the worst misalignment, so that the block found always serves.
     block* found = find(size + alignment - granule);
     if (found == nullptr && alignment > granule) // one that happens to lie right
-        if (found = find(size); found != nullptr && round_up(found->offset, alignment) + size > found->offset + found->size)
+        if (found = find(size);
+            found != nullptr && round_up(found->offset, alignment) + size > found->offset + found->size)
             found = nullptr;
     if (found == nullptr)
         return nullptr;

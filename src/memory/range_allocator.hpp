@@ -7,17 +7,18 @@
 
 namespace gaudi {
 
-// Hands out ranges of [0, size): two-level segregated fit with all bookkeeping outside the memory, which the CPU cannot
-// reach. Constant time; neighbours merge at once, so that fragmentation stays bounded. Not thread-safe.
+// Hands out ranges of [0, size): two-level segregated fit with all bookkeeping outside the memory, which the
+// CPU cannot reach. Constant time; neighbours merge at once, so that fragmentation stays bounded. Not
+// thread-safe.
 class range_allocator {
 public:
     static constexpr std::uint64_t granule = 64;
 
     struct block {
         std::uint64_t offset, size;
-        block *before, *after;             // neighbours by address
-        block *previous_free, *next_free;  // in the list of its size class
-        void* owner;                       // the chunk's, set once
+        block *before, *after;            // neighbours by address
+        block *previous_free, *next_free; // in the list of its size class
+        void* owner;                      // the chunk's, set once
         bool free;
     };
 
@@ -39,8 +40,8 @@ private:
         unsigned first, second;
     };
 
-    static size_class class_of(std::uint64_t size);        // where a free block of this size is listed
-    static size_class class_at_least(std::uint64_t size);  // from where on every block is large enough
+    static size_class class_of(std::uint64_t size);       // where a free block of this size is listed
+    static size_class class_at_least(std::uint64_t size); // from where on every block is large enough
     block* find(std::uint64_t size);
     void link(block* added);
     void unlink(block* taken);

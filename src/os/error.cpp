@@ -11,15 +11,18 @@ using enum error_kind;
 
 const std::vector<error_description> catalogue = {
     {errc::library_missing, "library_missing", unsupported, "hl-thunk was not found",
-     "install the vendor's driver package, set GAUDI_DIRECT_HLTHUNK to the path of libhl-thunk.so, or run in the lab: "
+     "install the vendor's driver package, set GAUDI_DIRECT_HLTHUNK to the path of libhl-thunk.so, or run in "
+     "the lab: "
      "gaudi-direct lab run -- COMMAND"},
     {errc::library_unusable, "library_unusable", unsupported, "hl-thunk is there but cannot be loaded",
      "install the library for this architecture with its dependencies"},
     {errc::symbol_missing, "symbol_missing", unsupported, "hl-thunk lacks a function that is needed",
      "use hl-thunk 1.10 or later"},
     {errc::no_device, "no_device", unsupported, "the driver knows no Gaudi",
-     "check that the driver is loaded (lsmod, ls /dev/accel), or run in the lab: gaudi-direct lab run -- COMMAND"},
-    {errc::device_unknown, "device_unknown", invalid, "there is no such device", "gaudi-direct info lists those there are"},
+     "check that the driver is loaded (lsmod, ls /dev/accel), or run in the lab: gaudi-direct lab run -- "
+     "COMMAND"},
+    {errc::device_unknown, "device_unknown", invalid, "there is no such device",
+     "gaudi-direct info lists those there are"},
     {errc::device_hidden, "device_hidden", not_permitted, "the environment hides the device",
      "look at HABANA_VISIBLE_DEVICES and HABANA_VISIBLE_MODULES"},
     {errc::selection_malformed, "selection_malformed", invalid, "a device selection cannot be read",
@@ -30,8 +33,8 @@ const std::vector<error_description> catalogue = {
      "look at the kernel log and reset the device"},
     {errc::open_failed, "open_failed", not_permitted, "the device cannot be opened",
      "check the rights on /dev/accel and the kernel log"},
-    {errc::generation_unknown, "generation_unknown", unsupported, "a device of a generation this library does not know",
-     "update gaudi-direct"},
+    {errc::generation_unknown, "generation_unknown", unsupported,
+     "a device of a generation this library does not know", "update gaudi-direct"},
     {errc::size_zero, "size_zero", invalid, "an empty range", "ask for at least one byte"},
     {errc::size_beyond_memory, "size_beyond_memory", exhausted, "more than the device has",
      "ask for less; gaudi-direct info shows the size"},
@@ -39,31 +42,37 @@ const std::vector<error_description> catalogue = {
      "use a power of two from 64 bytes to 2 MiB"},
     {errc::memory_exhausted, "memory_exhausted", exhausted, "no device memory left",
      "free buffers or trim heaps; the driver allocates in pages of its own (768 MB on Gaudi2)"},
-    {errc::map_failed, "map_failed", exhausted, "the driver does not map the memory", "free mappings or check RLIMIT_MEMLOCK"},
+    {errc::map_failed, "map_failed", exhausted, "the driver does not map the memory",
+     "free mappings or check RLIMIT_MEMLOCK"},
     {errc::host_range_invalid, "host_range_invalid", invalid, "host memory that cannot be pinned",
      "pass ordinary, writable memory that is mapped in full"},
     {errc::not_allocated, "not_allocated", invalid, "no live allocation at this address",
      "check for a buffer that was freed, twice or too early"},
-    {errc::range_leaves_allocation, "range_leaves_allocation", invalid, "a range that ends outside its allocation",
-     "check offset and length against the buffer's size"},
+    {errc::range_leaves_allocation, "range_leaves_allocation", invalid,
+     "a range that ends outside its allocation", "check offset and length against the buffer's size"},
     {errc::ranges_overlap, "ranges_overlap", invalid, "ranges that overlap", "use ranges that are apart"},
     {errc::address_collision, "address_collision", unsupported, "two devices use the same addresses",
      "use one process per device of this generation"},
-    {errc::export_refused, "export_refused", unsupported, "the driver does not export the memory as a DMA-BUF",
-     "check that the full BAR is visible (large BAR in the firmware settings); data can still be staged through host memory"},
+    {errc::export_refused, "export_refused", unsupported,
+     "the driver does not export the memory as a DMA-BUF",
+     "check that the full BAR is visible (large BAR in the firmware settings); data can still be staged "
+     "through host memory"},
     {errc::import_unsupported, "import_unsupported", unsupported, "the driver cannot import a DMA-BUF",
      "use the vendor's driver; data can still be staged through host memory"},
     {errc::import_refused, "import_refused", unsupported, "the driver refuses this DMA-BUF",
      "check that both devices can reach each other over PCIe"},
     {errc::copies_absent, "copies_absent", unsupported, "no copy engine for this device",
      "copy through SynapseAI, which owns the queues"},
-    {errc::copy_refused, "copy_refused", invalid, "the driver refuses the submission", "report this with the message above"},
-    {errc::copy_timeout, "copy_timeout", busy, "a copy did not finish in the given time", "wait longer; the copy goes on"},
+    {errc::copy_refused, "copy_refused", invalid, "the driver refuses the submission",
+     "report this with the message above"},
+    {errc::copy_timeout, "copy_timeout", busy, "a copy did not finish in the given time",
+     "wait longer; the copy goes on"},
     {errc::device_lost, "device_lost", device_lost, "the device failed or was reset",
      "close everything of this device and open it again; its memory is lost"},
     {errc::descriptors_exhausted, "descriptors_exhausted", exhausted, "no file descriptor left",
      "raise RLIMIT_NOFILE (ulimit -n) or close some"},
-    {errc::system_call_failed, "system_call_failed", exhausted, "the operating system refused", "see the errno"},
+    {errc::system_call_failed, "system_call_failed", exhausted, "the operating system refused",
+     "see the errno"},
 };
 
 constexpr std::string_view kind_names[] = {"unsupported", "not permitted", "busy",       "exhausted",
@@ -88,7 +97,8 @@ std::string error::message() const {
     auto text = fmt::format("{} ({}): {}", row.meaning, name_of(row.kind), observed_);
     if (system_error_ != 0) {
         const char* name = strerrorname_np(system_error_);
-        text += fmt::format(": {} ({})", std::strerror(system_error_), name != nullptr ? name : "unknown errno");
+        text +=
+            fmt::format(": {} ({})", std::strerror(system_error_), name != nullptr ? name : "unknown errno");
     }
     return text + fmt::format("; {}", row.remedy);
 }

@@ -32,7 +32,8 @@ result<mapping> mapping::of_file(int fd, std::uint64_t offset, std::size_t size)
     void* mapped = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, static_cast<off_t>(offset));
     if (mapped == MAP_FAILED)
         return tl::unexpected(
-            error(errc::system_call_failed, fmt::format("mmap of descriptor {}, offset {:#x}, {} bytes", fd, offset, size), errno));
+            error(errc::system_call_failed,
+                  fmt::format("mmap of descriptor {}, offset {:#x}, {} bytes", fd, offset, size), errno));
     return mapping({static_cast<std::byte*>(mapped), size});
 }
 

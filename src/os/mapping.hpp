@@ -17,7 +17,8 @@ public:
     mapping& operator=(mapping&& other) noexcept;
     ~mapping();
 
-    // Anonymous, zeroed, private. Not inherited by children: the device's view of pinned pages must stay the parent's.
+    // Anonymous, zeroed, private. Not inherited by children: the device's view of pinned pages must stay the
+    // parent's.
     static result<mapping> anonymous(std::size_t size);
     static result<mapping> of_file(int fd, std::uint64_t offset, std::size_t size);
 

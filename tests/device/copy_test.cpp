@@ -71,7 +71,8 @@ protected:
 };
 
 TEST_F(copy_test, any_size_and_alignment) {
-    for (const std::size_t size : {1UL, 7UL, 8UL, 63UL, 4095UL, 4096UL, 16384UL, 16385UL, 100001UL, 1UL << 20, (8UL << 20) + 3, 33UL << 20})
+    for (const std::size_t size : {1UL, 7UL, 8UL, 63UL, 4095UL, 4096UL, 16384UL, 16385UL, 100001UL, 1UL << 20,
+                                   (8UL << 20) + 3, 33UL << 20})
         for (const std::size_t offset : {0UL, 1UL, 4093UL})
             round_trip(size, offset);
 }
@@ -113,7 +114,8 @@ TEST_F(copy_test, pinned_memory_needs_no_preparation) {
 TEST_F(copy_test, a_read_only_source_works_and_a_wild_one_is_an_error) {
     const std::size_t size = 1 << 20;
     auto buffer = *device_->heap().allocate(size);
-    auto* memory = static_cast<std::byte*>(::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    auto* memory = static_cast<std::byte*>(
+        ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
     const auto sent = noise(size);
     std::memcpy(memory, sent.data(), size);
     ::mprotect(memory, size, PROT_READ);
@@ -123,7 +125,8 @@ TEST_F(copy_test, a_read_only_source_works_and_a_wild_one_is_an_error) {
     std::vector<std::byte> back(size);
     ASSERT_TRUE(engine_->read(back, buffer.address())->wait());
     EXPECT_EQ(back, sent);
-    EXPECT_EQ(engine_->read({memory, size}, buffer.address()).error().code(), errc::host_range_invalid) << "a destination must be writable";
+    EXPECT_EQ(engine_->read({memory, size}, buffer.address()).error().code(), errc::host_range_invalid)
+        << "a destination must be writable";
     ::munmap(memory, size);
     EXPECT_EQ(engine_->write(buffer.address(), {memory, size}).error().code(), errc::host_range_invalid);
 }
@@ -135,7 +138,8 @@ TEST_F(copy_test, bad_ranges_are_typed) {
     EXPECT_EQ(engine_->write(device_address(4096), data).error().code(), errc::not_allocated);
     EXPECT_EQ(engine_->write(buffer.address(), {}).error().code(), errc::size_zero);
     EXPECT_EQ(engine_->read({}, buffer.address()).error().code(), errc::size_zero);
-    EXPECT_EQ(engine_->copy(buffer.address(), buffer.address() + 100, 200).error().code(), errc::ranges_overlap);
+    EXPECT_EQ(engine_->copy(buffer.address(), buffer.address() + 100, 200).error().code(),
+              errc::ranges_overlap);
     EXPECT_EQ(engine_->copy(buffer.address(), buffer.address() + 4096, 0).error().code(), errc::size_zero);
     const auto address = buffer.address();
     buffer = {};
@@ -195,7 +199,8 @@ TEST_F(copy_test, small_copies_share_submissions_and_stay_below_the_limit) {
     auto pinned = *engine_->pin(memory);
     std::vector<copy_ticket> tickets;
     for (std::size_t i = 0; i < count; ++i)
-        tickets.push_back(*engine_->write(buffer.address() + i * size, std::span(memory).subspan(i * size, size)));
+        tickets.push_back(
+            *engine_->write(buffer.address() + i * size, std::span(memory).subspan(i * size, size)));
     for (auto& ticket : tickets)
         ASSERT_TRUE(ticket.wait());
     const auto statistics = engine_->statistics();
@@ -289,7 +294,8 @@ TEST_F(other_generations, gaudi3_has_memory_and_exports_but_no_copies) {
     const auto engine = opened->copies();
     ASSERT_FALSE(engine);
     EXPECT_EQ(engine.error().code(), errc::copies_absent);
-    EXPECT_EQ(engine.error().observed(), "the driver of 0000:19:00.0 (gaudi3) offers no queue for user submissions");
+    EXPECT_EQ(engine.error().observed(),
+              "the driver of 0000:19:00.0 (gaudi3) offers no queue for user submissions");
 }
 
 class across_test : public test_lab {
@@ -307,8 +313,10 @@ protected:
         EXPECT_EQ(report->why_not_direct.empty(), expected == device_path::peer_dmabuf);
         ASSERT_TRUE(second->copies()->read(back, to.address() + 64)->wait());
         EXPECT_EQ(back, sent);
-        EXPECT_EQ(copy_across(*second, from.address(), *first, from.address(), 10).error().code(), errc::not_allocated);
-        EXPECT_EQ(copy_across(*first, from.address(), *first, from.address() + 4096, 10)->path, device_path::same_device);
+        EXPECT_EQ(copy_across(*second, from.address(), *first, from.address(), 10).error().code(),
+                  errc::not_allocated);
+        EXPECT_EQ(copy_across(*first, from.address(), *first, from.address() + 4096, 10)->path,
+                  device_path::same_device);
     }
 };
 

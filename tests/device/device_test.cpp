@@ -44,7 +44,8 @@ TEST_F(device_test, unknown_devices_are_named_with_those_that_exist) {
     ASSERT_FALSE(opened);
     EXPECT_EQ(opened.error().code(), errc::device_unknown);
     EXPECT_EQ(opened.error().kind(), error_kind::invalid);
-    EXPECT_EQ(opened.error().observed(), "index 9; there are: 0 (0000:19:00.0, module 0), 1 (0000:1a:00.0, module 1)");
+    EXPECT_EQ(opened.error().observed(),
+              "index 9; there are: 0 (0000:19:00.0, module 0), 1 (0000:1a:00.0, module 1)");
     EXPECT_EQ(open_device(by_bus_id{"0000:00:00.0"}).error().code(), errc::device_unknown);
     EXPECT_EQ(open_device(by_module_id{99}).error().code(), errc::device_unknown);
 }
@@ -69,7 +70,9 @@ TEST_F(device_test, busy_names_the_holder) {
     const auto opened = open_device(by_index{0});
     ASSERT_FALSE(opened);
     EXPECT_EQ(opened.error().code(), errc::device_busy);
-    EXPECT_NE(opened.error().message().find(fmt::format("held by process {} (", holder.pid())), std::string::npos) << opened.error().message();
+    EXPECT_NE(opened.error().message().find(fmt::format("held by process {} (", holder.pid())),
+              std::string::npos)
+        << opened.error().message();
     const auto next = open_device();
     ASSERT_TRUE(next) << next.error().message();
     EXPECT_EQ((*next)->info().index, 1U) << "first_free passes over the busy one";
@@ -132,7 +135,9 @@ TEST_F(device_test, no_descriptor_left) {
         ::setrlimit(RLIMIT_NOFILE, &small);
         const auto opened = open_device(by_index{0});
         if (!opened) {
-            EXPECT_TRUE(opened.error().code() == errc::descriptors_exhausted || opened.error().code() == errc::no_device) << opened.error().message();
+            EXPECT_TRUE(opened.error().code() == errc::descriptors_exhausted ||
+                        opened.error().code() == errc::no_device)
+                << opened.error().message();
         }
     }
     ::setrlimit(RLIMIT_NOFILE, &before);
@@ -203,7 +208,9 @@ TEST_F(device_test, a_page_fault_comes_back_on_the_ticket) {
     auto buffer = *opened->heap().allocate(1 << 20);
     std::vector<std::byte> data(1 << 20);
     // Somebody pulls the memory away under the library: only the device can notice.
-    ASSERT_EQ(hlthunk_memory_unmap(opened->descriptor(), buffer.address().value() / (768ULL << 20) * (768ULL << 20)), -EINVAL);
+    ASSERT_EQ(hlthunk_memory_unmap(opened->descriptor(),
+                                   buffer.address().value() / (768ULL << 20) * (768ULL << 20)),
+              -EINVAL);
     ASSERT_EQ(hlthunk_memory_unmap(opened->descriptor(), buffer.address().value()), 0);
     auto ticket = engine.write(buffer.address(), data);
     ASSERT_TRUE(ticket);

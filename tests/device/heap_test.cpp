@@ -105,7 +105,8 @@ TEST_F(heap_test, addresses_of_two_devices_differ) {
 
 TEST_F(heap_test, empty_chunks_go_back_to_the_driver) {
     {
-        auto first = *heap().allocate(700ULL << 20), second = *heap().allocate(700ULL << 20), third = *heap().allocate(700ULL << 20);
+        auto first = *heap().allocate(700ULL << 20), second = *heap().allocate(700ULL << 20),
+             third = *heap().allocate(700ULL << 20);
         EXPECT_EQ(heap().statistics().chunks, 3U);
     }
     EXPECT_EQ(heap().statistics().chunks, 1U) << "one is kept warm";
@@ -130,7 +131,8 @@ TEST_F(heap_test, never_hands_out_memory_twice) {
     std::map<std::uint64_t, device_buffer> live;
     for (int step = 0; step < 20000; ++step) {
         if (live.size() < 2000 && (live.empty() || random() % 100 < 55)) {
-            auto buffer = heap().allocate(1 + random() % (random() % 16 == 0 ? 4U << 20 : 4096U), 64ULL << random() % 8);
+            auto buffer = heap().allocate(1 + random() % (random() % 16 == 0 ? 4U << 20 : 4096U),
+                                          64ULL << random() % 8);
             ASSERT_TRUE(buffer) << buffer.error().message();
             const auto begin = buffer->address().value(), end = begin + buffer->size();
             const auto next = live.lower_bound(begin);
@@ -179,8 +181,9 @@ TEST_F(heap_test, a_warm_heap_makes_no_system_call) {
     ASSERT_TRUE(warm.back().dmabuf());
     warm.clear();
     child counted([&] {
-        // The kernel itself counts: any call but leaving kills the process. In a child the heap is inherited memory, and
-        // only its bookkeeping is used; the check "is this still my process" is the one call it may make.
+        // The kernel itself counts: any call but leaving kills the process. In a child the heap is inherited
+        // memory, and only its bookkeeping is used; the check "is this still my process" is the one call it
+        // may make.
         auto keep = heap().allocate(65536);
         scmp_filter_ctx filter = seccomp_init(SCMP_ACT_KILL_PROCESS);
         seccomp_rule_add(filter, SCMP_ACT_ALLOW, SCMP_SYS(exit_group), 0);

@@ -20,7 +20,8 @@ protected:
     void SetUp() override {
         library_ = ::dlopen(FAKE_SYNAPSE, RTLD_NOW | RTLD_LOCAL);
         ASSERT_NE(library_, nullptr) << ::dlerror();
-        const auto acquire = reinterpret_cast<int (*)(const char*, std::uint64_t)>(::dlsym(library_, "fake_synapse_acquire"));
+        const auto acquire =
+            reinterpret_cast<int (*)(const char*, std::uint64_t)>(::dlsym(library_, "fake_synapse_acquire"));
         ASSERT_EQ(acquire("0000:1a:00.0", pool), 0);
     }
     void TearDown() override {

@@ -65,7 +65,8 @@ TEST_F(lab_faults, death_of_the_process) {
 }
 
 TEST_F(lab_faults, a_script_that_does_not_parse_stops_the_program) {
-    const auto outcome = run_program({GAUDI_DIRECT_TOOL, "lab", "run", "--", GAUDI_DIRECT_TOOL, "info"}, {"GAUDI_LAB_FAULTS="});
+    const auto outcome = run_program({GAUDI_DIRECT_TOOL, "lab", "run", "--", GAUDI_DIRECT_TOOL, "info"},
+                                     {"GAUDI_LAB_FAULTS="});
     EXPECT_EQ(outcome.status, 0) << outcome.output;
     EXPECT_EQ(gaudi_lab_arm_faults("hlthunk_open first errno EIO"), -EINVAL);
 }

@@ -170,7 +170,8 @@ TEST_F(pitfall, p19_what_wait_returns) {
     EXPECT_EQ(hlthunk_wait_for_cs(opened.fd, sequence, 50000, &status), 0);
     EXPECT_EQ(status, static_cast<std::uint32_t>(HL_WAIT_CS_STATUS_BUSY));
     EXPECT_GE(clock::now() - begin, std::chrono::milliseconds(50)) << "a real timeout";
-    EXPECT_EQ(hlthunk_wait_for_cs(opened.fd, sequence, 1ULL << 32, &status), 0) << "2^32 wraps to 0: returns at once";
+    EXPECT_EQ(hlthunk_wait_for_cs(opened.fd, sequence, 1ULL << 32, &status), 0)
+        << "2^32 wraps to 0: returns at once";
     EXPECT_EQ(status, static_cast<std::uint32_t>(HL_WAIT_CS_STATUS_BUSY));
     blocked.open_fence();
     EXPECT_EQ(hlthunk_wait_for_cs(opened.fd, sequence, 5000000, &status), 0);
@@ -201,7 +202,8 @@ TEST_F(pitfall, p20_the_65th_submission_blocks) {
     const auto begin = clock::now();
     ASSERT_EQ(blocked.submit(&sequence, HL_CS_FLAGS_SKIP_RESET_ON_TIMEOUT), 0) << "it must not fail";
     EXPECT_EQ(sequence, 65U);
-    EXPECT_GE(clock::now() - begin, std::chrono::milliseconds(100)) << "it returned before the first one ended";
+    EXPECT_GE(clock::now() - begin, std::chrono::milliseconds(100))
+        << "it returned before the first one ended";
 }
 
 TEST_F(pitfall, p21_kernel_buffers_are_refused_on_gaudi2) {
@@ -220,7 +222,8 @@ TEST_F(pitfall, p21_gen1_takes_only_kernel_buffers_and_parses_them) {
     std::uint64_t sequence = 0, handle = 0;
     EXPECT_EQ(opened.submit(user.address, 8, 0, &sequence), -EINVAL);
     ASSERT_EQ(hlthunk_request_command_buffer(opened.fd, 4096, &handle), 0);
-    auto* view = static_cast<unsigned char*>(::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, opened.fd, static_cast<off_t>(handle)));
+    auto* view = static_cast<unsigned char*>(
+        ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, opened.fd, static_cast<off_t>(handle)));
     ASSERT_NE(view, MAP_FAILED);
     packets forbidden;
     forbidden.cp_dma(0x20000000, 24);

@@ -181,7 +181,8 @@ TEST_F(pitfall, p25_rounding_and_contiguous_requests) {
         ASSERT_NE(handle = hlthunk_device_memory_alloc(opened.fd, 1, 0, false, false), 0U);
     ASSERT_EQ(hlthunk_device_memory_free(opened.fd, handles[0]), 0);
     ASSERT_EQ(hlthunk_device_memory_free(opened.fd, handles[2]), 0);
-    EXPECT_EQ(hlthunk_device_memory_alloc(opened.fd, 2 * dram_page, 0, true, false), 0U) << "two pages are free, but apart";
+    EXPECT_EQ(hlthunk_device_memory_alloc(opened.fd, 2 * dram_page, 0, true, false), 0U)
+        << "two pages are free, but apart";
     EXPECT_EQ(errno, ENOMEM);
     const auto scattered = hlthunk_device_memory_alloc(opened.fd, 2 * dram_page, 0, false, false);
     ASSERT_NE(scattered, 0U);
@@ -215,16 +216,20 @@ TEST_F(pitfall, p26_a_bad_hint_is_silently_replaced) {
     EXPECT_NE(busy, good);
     const auto crooked = hlthunk_device_memory_map(opened.fd, handle, good + 4096);
     EXPECT_NE(crooked, good + 4096);
-    EXPECT_FALSE(crooked >= 0x1001500000000000 && crooked < 0x1001700000000000) << "without a usable hint the hint range is avoided";
+    EXPECT_FALSE(crooked >= 0x1001500000000000 && crooked < 0x1001700000000000)
+        << "without a usable hint the hint range is avoided";
     alignas(4096) static unsigned char memory[4096];
-    EXPECT_EQ(hlthunk_host_memory_map_flags(opened.fd, memory, 0xFFF0000200000001, 4096, HL_MEM_FORCE_HINT), 0U);
-    EXPECT_EQ(hlthunk_host_memory_map_flags(opened.fd, memory + 1, 0xFFF0000200000000, 100, HL_MEM_FORCE_HINT), 0U);
+    EXPECT_EQ(hlthunk_host_memory_map_flags(opened.fd, memory, 0xFFF0000200000001, 4096, HL_MEM_FORCE_HINT),
+              0U);
+    EXPECT_EQ(
+        hlthunk_host_memory_map_flags(opened.fd, memory + 1, 0xFFF0000200000000, 100, HL_MEM_FORCE_HINT), 0U);
     EXPECT_EQ(errno, EINVAL);
 }
 
 TEST_F(pitfall, p29_a_child_does_not_see_what_the_device_writes) {
     card opened;
-    auto* memory = static_cast<unsigned char*>(::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    auto* memory = static_cast<unsigned char*>(
+        ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
     memory[0] = 1;
     const auto address = hlthunk_host_memory_map(opened.fd, memory, 0, 4096);
     const auto device = opened.memory(1);

@@ -82,7 +82,8 @@ TEST_F(pitfall, p01_busy_while_a_command_buffer_is_mmapped) {
     card opened;
     std::uint64_t handle = 0;
     ASSERT_EQ(hlthunk_request_command_buffer(opened.fd, 4096, &handle), 0);
-    void* view = ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, opened.fd, static_cast<off_t>(handle));
+    void* view =
+        ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, opened.fd, static_cast<off_t>(handle));
     ASSERT_NE(view, MAP_FAILED);
     opened.close();
     EXPECT_EQ(hlthunk_open(HLTHUNK_DEVICE_DONT_CARE, first), -EBUSY);
@@ -106,7 +107,8 @@ TEST_F(pitfall, p01_busy_until_a_passed_dmabuf_is_closed) {
     ASSERT_TRUE(ready.wait());
     ::close(fd);
     opened.close();
-    EXPECT_EQ(hlthunk_open(HLTHUNK_DEVICE_DONT_CARE, first), -EBUSY) << "the other process still has the DMA-BUF";
+    EXPECT_EQ(hlthunk_open(HLTHUNK_DEVICE_DONT_CARE, first), -EBUSY)
+        << "the other process still has the DMA-BUF";
     leave.open();
     EXPECT_EQ(importer.wait(), 0);
     card again;
@@ -187,17 +189,24 @@ TEST_F(pitfall, p27_gen1_has_physical_addresses_and_its_own_export) {
     describe("gaudis = 1\ngeneration = gaudi");
     card opened;
     ASSERT_GE(opened.fd, 0);
-    EXPECT_EQ(hlthunk_device_memory_alloc(opened.fd, 4096, 0, false, false), 0U) << "looks like failure and is not";
+    EXPECT_EQ(hlthunk_device_memory_alloc(opened.fd, 4096, 0, false, false), 0U)
+        << "looks like failure and is not";
     hlthunk_hw_ip_info info{};
     ASSERT_EQ(hlthunk_get_hw_ip_info(opened.fd, &info), 0);
     EXPECT_EQ(info.dram_base_address, 0x20000000U);
-    const int fd = hlthunk_device_memory_export_dmabuf_fd(opened.fd, info.dram_base_address, 8192, HL_EXPORT_FLAGS);
+    const int fd =
+        hlthunk_device_memory_export_dmabuf_fd(opened.fd, info.dram_base_address, 8192, HL_EXPORT_FLAGS);
     EXPECT_GE(fd, 0);
     ::close(fd);
-    EXPECT_EQ(opened.dmabuf(info.dram_base_address, 8192), -EINVAL) << "the mapped form is for later generations";
-    EXPECT_EQ(hlthunk_device_memory_export_dmabuf_fd(opened.fd, 0, 4096, 0), -EINVAL) << "the driver's own memory";
-    EXPECT_EQ(hlthunk_device_memory_export_dmabuf_fd(opened.fd, info.dram_base_address + 1, 4096, 0), -EINVAL);
-    EXPECT_EQ(hlthunk_device_memory_export_dmabuf_fd(opened.fd, info.dram_base_address + info.dram_size, 4096, 0), -EINVAL);
+    EXPECT_EQ(opened.dmabuf(info.dram_base_address, 8192), -EINVAL)
+        << "the mapped form is for later generations";
+    EXPECT_EQ(hlthunk_device_memory_export_dmabuf_fd(opened.fd, 0, 4096, 0), -EINVAL)
+        << "the driver's own memory";
+    EXPECT_EQ(hlthunk_device_memory_export_dmabuf_fd(opened.fd, info.dram_base_address + 1, 4096, 0),
+              -EINVAL);
+    EXPECT_EQ(
+        hlthunk_device_memory_export_dmabuf_fd(opened.fd, info.dram_base_address + info.dram_size, 4096, 0),
+        -EINVAL);
 }
 
 TEST_F(pitfall, p27_later_generations_refuse_the_physical_export) {
@@ -221,7 +230,8 @@ TEST_F(pitfall, p28_gaudi3_offers_no_queue_and_small_pages) {
     ASSERT_EQ(hlthunk_get_dram_usage(opened.fd, &usage), 0);
     EXPECT_EQ(usage.ctx_dram_mem, 32 * mib);
     EXPECT_NE(handle, 0U);
-    EXPECT_EQ(hlthunk_device_memory_alloc(opened.fd, 1, 3 * mib, false, false), 0U) << "a page size that is not in the mask";
+    EXPECT_EQ(hlthunk_device_memory_alloc(opened.fd, 1, 3 * mib, false, false), 0U)
+        << "a page size that is not in the mask";
     EXPECT_EQ(errno, EINVAL);
     EXPECT_NE(hlthunk_device_memory_alloc(opened.fd, 1, 64 * mib, false, false), 0U);
 }
@@ -237,7 +247,8 @@ TEST_F(pitfall, p34_time_sync_writes_sixteen_bytes) {
 }
 
 TEST_F(pitfall, p39_sync_objects_are_cleared_at_open) {
-    constexpr std::uint64_t cfg = 0x1000007FF8000000, sob = cfg + 0x4100000 + 4 * 500, fence = cfg + 0x4C8A290;
+    constexpr std::uint64_t cfg = 0x1000007FF8000000, sob = cfg + 0x4100000 + 4 * 500,
+                            fence = cfg + 0x4C8A290;
     {
         card opened;
         packets set;

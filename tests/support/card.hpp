@@ -14,7 +14,8 @@ namespace testing_support {
 constexpr std::uint64_t mib = 1ULL << 20, gib = 1ULL << 30, dram_page = 768 * mib;
 constexpr std::uint32_t user_buffer = HL_CS_CHUNK_FLAGS_USER_ALLOC_CB;
 
-// A device opened through the C interface, with what tests do over and over. Closed at the end, whatever happened.
+// A device opened through the C interface, with what tests do over and over. Closed at the end, whatever
+// happened.
 class card {
 public:
     explicit card(const char* bus_id = "0000:19:00.0") : fd(hlthunk_open(HLTHUNK_DEVICE_DONT_CARE, bus_id)) {}
@@ -36,13 +37,14 @@ public:
         return made == 0 ? 0 : hlthunk_device_memory_map(fd, made, 0);
     }
 
-    [[nodiscard]] int dmabuf(std::uint64_t address, std::uint64_t size, std::uint64_t offset = 0, std::uint32_t flags = HL_EXPORT_FLAGS) const {
+    [[nodiscard]] int dmabuf(std::uint64_t address, std::uint64_t size, std::uint64_t offset = 0,
+                             std::uint32_t flags = HL_EXPORT_FLAGS) const {
         return hlthunk_device_mapped_memory_export_dmabuf_fd(fd, address, size, offset, flags);
     }
 
     // Submits a command buffer at a device address; rc, and the sequence through `sequence`.
-    int submit(std::uint64_t buffer, std::uint32_t size, std::uint32_t queue, std::uint64_t* sequence, std::uint32_t flags = user_buffer,
-               std::uint32_t submission_flags = 0) const {
+    int submit(std::uint64_t buffer, std::uint32_t size, std::uint32_t queue, std::uint64_t* sequence,
+               std::uint32_t flags = user_buffer, std::uint32_t submission_flags = 0) const {
         hl_cs_chunk chunk{};
         chunk.cb_handle = buffer;
         chunk.cb_size = size;
@@ -87,17 +89,22 @@ private:
 // Writes packets one after the other.
 class packets {
 public:
-    void lin_dma(std::uint64_t source, std::uint64_t destination, std::uint32_t size, std::uint32_t flags = 0) {
+    void lin_dma(std::uint64_t source, std::uint64_t destination, std::uint32_t size,
+                 std::uint32_t flags = 0) {
         word(size, 9U << 24 | flags);
         quad(source);
         quad(destination);
     }
-    void fence(std::uint32_t id, std::uint32_t target, std::uint32_t decrement) { word(id << 30 | target << 16 | decrement, 8U << 24); }
+    void fence(std::uint32_t id, std::uint32_t target, std::uint32_t decrement) {
+        word(id << 30 | target << 16 | decrement, 8U << 24);
+    }
     void msg_long(std::uint64_t address, std::uint32_t value) {
         word(value, 3U << 24);
         quad(address);
     }
-    void msg_short(std::uint32_t base, std::uint32_t offset, std::uint32_t value) { word(value, 4U << 24 | base << 22 | offset); }
+    void msg_short(std::uint32_t base, std::uint32_t offset, std::uint32_t value) {
+        word(value, 4U << 24 | base << 22 | offset);
+    }
     void cp_dma(std::uint64_t address, std::uint32_t size) {
         word(size, 5U << 24);
         quad(address);
@@ -123,7 +130,8 @@ private:
 };
 
 // Runs packets on a queue and waits: the wait's return code; its status through `status`.
-inline int run(const card& where, const packets& what, std::uint32_t queue = 0, std::uint32_t* status = nullptr) {
+inline int run(const card& where, const packets& what, std::uint32_t queue = 0,
+               std::uint32_t* status = nullptr) {
     host_memory buffer(where, 4096 + what.size());
     std::copy(what.bytes().begin(), what.bytes().end(), buffer.bytes().begin());
     std::uint64_t sequence = 0;
@@ -138,7 +146,8 @@ inline int run(const card& where, const packets& what, std::uint32_t queue = 0, 
     return rc;
 }
 
-inline int copy(const card& where, std::uint64_t source, std::uint64_t destination, std::uint32_t size, std::uint32_t queue = 0) {
+inline int copy(const card& where, std::uint64_t source, std::uint64_t destination, std::uint32_t size,
+                std::uint32_t queue = 0) {
     packets what;
     what.lin_dma(source, destination, size);
     return run(where, what, queue);

@@ -81,7 +81,8 @@ void gate::open() {
 bool gate::wait(std::chrono::seconds limit) {
     pollfd waited{ends_[1], POLLIN, 0};
     char byte;
-    return ::poll(&waited, 1, static_cast<int>(std::chrono::milliseconds(limit).count())) == 1 && ::recv(ends_[1], &byte, 1, 0) == 1;
+    return ::poll(&waited, 1, static_cast<int>(std::chrono::milliseconds(limit).count())) == 1 &&
+           ::recv(ends_[1], &byte, 1, 0) == 1;
 }
 
 void gate::send(int fd) {
@@ -118,8 +119,8 @@ int gate::receive() {
     return fd;
 }
 
-program_result run_program(const std::vector<std::string>& command, const std::vector<std::string>& environment,
-                           std::chrono::seconds limit) {
+program_result run_program(const std::vector<std::string>& command,
+                           const std::vector<std::string>& environment, std::chrono::seconds limit) {
     int ends[2];
     if (::pipe2(ends, O_CLOEXEC) != 0)
         throw std::runtime_error("pipe");
@@ -149,7 +150,8 @@ program_result run_program(const std::vector<std::string>& command, const std::v
     char block[4096];
     for (;;) {
         pollfd waited{ends[0], POLLIN, 0};
-        const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - clock::now()).count();
+        const auto left =
+            std::chrono::duration_cast<std::chrono::milliseconds>(deadline - clock::now()).count();
         if (left <= 0 || ::poll(&waited, 1, static_cast<int>(left)) <= 0)
             break;
         const auto got = ::read(ends[0], block, sizeof(block));

@@ -9,8 +9,8 @@
 
 namespace testing_support {
 
-// A forked peer. The child runs `body` and exits with what it returns; never with the parent's tests. Killed, if it still
-// runs, when the object goes.
+// A forked peer. The child runs `body` and exits with what it returns; never with the parent's tests. Killed,
+// if it still runs, when the object goes.
 class child {
 public:
     explicit child(const std::function<int()>& body);
@@ -51,7 +51,8 @@ struct program_result {
 };
 
 // Runs a program with extra environment ("NAME=value"), with a deadline.
-[[nodiscard]] program_result run_program(const std::vector<std::string>& command, const std::vector<std::string>& environment = {},
+[[nodiscard]] program_result run_program(const std::vector<std::string>& command,
+                                         const std::vector<std::string>& environment = {},
                                          std::chrono::seconds limit = std::chrono::seconds(60));
 
 } // namespace testing_support

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Plays SynapseAI's part: holds a device in this process, owns all of its memory, and tells its descriptor when asked.
+// Plays SynapseAI's part: holds a device in this process, owns all of its memory, and tells its descriptor
+// when asked.
 #include "tests/support/hlthunk_functions.h"
 
 #include <cstdint>
@@ -21,7 +22,8 @@ device_info_v2 acquired{};
 
 } // namespace
 
-extern "C" [[gnu::visibility("default")]] int fake_synapse_acquire(const char* bus_id, std::uint64_t pool_size) {
+extern "C" [[gnu::visibility("default")]] int fake_synapse_acquire(const char* bus_id,
+                                                                   std::uint64_t pool_size) {
     const int fd = hlthunk_open(HLTHUNK_DEVICE_DONT_CARE, bus_id);
     if (fd < 0)
         return fd;

@@ -17,7 +17,8 @@ test_lab::test_lab() {
     root_ = ::mkdtemp(pattern);
     ::setenv("GAUDI_LAB_ROOT", root_.c_str(), 1);
     ::setenv("GAUDI_DIRECT_HLTHUNK", LAB_HLTHUNK, 1);
-    for (const char* variable : {"GAUDI_LAB", "GAUDI_LAB_FAULTS", "HLS_MODULE_ID", "HABANA_VISIBLE_DEVICES", "HABANA_VISIBLE_MODULES"})
+    for (const char* variable : {"GAUDI_LAB", "GAUDI_LAB_FAULTS", "HLS_MODULE_ID", "HABANA_VISIBLE_DEVICES",
+                                 "HABANA_VISIBLE_MODULES"})
         ::unsetenv(variable);
     descriptors_ = open_descriptors();
 }

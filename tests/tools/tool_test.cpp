@@ -69,7 +69,8 @@ TEST_F(tool_test, info_names_the_holder_of_a_busy_device) {
 }
 
 TEST_F(tool_test, info_reports_a_refused_export) {
-    const auto shown = tool({"lab", "run", "--config", file("x.lab", "gaudis = 1\nsmall_bar = yes\n"), "--", GAUDI_DIRECT_TOOL, "info"});
+    const auto shown = tool({"lab", "run", "--config", file("x.lab", "gaudis = 1\nsmall_bar = yes\n"), "--",
+                             GAUDI_DIRECT_TOOL, "info"});
     EXPECT_EQ(shown.status, 0);
     EXPECT_HAS(shown.output, "DMA-BUF export   refused: the driver does not export the memory as a DMA-BUF");
     EXPECT_HAS(shown.output, "large BAR");
@@ -105,7 +106,8 @@ TEST_F(tool_test, run_passes_the_exit_status_on) {
 }
 
 TEST_F(tool_test, run_serves_programs_linked_by_name) {
-    const auto shown = tool({"lab", "run", "--generation", "gaudi3", "--gaudis", "1", "--", "sh", "-c", "echo $LD_LIBRARY_PATH; echo $GAUDI_LAB"});
+    const auto shown = tool({"lab", "run", "--generation", "gaudi3", "--gaudis", "1", "--", "sh", "-c",
+                             "echo $LD_LIBRARY_PATH; echo $GAUDI_LAB"});
     EXPECT_HAS(shown.output, "gaudi-direct/lab");
     EXPECT_HAS(shown.output, "default");
 }
@@ -119,7 +121,8 @@ TEST_F(tool_test, descriptions) {
     EXPECT_EQ(json::parse(tool({"lab", "show", "--json"}).output)["gaudis"].size(), 1U);
     // In use: the same description is fine, another one is an error.
     const auto nested = [&](const std::string& count) {
-        return tool({"lab", "run", "--gaudis", "1", "--", GAUDI_DIRECT_TOOL, "lab", "run", "--gaudis", count, "--", "true"});
+        return tool({"lab", "run", "--gaudis", "1", "--", GAUDI_DIRECT_TOOL, "lab", "run", "--gaudis", count,
+                     "--", "true"});
     };
     EXPECT_EQ(nested("1").status, 0);
     const auto other = nested("2");
@@ -140,8 +143,10 @@ TEST_F(tool_test, bad_input_is_named) {
     expect({"--gaudis", "two"}, "--gaudis");
     expect({"--config", file("bad.lab", "gaudis = 2\ncolour = red\n")}, "bad.lab:2: unknown key 'colour'");
     expect({"--config", "/nonexistent.lab"}, "/nonexistent.lab: cannot be read");
-    expect({"--config", file("good.lab", "gaudis = 1\n"), "--gaudis", "1"}, "--config describes the whole lab");
-    expect({"--faults", file("bad.faults", "\nhlthunk_open never errno EIO\n")}, "bad.faults:2: occurrence 'never'");
+    expect({"--config", file("good.lab", "gaudis = 1\n"), "--gaudis", "1"},
+           "--config describes the whole lab");
+    expect({"--faults", file("bad.faults", "\nhlthunk_open never errno EIO\n")},
+           "bad.faults:2: occurrence 'never'");
     const auto name = tool({"lab", "run", "--lab", "../x", "--", "true"});
     EXPECT_EQ(name.status, 1);
     EXPECT_HAS(name.output, "'../x' is no lab name");
@@ -177,7 +182,9 @@ TEST_F(tool_test, two_runs_side_by_side_share_one_lab) {
     gate first_has, done;
     const auto script = root() / "go";
     child other([&] {
-        const auto shown = tool({"lab", "run", "--", "sh", "-c", std::string(GAUDI_DIRECT_TOOL) + " info --json --no-probe >/dev/null; sleep 1"});
+        const auto shown =
+            tool({"lab", "run", "--", "sh", "-c",
+                  std::string(GAUDI_DIRECT_TOOL) + " info --json --no-probe >/dev/null; sleep 1"});
         return shown.status;
     });
     const auto shown = tool({"lab", "run", "--", EXAMPLE_TWO_DEVICES});
@@ -186,7 +193,9 @@ TEST_F(tool_test, two_runs_side_by_side_share_one_lab) {
 }
 
 TEST_F(tool_test, a_program_that_dies_leaves_no_memory_behind) {
-    const auto shown = tool({"lab", "run", "--", "sh", "-c", std::string(EXAMPLE_TWO_DEVICES) + " & pid=$!; sleep 0.4; kill -9 $pid; wait $pid; true"});
+    const auto shown =
+        tool({"lab", "run", "--", "sh", "-c",
+              std::string(EXAMPLE_TWO_DEVICES) + " & pid=$!; sleep 0.4; kill -9 $pid; wait $pid; true"});
     EXPECT_EQ(shown.status, 0);
     EXPECT_LT(stored_bytes(lab()), 2U << 20);
 }
@@ -204,8 +213,10 @@ TEST_F(tool_test, somebody_elses_folder_is_refused) {
     const auto open_to_all = root() / "open";
     std::filesystem::create_directory(open_to_all);
     ASSERT_EQ(::chmod(open_to_all.c_str(), 0755), 0);
-    EXPECT_HAS(tool({"lab", "run", "--", "true"}, {"GAUDI_LAB_ROOT=" + open_to_all.string()}).output, "has mode 0755, others can enter it");
-    EXPECT_HAS(tool({"lab", "run", "--", "true"}, {"GAUDI_LAB_ROOT=" + file("plain", "")}).output, "is not a folder");
+    EXPECT_HAS(tool({"lab", "run", "--", "true"}, {"GAUDI_LAB_ROOT=" + open_to_all.string()}).output,
+               "has mode 0755, others can enter it");
+    EXPECT_HAS(tool({"lab", "run", "--", "true"}, {"GAUDI_LAB_ROOT=" + file("plain", "")}).output,
+               "is not a folder");
 }
 
 TEST_F(tool_test, trace_shows_every_call) {
@@ -214,7 +225,9 @@ TEST_F(tool_test, trace_shows_every_call) {
     EXPECT_HAS(shown.output, "hlthunk_open(4, \"0000:19:00.0\") = ");
     EXPECT_HAS(shown.output, "hlthunk_device_mapped_memory_export_dmabuf_fd(");
     const auto trace = root() / "trace";
-    EXPECT_EQ(tool({"lab", "run", "--", EXAMPLE_TEN_LINES}, {"GAUDI_LAB_TRACE=" + trace.string()}).output.find("hlthunk_open("), std::string::npos);
+    EXPECT_EQ(tool({"lab", "run", "--", EXAMPLE_TEN_LINES}, {"GAUDI_LAB_TRACE=" + trace.string()})
+                  .output.find("hlthunk_open("),
+              std::string::npos);
     EXPECT_TRUE(std::filesystem::exists(trace));
 }
 
@@ -224,10 +237,12 @@ TEST_F(tool_test, full_tmpfs_is_an_error_and_no_crash) {
     const auto small = root() / "small";
     std::filesystem::create_directory(small);
     const auto shown = run_program({"unshare", "-m", "sh", "-c",
-                                    "mount -t tmpfs -o size=64m,mode=700 none " + small.string() + " && GAUDI_LAB_ROOT=" + small.string() + " " +
-                                        GAUDI_DIRECT_TOOL + " lab run -- " + EXAMPLE_TWO_DEVICES},
+                                    "mount -t tmpfs -o size=64m,mode=700 none " + small.string() +
+                                        " && GAUDI_LAB_ROOT=" + small.string() + " " + GAUDI_DIRECT_TOOL +
+                                        " lab run -- " + EXAMPLE_TWO_DEVICES},
                                    {"GAUDI_DIRECT_HLTHUNK"});
-    if (shown.output.find("mount:") != std::string::npos || shown.output.find("unshare:") != std::string::npos)
+    if (shown.output.find("mount:") != std::string::npos ||
+        shown.output.find("unshare:") != std::string::npos)
         GTEST_SKIP() << "no mounts here: " << shown.output;
     EXPECT_EQ(shown.status, 1) << shown.output;
     EXPECT_HAS(shown.output, "no storage for the virtual HBM");
@@ -236,8 +251,9 @@ TEST_F(tool_test, full_tmpfs_is_an_error_and_no_crash) {
 }
 
 TEST_F(tool_test, every_option_is_in_the_man_page) {
-    for (const auto& [command, page] : {std::pair(std::vector<std::string>{"info"}, "gaudi-direct-info.1"),
-                                        std::pair(std::vector<std::string>{"lab", "run"}, "gaudi-direct-lab.1")}) {
+    for (const auto& [command, page] :
+         {std::pair(std::vector<std::string>{"info"}, "gaudi-direct-info.1"),
+          std::pair(std::vector<std::string>{"lab", "run"}, "gaudi-direct-lab.1")}) {
         auto arguments = command;
         arguments.push_back("--help");
         const auto help = tool(arguments).output;
@@ -245,7 +261,8 @@ TEST_F(tool_test, every_option_is_in_the_man_page) {
         const std::string text((std::istreambuf_iterator<char>(stream)), {});
         unsigned found = 0;
         for (auto at = help.find("--"); at != help.npos; at = help.find("--", at + 2)) {
-            const auto name = help.substr(at + 2, help.find_first_not_of("abcdefghijklmnopqrstuvwxyz-", at + 2) - at - 2);
+            const auto name =
+                help.substr(at + 2, help.find_first_not_of("abcdefghijklmnopqrstuvwxyz-", at + 2) - at - 2);
             if (name.empty() || name == "help")
                 continue;
             ++found;

@@ -39,7 +39,8 @@ TEST_F(address_map_test, a_range_that_leaves_its_allocation_is_refused) {
     ASSERT_TRUE(map.insert(device_address(base), 8192, 0));
     ASSERT_TRUE(map.insert(device_address(base + 8192), 8192, 0));
     EXPECT_TRUE(map.find(device_address(base), 8192));
-    EXPECT_EQ(map.find(device_address(base + 1), 8192).error().code(), errc::range_leaves_allocation) << "though the neighbour is ours as well";
+    EXPECT_EQ(map.find(device_address(base + 1), 8192).error().code(), errc::range_leaves_allocation)
+        << "though the neighbour is ours as well";
     EXPECT_EQ(map.find(device_address(base), ~0ULL).error().code(), errc::range_leaves_allocation);
     EXPECT_EQ(map.find(device_address(base + 16384), 1).error().code(), errc::not_allocated);
 }
@@ -47,13 +48,15 @@ TEST_F(address_map_test, a_range_that_leaves_its_allocation_is_refused) {
 TEST_F(address_map_test, refuses_overlap_and_nonsense) {
     ASSERT_TRUE(map.insert(device_address(base + 8192), 100, 0));
     EXPECT_EQ(map.insert(device_address(base), 8193, 0).error().code(), errc::ranges_overlap);
-    EXPECT_EQ(map.insert(device_address(base + 8192 + 64), 1, 0).error().code(), errc::ranges_overlap) << "the last unit is taken";
+    EXPECT_EQ(map.insert(device_address(base + 8192 + 64), 1, 0).error().code(), errc::ranges_overlap)
+        << "the last unit is taken";
     EXPECT_TRUE(map.insert(device_address(base + 8192 + 128), 1, 0));
     EXPECT_EQ(map.insert(device_address(base + 1), 8, 0).error().code(), errc::alignment_invalid);
     EXPECT_EQ(map.insert(device_address(base), 0, 0).error().code(), errc::size_zero);
     EXPECT_EQ(map.insert(device_address(base + window), 64, 0).error().code(), errc::range_leaves_allocation);
     EXPECT_EQ(map.erase(device_address(base + 64)).error().code(), errc::not_allocated);
-    EXPECT_EQ(map.add_window(device_address(base + window - 4096), 8192, 4).error().code(), errc::address_collision);
+    EXPECT_EQ(map.add_window(device_address(base + window - 4096), 8192, 4).error().code(),
+              errc::address_collision);
 }
 
 TEST_F(address_map_test, freed_memory_is_forgotten_and_its_successor_is_another) {
@@ -86,7 +89,8 @@ TEST_F(address_map_test, random_against_a_shadow_model) {
         const auto next = live.lower_bound(begin);
         if (next != live.end() && next->first < end)
             return false;
-        return next == live.begin() || (std::prev(next)->first + std::prev(next)->second + 63) / 64 * 64 <= begin;
+        return next == live.begin() ||
+               (std::prev(next)->first + std::prev(next)->second + 63) / 64 * 64 <= begin;
     };
     for (int step = 0; step < 30000; ++step) {
         const auto begin = base + random() % (1ULL << 20) * 64;

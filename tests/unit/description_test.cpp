@@ -22,7 +22,9 @@ TEST(description, defaults) {
 }
 
 TEST(description, sections_override_what_is_common) {
-    const auto made = parse_description("# a comment\ngaudis = 3   # three\ngeneration = gaudi3\n[gaudi 1]\ngeneration = gaudi\nmodule_id = 9\n", "my.lab");
+    const auto made = parse_description("# a comment\ngaudis = 3   # three\ngeneration = gaudi3\n[gaudi "
+                                        "1]\ngeneration = gaudi\nmodule_id = 9\n",
+                                        "my.lab");
     ASSERT_TRUE(made) << made.error().text;
     EXPECT_EQ(made->gaudis[0].generation, lab::generation::gaudi3);
     EXPECT_EQ(made->gaudis[1].generation, lab::generation::gaudi);
@@ -30,22 +32,34 @@ TEST(description, sections_override_what_is_common) {
 }
 
 TEST(description, text_round_trip) {
-    auto made = *parse_description("gaudis = 2\ndmabuf_import = yes\nhbm_pages = 7\n[gaudi 1]\nsmall_bar = yes\nbroken = yes\ncs_timeout_ms = 5\n", "my.lab");
+    auto made = *parse_description("gaudis = 2\ndmabuf_import = yes\nhbm_pages = 7\n[gaudi 1]\nsmall_bar = "
+                                   "yes\nbroken = yes\ncs_timeout_ms = 5\n",
+                                   "my.lab");
     EXPECT_EQ(*parse_description(made.text(), "again"), made);
 }
 
 TEST(description, every_problem_names_line_and_expectation) {
-    EXPECT_EQ(problem_of("\n\nnonsense\n"), "my.lab:3: 'nonsense': expected key = value, or a section [gaudi N]");
-    EXPECT_EQ(problem_of("gaudis = many\n"), "my.lab:1: gaudis = many: expected a number from 0 to 64, before any section");
-    EXPECT_EQ(problem_of("generation = gaudi9\n"), "my.lab:1: generation = gaudi9: unknown generation 'gaudi9'; expected gaudi, gaudi2 or gaudi3");
-    EXPECT_EQ(problem_of("[gaudi 1]\nbus_id = 19:00\n"), "my.lab:2: bus_id = 19:00: expected a PCI bus id such as 0000:19:00.0");
+    EXPECT_EQ(problem_of("\n\nnonsense\n"),
+              "my.lab:3: 'nonsense': expected key = value, or a section [gaudi N]");
+    EXPECT_EQ(problem_of("gaudis = many\n"),
+              "my.lab:1: gaudis = many: expected a number from 0 to 64, before any section");
+    EXPECT_EQ(problem_of("generation = gaudi9\n"),
+              "my.lab:1: generation = gaudi9: unknown generation 'gaudi9'; expected gaudi, gaudi2 or gaudi3");
+    EXPECT_EQ(problem_of("[gaudi 1]\nbus_id = 19:00\n"),
+              "my.lab:2: bus_id = 19:00: expected a PCI bus id such as 0000:19:00.0");
     EXPECT_EQ(problem_of("small_bar = maybe\n"), "my.lab:1: small_bar = maybe: expected yes or no");
-    EXPECT_EQ(problem_of("[gaudi x]\n"), "my.lab:1: '[gaudi x]': expected a section [gaudi N] with N from 0 to 63");
+    EXPECT_EQ(problem_of("[gaudi x]\n"),
+              "my.lab:1: '[gaudi x]': expected a section [gaudi N] with N from 0 to 63");
     EXPECT_EQ(problem_of("gaudis = 1\n[gaudi 4]\n"), "my.lab:2: [gaudi 4]: this lab has only 1 (gaudis = 1)");
-    EXPECT_NE(problem_of("colour = red\n").find("my.lab:1: unknown key 'colour'; known keys: gaudis, broken, bus_id"), std::string::npos);
-    EXPECT_EQ(problem_of("gaudis = 0\nsmall_bar = maybe\n"), "my.lab:2: small_bar = maybe: expected yes or no");
-    EXPECT_EQ(problem_of("gaudis = 2\nmodule_id = 3\n"), "my.lab: gaudi 0 and gaudi 1 have the same module_id 3");
-    EXPECT_EQ(problem_of("bus_id = 0000:11:00.0\n"), "my.lab: gaudi 0 and gaudi 1 have the same bus_id 0000:11:00.0");
+    EXPECT_NE(problem_of("colour = red\n")
+                  .find("my.lab:1: unknown key 'colour'; known keys: gaudis, broken, bus_id"),
+              std::string::npos);
+    EXPECT_EQ(problem_of("gaudis = 0\nsmall_bar = maybe\n"),
+              "my.lab:2: small_bar = maybe: expected yes or no");
+    EXPECT_EQ(problem_of("gaudis = 2\nmodule_id = 3\n"),
+              "my.lab: gaudi 0 and gaudi 1 have the same module_id 3");
+    EXPECT_EQ(problem_of("bus_id = 0000:11:00.0\n"),
+              "my.lab: gaudi 0 and gaudi 1 have the same bus_id 0000:11:00.0");
 }
 
 TEST(description, the_shipped_example_parses) {

@@ -2,6 +2,8 @@
 #include <gaudi/error.hpp>
 
 #include <cerrno>
+#include <fmt/format.h>
+#include <fstream>
 #include <gtest/gtest.h>
 #include <set>
 
@@ -21,10 +23,22 @@ TEST(error_catalogue, has_a_whole_row_for_every_code_in_order) {
     EXPECT_EQ(static_cast<std::size_t>(errc::system_call_failed) + 1, error_catalogue().size());
 }
 
+TEST(error_catalogue, is_the_table_in_the_docs) {
+    std::ifstream file(SOURCE_FOLDER "/docs/errors.md");
+    const std::string text((std::istreambuf_iterator<char>(file)), {});
+    for (const auto& row : error_catalogue())
+        EXPECT_NE(text.find(fmt::format("| {} | {} | {} | {} |\n", row.name, name_of(row.kind), row.meaning,
+                                        row.remedy)),
+                  std::string::npos)
+            << row.name;
+}
+
 TEST(error, message_has_meaning_kind_numbers_errno_and_remedy) {
     const error what(errc::memory_exhausted, "hlthunk_device_memory_alloc of 42 bytes", ENOMEM);
-    EXPECT_EQ(what.message(), "no device memory left (exhausted): hlthunk_device_memory_alloc of 42 bytes: Cannot allocate memory (ENOMEM); "
-                              "free buffers or trim heaps; the driver allocates in pages of its own (768 MB on Gaudi2)");
+    EXPECT_EQ(what.message(),
+              "no device memory left (exhausted): hlthunk_device_memory_alloc of 42 bytes: Cannot allocate "
+              "memory (ENOMEM); "
+              "free buffers or trim heaps; the driver allocates in pages of its own (768 MB on Gaudi2)");
 }
 
 } // namespace

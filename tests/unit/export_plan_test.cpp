@@ -33,7 +33,8 @@ TEST_P(export_decision, picks_the_call_of_its_generation) {
 TEST_P(export_decision, a_window_inside) {
     const auto& [kind, origin, call] = GetParam();
     const auto address = base + 3 * 4096 + 100;
-    const auto plan = plan_export({kind, origin, device_address(base), length, device_address(address), 5000});
+    const auto plan =
+        plan_export({kind, origin, device_address(base), length, device_address(address), 5000});
     ASSERT_TRUE(plan) << plan.error().message();
     if (call == export_call::mapped) {
         EXPECT_EQ(plan->call_address, base) << "the exact base of the mapping";
@@ -62,17 +63,19 @@ TEST_P(export_decision, refuses_what_leaves_the_memory) {
 }
 
 std::string name(const ::testing::TestParamInfo<expectation>& info) {
-    return std::string(name_of(info.param.kind)) + (info.param.origin == memory_origin::own ? "_own" : "_foreign_pool");
+    return std::string(name_of(info.param.kind)) +
+           (info.param.origin == memory_origin::own ? "_own" : "_foreign_pool");
 }
 
-INSTANTIATE_TEST_SUITE_P(every_generation_and_origin, export_decision,
-                         ::testing::Values(expectation{generation::gaudi, memory_origin::own, export_call::physical},
-                                           expectation{generation::gaudi, memory_origin::foreign_pool, export_call::physical},
-                                           expectation{generation::gaudi2, memory_origin::own, export_call::mapped},
-                                           expectation{generation::gaudi2, memory_origin::foreign_pool, export_call::mapped},
-                                           expectation{generation::gaudi3, memory_origin::own, export_call::mapped},
-                                           expectation{generation::gaudi3, memory_origin::foreign_pool, export_call::mapped}),
-                         name);
+INSTANTIATE_TEST_SUITE_P(
+    every_generation_and_origin, export_decision,
+    ::testing::Values(expectation{generation::gaudi, memory_origin::own, export_call::physical},
+                      expectation{generation::gaudi, memory_origin::foreign_pool, export_call::physical},
+                      expectation{generation::gaudi2, memory_origin::own, export_call::mapped},
+                      expectation{generation::gaudi2, memory_origin::foreign_pool, export_call::mapped},
+                      expectation{generation::gaudi3, memory_origin::own, export_call::mapped},
+                      expectation{generation::gaudi3, memory_origin::foreign_pool, export_call::mapped}),
+    name);
 
 TEST(export_rules, one_for_each_generation_and_origin_and_no_more) {
     EXPECT_EQ(export_rules().size(), 6U);

@@ -15,7 +15,9 @@ std::string problem_of(std::string_view text) {
 }
 
 TEST(fault_script, grammar) {
-    const auto rules = parse_faults("# comment\nhlthunk_open 1 errno EBUSY; hlthunk_close 2+ delay 5ms\n\n* every die # all\nibv_reg_mr 3 errno 12", "f");
+    const auto rules = parse_faults("# comment\nhlthunk_open 1 errno EBUSY; hlthunk_close 2+ delay 5ms\n\n* "
+                                    "every die # all\nibv_reg_mr 3 errno 12",
+                                    "f");
     ASSERT_TRUE(rules) << rules.error().text;
     ASSERT_EQ(rules->size(), 4U);
     EXPECT_EQ((*rules)[0].fault.error_number, EBUSY);
@@ -27,13 +29,21 @@ TEST(fault_script, grammar) {
 }
 
 TEST(fault_script, every_problem_names_line_and_expectation) {
-    EXPECT_EQ(problem_of("\nhlthunk_open\n"), "my.faults:2: 'hlthunk_open': expected CALL OCCURRENCE ACTION, for example hlthunk_open 1 errno EBUSY");
-    EXPECT_EQ(problem_of("malloc 1 errno ENOMEM"), "my.faults:1: 'malloc' is no call of hl-thunk or libibverbs");
-    EXPECT_EQ(problem_of("hlthunk_open 0 errno EIO"), "my.faults:1: occurrence '0': expected N, N+ or every, N from 1");
-    EXPECT_EQ(problem_of("hlthunk_open 1 errno EWHAT"), "my.faults:1: 'EWHAT' is no errno; expected a name such as ENOMEM or a number");
-    EXPECT_EQ(problem_of("hlthunk_open 1 delay soon"), "my.faults:1: 'soon' is no time; expected for example 500us, 20ms or 1s");
-    EXPECT_EQ(problem_of("hlthunk_open 1 explode"), "my.faults:1: action 'explode': expected errno NAME, delay TIME, short, reset or die");
-    EXPECT_NE(problem_of("hlthunk_open 1 short").find("has no short result; those that have: hlthunk_wait_for_cs"), std::string::npos);
+    EXPECT_EQ(problem_of("\nhlthunk_open\n"), "my.faults:2: 'hlthunk_open': expected CALL OCCURRENCE ACTION, "
+                                              "for example hlthunk_open 1 errno EBUSY");
+    EXPECT_EQ(problem_of("malloc 1 errno ENOMEM"),
+              "my.faults:1: 'malloc' is no call of hl-thunk or libibverbs");
+    EXPECT_EQ(problem_of("hlthunk_open 0 errno EIO"),
+              "my.faults:1: occurrence '0': expected N, N+ or every, N from 1");
+    EXPECT_EQ(problem_of("hlthunk_open 1 errno EWHAT"),
+              "my.faults:1: 'EWHAT' is no errno; expected a name such as ENOMEM or a number");
+    EXPECT_EQ(problem_of("hlthunk_open 1 delay soon"),
+              "my.faults:1: 'soon' is no time; expected for example 500us, 20ms or 1s");
+    EXPECT_EQ(problem_of("hlthunk_open 1 explode"),
+              "my.faults:1: action 'explode': expected errno NAME, delay TIME, short, reset or die");
+    EXPECT_NE(
+        problem_of("hlthunk_open 1 short").find("has no short result; those that have: hlthunk_wait_for_cs"),
+        std::string::npos);
 }
 
 TEST(fault_script, occurrences_are_counted_per_rule) {
