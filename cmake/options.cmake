@@ -1,8 +1,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
+option(GAUDI_DIRECT_TOOLS "build the command-line tools" ON)
 option(GAUDI_DIRECT_TESTS "build the tests" ON)
 option(GAUDI_DIRECT_BENCH "build the benchmarks" OFF)
 option(GAUDI_DIRECT_WERROR "treat warnings as errors" ON)
 set(GAUDI_DIRECT_SANITIZE "" CACHE STRING "sanitizers, as for -fsanitize=")
+
+# Line numbers are enough for a backtrace, and build much faster than full debug information. Sanitizers at -O1: with -O2
+# the compiler needs minutes for what it instruments.
+set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O2 -g1 -DNDEBUG")
+set(CMAKE_CXX_FLAGS_SANITIZE "-O1 -g1")
 
 add_library(project_options INTERFACE)
 target_compile_features(project_options INTERFACE cxx_std_20)

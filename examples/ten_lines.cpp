@@ -6,16 +6,16 @@
 #include <cstdio>
 
 int main() {
-    auto card = gaudi::open_device().value();             // the first free Gaudi
-    auto copies = card->copies().value();                 // its DMA engines
-    auto buffer = card->heap().allocate(1 << 20).value(); // 1 MiB of HBM
+    using gaudi::expect;
+    auto card = expect(gaudi::open_device());             // the first free Gaudi
+    auto copies = expect(card->copies());                 // its DMA engines
+    auto buffer = expect(card->heap().allocate(1 << 20)); // 1 MiB of HBM
     std::array<std::byte, 4096> out, back{};
     out.fill(std::byte{42});
-    auto sent = copies.write(buffer.address(), out)->wait();     // host -> HBM
-    auto received = copies.read(back, buffer.address())->wait(); // HBM -> host
-    bool right = sent && received && out == back;
-    auto window = buffer.dmabuf().value(); // for ibv_reg_dmabuf_mr
+    expect(expect(copies.write(buffer.address(), out)).wait()); // host -> HBM
+    expect(expect(copies.read(back, buffer.address())).wait()); // HBM -> host
+    auto window = expect(buffer.dmabuf());                      // for ibv_reg_dmabuf_mr
     std::printf("fd %d, offset %#lx, iova %#lx, data %s\n", window.fd, window.offset, window.iova.value(),
-                right ? "right" : "wrong");
-    return right ? 0 : 1;
+                out == back ? "right" : "wrong");
+    return out == back ? 0 : 1;
 }

@@ -5,7 +5,8 @@
 set -eu
 build=$1 source=$2
 scratch=$(mktemp -d)
-trap 'rm -rf "$scratch"' EXIT
+lab=$(mktemp -d -p /dev/shm gaudi-test-XXXXXX)
+trap 'rm -rf "$scratch" "$lab"' EXIT
 fail() {
     echo "install_test: $*" >&2
     exit 1
@@ -30,8 +31,7 @@ CMAKE
 cmake -G Ninja -S "$scratch/user" -B "$scratch/user/build" -DCMAKE_PREFIX_PATH="$scratch/prefix" >/dev/null
 cmake --build "$scratch/user/build" >/dev/null
 
-export PKG_CONFIG_PATH="$scratch/prefix/lib/pkgconfig" GAUDI_LAB_ROOT="$scratch/lab"
-mkdir -m 700 "$GAUDI_LAB_ROOT"
+export PKG_CONFIG_PATH="$scratch/prefix/lib/pkgconfig" GAUDI_LAB_ROOT="$lab"
 # shellcheck disable=SC2046
 g++ -std=c++20 "$scratch/user/main.cpp" $(pkg-config --cflags --libs gaudi-direct) -Wl,-rpath,"$scratch/prefix/lib" -o "$scratch/user/by_pkg_config"
 

@@ -1,12 +1,32 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-#include <CLI/CLI.hpp>
+#include <optional>
+#include <string>
+#include <vector>
 
 namespace tools {
 
-// Each adds its command to the program; `outcome` receives the exit status.
-void add_info(CLI::App& program, int& outcome);
-void add_lab(CLI::App& program, int& outcome);
+// Each command as a function of its options; the result is the exit status. The command line itself is
+// gaudi_direct.cpp.
+struct info_options {
+    bool as_json = false;
+    bool no_lab = false;
+    bool probe = true;
+};
+[[nodiscard]] int info(const info_options& options);
+
+struct lab_run_options {
+    std::string name;
+    std::optional<unsigned> gaudis;
+    std::optional<std::string> generation;
+    std::string config, faults;
+    std::vector<std::string> command;
+};
+[[nodiscard]] int lab_run(const lab_run_options& options);
+[[nodiscard]] int lab_list(bool as_json);
+[[nodiscard]] int lab_show(const std::string& name, bool as_json);
+[[nodiscard]] int lab_clean(const std::string& name);
+[[nodiscard]] std::string default_lab();
 
 } // namespace tools

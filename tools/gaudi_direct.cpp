@@ -1,26 +1,80 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// The command line: options, their help, and which command they go to.
 #include "tools/commands.hpp"
 #include "tools/self.hpp"
 
 #include <gaudi/version.hpp>
 
-#include <exception>
-#include <fmt/format.h>
+#include <CLI/CLI.hpp>
+
+namespace {
+
+constexpr const char* json_help = "Machine-readable output";
+
+struct chosen {
+    tools::info_options info;
+    tools::lab_run_options run;
+    std::string name = tools::default_lab();
+    bool as_json = false;
+    int outcome = tools::ok;
+};
+
+void add_info(CLI::App& program, chosen& options) {
+    auto* command =
+        program.add_subcommand("info", "Show the devices, what the driver says of them, and who holds them");
+    command->add_flag("--json", options.info.as_json, json_help);
+    command->add_flag("--no-lab", options.info.no_lab, "Do not go to the lab when there is no hardware");
+    command->add_flag("!--no-probe", options.info.probe,
+                      "Do not open free devices to ask about DMA-BUF export");
+    command->callback([&options] { options.outcome = tools::info(options.info); });
+}
+
+void add_lab(CLI::App& program, chosen& options) {
+    auto* lab = program.add_subcommand("lab", "The lab: virtual Gaudis on a machine without any");
+    lab->require_subcommand(1);
+
+    options.run.name = options.name;
+    auto* run = lab->add_subcommand("run", "Run any program in the lab; its exit status is passed on");
+    run->add_option("--lab", options.run.name, "Name of the lab; made at its first use")
+        ->capture_default_str();
+    run->add_option("--gaudis", options.run.gaudis, "How many Gaudis the lab has (2)");
+    run->add_option("--generation", options.run.generation, "gaudi, gaudi2 or gaudi3 (gaudi2)");
+    run->add_option("--config", options.run.config, "Lab description; see gaudi-lab-description(5)");
+    run->add_option("--faults", options.run.faults, "Fault script; see gaudi-lab-faults(5)");
+    run->add_option("command", options.run.command, "The program and its arguments, behind --")->required();
+    run->positionals_at_end();
+    run->callback([&options] { options.outcome = tools::lab_run(options.run); });
+
+    auto* list = lab->add_subcommand("list", "The labs of this user");
+    list->add_flag("--json", options.as_json, json_help);
+    list->callback([&options] { options.outcome = tools::lab_list(options.as_json); });
+
+    auto* show = lab->add_subcommand("show", "One lab: its Gaudis, who holds them, what they store");
+    show->add_option("name", options.name, "Which lab")->capture_default_str();
+    show->add_flag("--json", options.as_json, json_help);
+    show->callback([&options] { options.outcome = tools::lab_show(options.name, options.as_json); });
+
+    auto* clean = lab->add_subcommand("clean", "Remove a lab that nobody uses");
+    clean->add_option("name", options.name, "Which lab")->capture_default_str();
+    clean->callback([&options] { options.outcome = tools::lab_clean(options.name); });
+}
+
+} // namespace
 
 int main(int argc, char** argv) {
     CLI::App program{"Zero-copy data movement for Intel Gaudi memory", "gaudi-direct"};
     program.set_version_flag("--version", std::string(gaudi::version()));
     program.require_subcommand(1);
-    int outcome = tools::ok;
-    tools::add_info(program, outcome);
-    tools::add_lab(program, outcome);
+    chosen options;
+    add_info(program, options);
+    add_lab(program, options);
     try {
         program.parse(argc, argv);
     } catch (const CLI::ParseError& error) {
         return program.exit(error) == 0 ? tools::ok : tools::usage;
     } catch (const std::exception& error) {
-        fmt::print(stderr, "gaudi-direct: {}\n", error.what());
+        std::cerr << "gaudi-direct: " << error.what() << '\n';
         return tools::failed;
     }
-    return outcome;
+    return options.outcome;
 }

@@ -5,7 +5,10 @@
 #include <gaudi/gaudi.hpp>
 
 #include <cstdlib>
+#include <cstring>
+#include <filesystem>
 #include <fmt/format.h>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <unistd.h>
 
@@ -13,12 +16,6 @@ namespace tools {
 namespace {
 
 using json = nlohmann::ordered_json;
-
-struct info_options {
-    bool as_json = false;
-    bool no_lab = false;
-    bool probe = false;
-};
 
 // Why the lab was chosen, carried over the re-execution.
 constexpr const char* reason_variable = "GAUDI_DIRECT_LAB_REASON";
@@ -103,7 +100,9 @@ void enter_lab(const std::string& reason) {
     ::execv("/proc/self/exe", arguments.data());
 }
 
-int run_info(const info_options& options) {
+} // namespace
+
+int info(const info_options& options) {
     const auto driver = gaudi::loaded_driver();
     const auto devices = gaudi::list_devices();
     const std::string trouble =
@@ -152,19 +151,6 @@ int run_info(const info_options& options) {
     for (const auto& entry : report["devices"])
         print_device(entry);
     return status;
-}
-
-} // namespace
-
-void add_info(CLI::App& program, int& outcome) {
-    auto options = std::make_shared<info_options>();
-    options->probe = true;
-    auto* command =
-        program.add_subcommand("info", "Show the devices, what the driver says of them, and who holds them");
-    command->add_flag("--json", options->as_json, "Machine-readable output");
-    command->add_flag("--no-lab", options->no_lab, "Do not go to the lab when there is no hardware");
-    command->add_flag("!--no-probe", options->probe, "Do not open free devices to ask about DMA-BUF export");
-    command->callback([options, &outcome] { outcome = run_info(*options); });
 }
 
 } // namespace tools

@@ -8,8 +8,10 @@
 
 #include <gaudi/version.hpp>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdlib>
+#include <cstring>
 #include <dlfcn.h>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -28,16 +30,8 @@ int complain(const lab::problem& what, int status = usage) {
     return status;
 }
 
-struct run_options {
-    std::string name = lab::selected_name();
-    std::optional<unsigned> gaudis;
-    std::optional<std::string> generation;
-    std::string config, faults;
-    std::vector<std::string> command;
-};
-
 // What the options describe; nothing where they leave the lab as it is.
-lab::result<std::optional<lab::description>> wanted_by(const run_options& options) {
+lab::result<std::optional<lab::description>> wanted_by(const lab_run_options& options) {
     if (!options.config.empty()) {
         if (options.gaudis || options.generation)
             return tl::unexpected(
@@ -69,7 +63,7 @@ lab::result<void> check_faults(const std::string& path) {
     return {};
 }
 
-void set_environment(const run_options& options) {
+void set_environment(const lab_run_options& options) {
     const char* path = std::getenv("LD_LIBRARY_PATH");
     const auto libraries =
         lab_folder().string() + (path != nullptr && *path != '\0' ? fmt::format(":{}", path) : "");
@@ -137,7 +131,9 @@ void sweep(const lab::folder& where) {
     }
 }
 
-int run(const run_options& options) {
+} // namespace
+
+int lab_run(const lab_run_options& options) {
     auto wanted = wanted_by(options);
     if (!wanted)
         return complain(wanted.error());
@@ -156,6 +152,8 @@ int run(const run_options& options) {
     sweep(*entered);
     return status;
 }
+
+namespace {
 
 json lab_json(const std::string& name) {
     const auto top = lab::root();
@@ -195,7 +193,9 @@ json lab_json(const std::string& name) {
     return entry;
 }
 
-int list(bool as_json) {
+} // namespace
+
+int lab_list(bool as_json) {
     const auto names = lab::list();
     if (!names)
         return complain(names.error(), failed);
@@ -215,7 +215,7 @@ int list(bool as_json) {
     return ok;
 }
 
-int show(const std::string& name, bool as_json) {
+int lab_show(const std::string& name, bool as_json) {
     if (auto valid = lab::check_name(name); !valid)
         return complain(valid.error());
     const auto names = lab::list();
@@ -244,44 +244,13 @@ int show(const std::string& name, bool as_json) {
     return ok;
 }
 
-} // namespace
+int lab_clean(const std::string& name) {
+    const auto cleaned = lab::clean(name);
+    return cleaned ? static_cast<int>(ok) : complain(cleaned.error(), failed);
+}
 
-void add_lab(CLI::App& program, int& outcome) {
-    auto* command = program.add_subcommand("lab", "The lab: virtual Gaudis on a machine without any");
-    command->require_subcommand(1);
-
-    auto chosen = std::make_shared<run_options>();
-    auto* run_command =
-        command->add_subcommand("run", "Run any program in the lab; its exit status is passed on");
-    run_command->add_option("--lab", chosen->name, "Name of the lab; made at its first use")
-        ->capture_default_str();
-    run_command->add_option("--gaudis", chosen->gaudis, "How many Gaudis the lab has (2)");
-    run_command->add_option("--generation", chosen->generation, "gaudi, gaudi2 or gaudi3 (gaudi2)");
-    run_command->add_option("--config", chosen->config, "Lab description; see gaudi-lab-description(5)");
-    run_command->add_option("--faults", chosen->faults, "Fault script; see gaudi-lab-faults(5)");
-    run_command->add_option("command", chosen->command, "The program and its arguments, behind --")
-        ->required();
-    run_command->positionals_at_end();
-    run_command->callback([chosen, &outcome] { outcome = run(*chosen); });
-
-    auto as_json = std::make_shared<bool>(false);
-    auto* list_command = command->add_subcommand("list", "The labs of this user");
-    list_command->add_flag("--json", *as_json, "Machine-readable output");
-    list_command->callback([as_json, &outcome] { outcome = list(*as_json); });
-
-    auto name = std::make_shared<std::string>(lab::selected_name());
-    auto* show_command =
-        command->add_subcommand("show", "One lab: its Gaudis, who holds them, what they store");
-    show_command->add_option("name", *name, "Which lab")->capture_default_str();
-    show_command->add_flag("--json", *as_json, "Machine-readable output");
-    show_command->callback([name, as_json, &outcome] { outcome = show(*name, *as_json); });
-
-    auto* clean_command = command->add_subcommand("clean", "Remove a lab that nobody uses");
-    clean_command->add_option("name", *name, "Which lab")->capture_default_str();
-    clean_command->callback([name, &outcome] {
-        const auto cleaned = lab::clean(*name);
-        outcome = cleaned ? static_cast<int>(ok) : complain(cleaned.error(), failed);
-    });
+std::string default_lab() {
+    return lab::selected_name();
 }
 
 } // namespace tools

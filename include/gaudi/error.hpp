@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <tl/expected.hpp>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace gaudi {
@@ -89,5 +92,14 @@ private:
 
 template <typename T>
 using result = tl::expected<T, error>;
+
+// For programs that cannot go on without: the value, or an exception that says why there is none.
+template <typename T>
+T expect(result<T> outcome) {
+    if (!outcome)
+        throw std::runtime_error(outcome.error().message());
+    if constexpr (!std::is_void_v<T>)
+        return std::move(*outcome);
+}
 
 } // namespace gaudi

@@ -9,8 +9,10 @@
 #include <cstring>
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <linux/magic.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 namespace lab {
@@ -186,6 +188,12 @@ result<fs::path> root() {
                               : fs::path(fmt::format("/dev/shm/gaudi-lab-{}", ::geteuid()));
     if (auto made = make_private_folder(path); !made)
         return tl::unexpected(made.error());
+    struct statfs system {};
+    if (::statfs(path.c_str(), &system) == 0 && system.f_type != TMPFS_MAGIC)
+        return tl::unexpected(
+            problem{fmt::format("{} is not on tmpfs, and other file systems do not hold files as large as a "
+                                "device; choose a folder under /dev/shm",
+                                path.string())});
     return path;
 }
 

@@ -162,6 +162,15 @@ TEST_F(tool_test, faults_reach_the_program) {
     EXPECT_EQ(tool({"lab", "run", "--", EXAMPLE_TEN_LINES}).status, 0);
 }
 
+TEST_F(tool_test, a_script_in_the_environment_that_does_not_parse_stops_the_program) {
+    const auto shown =
+        tool({"lab", "run", "--", EXAMPLE_TEN_LINES}, {"GAUDI_LAB_FAULTS=@/nonexistent.faults"});
+    EXPECT_EQ(shown.status, 0) << "lab run has its own say: --faults, or none";
+    const auto direct = run_program({EXAMPLE_TEN_LINES}, {"GAUDI_LAB_FAULTS=hlthunk_open first errno EIO"});
+    EXPECT_EQ(direct.status, 2);
+    EXPECT_HAS(direct.output, "GAUDI_LAB_FAULTS:1: occurrence 'first': expected N, N+ or every");
+}
+
 TEST_F(tool_test, list_show_clean) {
     EXPECT_HAS(tool({"lab", "list"}).output, "no labs");
     EXPECT_EQ(tool({"lab", "run", "--lab", "one", "--", "true"}).status, 0);
@@ -217,6 +226,13 @@ TEST_F(tool_test, somebody_elses_folder_is_refused) {
                "has mode 0755, others can enter it");
     EXPECT_HAS(tool({"lab", "run", "--", "true"}, {"GAUDI_LAB_ROOT=" + file("plain", "")}).output,
                "is not a folder");
+    char on_disk[] = "/tmp/gaudi-test-XXXXXX";
+    ASSERT_NE(::mkdtemp(on_disk), nullptr);
+    const auto disk = tool({"lab", "run", "--", "true"}, {std::string("GAUDI_LAB_ROOT=") + on_disk});
+    ::rmdir(on_disk);
+    if (disk.status != 0) { // unless /tmp is a tmpfs
+        EXPECT_HAS(disk.output, "is not on tmpfs");
+    }
 }
 
 TEST_F(tool_test, trace_shows_every_call) {
