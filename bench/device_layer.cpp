@@ -62,40 +62,41 @@ void heap(table& out, device& card) {
     out.row("  malloc + free of host memory beside it", fmt::format("{:.0f} ns", malloc_cost), "");
 }
 
-// Several copies of `size` in flight at a time, as a pipeline would have; the limit is one memcpy of the same
-// bytes.
+// Several copies of `size` in flight at a time, as a pipeline would have, each with memory of its own; the
+// limit is memcpy of the same pieces of the same memory.
 void bandwidth(table& out, device& card, copy_engine& engine) {
     for (const auto size : {mib, 16 * mib, 256 * mib}) {
         const auto count = std::max<std::uint64_t>(2, std::min<std::uint64_t>(64, 512 * mib / size));
-        auto buffer = *card.heap().allocate(size);
-        std::vector<std::byte> host(size), other(size);
-        std::fill(host.begin(), host.end(), std::byte{1});
+        auto buffer = *card.heap().allocate(size * count);
+        std::vector<std::byte> host(size * count, std::byte{1}), other(size * count, std::byte{2});
         auto pinned = *engine.pin(host);
         const auto copy_all = [&](bool down) {
             std::vector<copy_ticket> tickets;
-            for (std::uint64_t i = 0; i < count; ++i)
-                tickets.push_back(down ? *engine.write(buffer.address(), host)
-                                       : *engine.read(host, buffer.address()));
+            for (std::uint64_t i = 0; i < count; ++i) {
+                const auto piece = std::span(host).subspan(i * size, size);
+                tickets.push_back(down ? *engine.write(buffer.address() + i * size, piece)
+                                       : *engine.read(piece, buffer.address() + i * size));
+            }
             for (auto& ticket : tickets)
                 (void)ticket.wait();
         };
         const auto memcpy_all = [&] {
             for (std::uint64_t i = 0; i < count; ++i) {
-                std::memcpy(other.data(), host.data(), size);
+                std::memcpy(other.data() + i * size, host.data() + i * size, size);
                 benchmark::ClobberMemory();
             }
         };
         // Alternating, best of several: the machine is shared and its mood changes.
         double limit = 0, down = 0, up = 0;
-        for (int round = 0; round < 5; ++round) {
+        for (int round = 0; round < 7; ++round) {
             limit = std::max(limit, gigabytes_per_second(memcpy_all, size * count));
             down = std::max(down, gigabytes_per_second([&] { copy_all(true); }, size * count));
             up = std::max(up, gigabytes_per_second([&] { copy_all(false); }, size * count));
         }
-        out.row(fmt::format("host -> device, {} MiB", size / mib),
+        out.row(fmt::format("host -> device, {} x {} MiB", count, size / mib),
                 fmt::format("{:.1f} GB/s ({:.2f} of memcpy)", down, down / limit),
                 fmt::format(">= 0.9 of memcpy ({:.1f} GB/s)", limit), down >= 0.9 * limit);
-        out.row(fmt::format("device -> host, {} MiB", size / mib),
+        out.row(fmt::format("device -> host, {} x {} MiB", count, size / mib),
                 fmt::format("{:.1f} GB/s ({:.2f} of memcpy)", up, up / limit),
                 fmt::format(">= 0.9 of memcpy ({:.1f} GB/s)", limit), up >= 0.9 * limit);
     }

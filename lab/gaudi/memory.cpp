@@ -8,6 +8,7 @@
 #include <bit>
 #include <cstdio>
 #include <cstring>
+#include <sys/mman.h>
 #include <thread>
 #include <unistd.h>
 
@@ -72,18 +73,11 @@ std::uint64_t end_of(context& state, std::uint64_t address) {
     return found != nullptr ? found->page_end() : address;
 }
 
-struct host_region {
-    bool mapped = false;
-    bool pinnable = false;
-};
-
-// Whether long-term pinning with write access would succeed: every page mapped, writable, and no device
-// memory.
-host_region inspect_host(std::uint64_t begin, std::uint64_t end) {
+// What /proc says: every page mapped, writable, and no device memory.
+bool listed_as_pinnable(std::uint64_t begin, std::uint64_t end) {
     std::FILE* maps = std::fopen("/proc/self/maps", "re");
     if (maps == nullptr)
-        return {};
-    host_region region{false, true};
+        return false;
     char line[4352];
     auto cursor = begin;
     while (cursor < end && std::fgets(line, sizeof(line), maps) != nullptr) {
@@ -93,18 +87,24 @@ host_region inspect_host(std::uint64_t begin, std::uint64_t end) {
         if (std::sscanf(line, "%lx-%lx %7s %*s %*s %*s %n", &low, &high, access, &path_at) != 3 ||
             high <= cursor)
             continue;
-        if (low > cursor)
-            break;
         const std::string_view path = path_at > 0 ? line + path_at : "";
         const bool device_memory = path.starts_with("/dev/") && !path.starts_with("/dev/shm/") &&
                                    !path.starts_with("/dev/zero") && !path.starts_with("/dev/hugepages");
-        if (access[1] != 'w' || device_memory)
-            region.pinnable = false;
+        if (low > cursor || access[1] != 'w' || device_memory)
+            break;
         cursor = high;
     }
     std::fclose(maps);
-    region.mapped = cursor >= end;
-    return region;
+    return cursor >= end;
+}
+
+// Whether long-term pinning with write access would succeed. Like pinning it brings every page in.
+bool can_pin(std::uint64_t begin, std::uint64_t end) {
+    constexpr int populate_write = 23; // MADV_POPULATE_WRITE, since Linux 5.14
+    if (::madvise(reinterpret_cast<void*>(begin), end - begin, populate_write) == 0)
+        return true;
+    // EINVAL: an older kernel, a read-only mapping, or memory of a device; /proc knows which.
+    return errno == EINVAL && listed_as_pinnable(begin, end);
 }
 
 } // namespace
@@ -191,8 +191,7 @@ answer<std::uint64_t> map_host(virtual_device& device, void* host, std::uint64_t
         return tl::unexpected(EINVAL);
     if ((flags & HL_MEM_FORCE_HINT) != 0 && in_page != 0)
         return tl::unexpected(EINVAL);
-    const auto region = inspect_host(pointer - in_page, round_up(pointer + size, host_page));
-    if (!region.mapped || !region.pinnable)
+    if (!can_pin(pointer - in_page, round_up(pointer + size, host_page)))
         return tl::unexpected(EFAULT);
     const bool huge =
         type.host_huge_va.end != 0 && pointer % host_huge_page == 0 && size % host_huge_page == 0;

@@ -8,23 +8,11 @@
 #include <cstring>
 #include <fmt/format.h>
 #include <sys/eventfd.h>
-#include <sys/mman.h>
-#include <sys/uio.h>
 
 namespace gaudi {
 namespace {
 
-constexpr std::size_t bounce_bytes = 16 * 1024;
 constexpr unsigned bounces = 64;
-// Whether every page of it exists.
-bool is_mapped(std::span<const std::byte> memory) {
-    constexpr std::uintptr_t page = 4096;
-    const auto begin = reinterpret_cast<std::uintptr_t>(memory.data()) / page * page;
-    const auto length = reinterpret_cast<std::uintptr_t>(memory.data()) + memory.size() - begin;
-    std::vector<unsigned char> residency((length + page - 1) / page);
-    return ::mincore(reinterpret_cast<void*>(begin), length, residency.data()) == 0;
-}
-
 constexpr unsigned most_slots = 64; // more in flight gains nothing and costs pinned memory
 
 } // namespace
@@ -100,13 +88,6 @@ copy_core::~copy_core() {
     }
 }
 
-std::span<const std::uint32_t> copy_core::queues_of(copy_direction direction) const {
-    const auto& traits = device_->traits();
-    return direction == copy_direction::down ? traits.down_queues
-           : direction == copy_direction::up ? traits.up_queues
-                                             : traits.device_queues;
-}
-
 std::uint32_t copy_core::new_operation() {
     std::uint32_t slot;
     if (free_operations_.empty()) {
@@ -129,88 +110,6 @@ void copy_core::release(std::uint32_t slot) {
     gone.last_sequence = 0;
     gone.failure.reset();
     free_operations_.push_back(slot);
-}
-
-void copy_core::enqueue(std::uint32_t slot, std::uint64_t source, std::uint64_t destination,
-                        std::uint64_t length, copy_direction direction) {
-    const auto queues = std::min<std::size_t>(queues_of(direction).size(), options_.queues);
-    const bool striped = length >= options_.stripe_bytes && queues > 1;
-    const auto piece_bytes =
-        striped
-            ? std::min(std::max(length / queues / 4096 * 4096, options_.stripe_bytes / 2), max_packet_bytes)
-            : max_packet_bytes;
-    // Small copies stay on one queue, so that one command buffer carries them all.
-    auto queue = striped ? next_queue_++ : 0;
-    for (std::uint64_t done = 0; done < length;) {
-        const auto size = std::min(length - done, piece_bytes);
-        waiting_.push_back({source + done, destination + done, static_cast<std::uint32_t>(size), slot,
-                            static_cast<std::uint8_t>(queue++ % queues), direction});
-        ++operations_[slot].pieces_left;
-        done += size;
-        if (!striped)
-            queue = 0;
-    }
-    statistics_.bytes += length;
-}
-
-std::optional<std::uint64_t> copy_core::pinned_address(const void* begin, std::size_t length) const {
-    const auto wanted = reinterpret_cast<std::uintptr_t>(begin);
-    auto found = pinned_.upper_bound(wanted);
-    if (found == pinned_.begin())
-        return std::nullopt;
-    --found;
-    if (wanted + length > found->second.end)
-        return std::nullopt;
-    return found->second.address + (wanted - found->first);
-}
-
-result<host_mapping> copy_core::map_for_copy(operation& owner, std::span<std::byte> memory, bool writes) {
-    auto mapped = device_->map_host(memory);
-    if (mapped || !writes || mapped.error().code() != errc::host_range_invalid)
-        return mapped;
-    // The driver pins for writing only. A source that is merely read-only (constants, a mapped file) is
-    // copied aside; through the kernel, so that an address that does not exist stays an error and not a
-    // crash.
-    if (!is_mapped(memory))
-        return mapped;
-    auto duplicate = mapping::anonymous(memory.size());
-    if (!duplicate)
-        return tl::unexpected(duplicate.error());
-    std::size_t done = 0;
-    while (done < memory.size()) {
-        const iovec to{duplicate->bytes().data() + done, memory.size() - done},
-            from{memory.data() + done, memory.size() - done};
-        const auto copied = ::process_vm_readv(::getpid(), &to, 1, &from, 1, 0);
-        if (copied <= 0)
-            return mapped;
-        done += static_cast<std::size_t>(copied);
-    }
-    owner.duplicate = std::move(*duplicate);
-    return device_->map_host(owner.duplicate.bytes());
-}
-
-result<std::uint64_t> copy_core::reach_host(operation& owner, std::span<std::byte> memory, bool writes) {
-    if (const auto address = pinned_address(memory.data(), memory.size())) {
-        ++statistics_.pinned;
-        return *address;
-    }
-    if (memory.size() <= bounce_bytes && !free_bounces_.empty()) {
-        ++statistics_.bounced;
-        owner.bounce = free_bounces_.back();
-        free_bounces_.pop_back();
-        const auto offset = static_cast<std::size_t>(owner.bounce) * bounce_bytes;
-        if (writes)
-            std::memcpy(slab_.bytes().data() + offset, memory.data(), memory.size());
-        else
-            owner.deliver_to = memory;
-        return slab_.address().value() + offset;
-    }
-    auto mapped = map_for_copy(owner, memory, writes);
-    if (!mapped)
-        return tl::unexpected(mapped.error());
-    ++statistics_.mapped;
-    owner.mapped = std::move(*mapped);
-    return owner.mapped.address().value();
 }
 
 result<std::uint32_t> copy_core::start(std::uint32_t slot, std::uint64_t source, std::uint64_t destination,
@@ -283,178 +182,6 @@ result<std::uint32_t> copy_core::copy_unchecked(device_address to, device_addres
     return start(new_operation(), from.value(), to.value(), length, direction);
 }
 
-bool copy_core::room_in_flight() const {
-    if (free_slots_.empty())
-        return false;
-    // The driver's table is a ring: what counts is the distance to the oldest unfinished submission.
-    return flights_.empty() ||
-           flights_.back().sequence + 1 - flights_.front().sequence < device_->traits().max_in_flight;
-}
-
-void copy_core::submit_waiting(bool all) {
-    while (!waiting_.empty() && room_in_flight() &&
-           (all || flights_.size() < options_.eager || waiting_.size() >= options_.batch))
-        if (!submit_one())
-            return;
-}
-
-// Takes pieces off the queue, as many as fit, and writes their packets grouped by queue.
-std::size_t copy_core::gather(flight& into, std::vector<hl_cs_chunk>& chunks) {
-    const auto kind = device_->who().generation;
-    const bool single = !device_->traits().user_command_buffers; // a driver's buffer serves one queue
-    const auto count = std::min<std::size_t>(waiting_.size(), options_.batch);
-    auto* const bytes = ring_.bytes(into.slot);
-    std::size_t taken = 0;
-    std::uint32_t offset = 0;
-    std::vector<bool> used(count, false);
-    for (std::size_t first = 0; first < count; ++first) {
-        if (used[first])
-            continue;
-        const auto group = waiting_[first];
-        const auto begin = offset;
-        for (std::size_t i = first; i < count; ++i) {
-            const auto& next = waiting_[i];
-            if (used[i] || next.direction != group.direction || next.queue != group.queue)
-                continue;
-            const auto packet = make_lin_dma(kind, next.source, next.destination, next.size);
-            std::memcpy(bytes + offset, &packet, sizeof(packet));
-            offset += sizeof(packet);
-            into.operations.push_back(next.operation);
-            used[i] = true;
-            ++taken;
-        }
-        chunks.push_back(
-            ring_.chunk(into.slot, begin, offset - begin, queues_of(group.direction)[group.queue]));
-        if (single)
-            break;
-    }
-    std::size_t index = 0;
-    std::erase_if(waiting_, [&](const piece&) {
-        const bool gone = index < count && used[index];
-        ++index;
-        return gone;
-    });
-    return taken;
-}
-
-bool copy_core::submit_one() {
-    flight next{};
-    if (!spare_flights_.empty()) {
-        next = std::move(spare_flights_.back());
-        spare_flights_.pop_back();
-    }
-    next.slot = free_slots_.back();
-    next.operations.clear();
-    std::vector<hl_cs_chunk> chunks;
-    statistics_.packets += gather(next, chunks);
-    hlthunk_cs_in in{};
-    hlthunk_cs_out out{};
-    in.chunks_execute = chunks.data();
-    in.num_chunks_execute = static_cast<std::uint32_t>(chunks.size());
-    if (const int rc = device_->api().command_submission(device_->fd(), &in, &out); rc != 0) {
-        const auto why = device_->failed(errc::copy_refused,
-                                         fmt::format("hlthunk_command_submission of {} chunks on {}",
-                                                     chunks.size(), device_->who().bus_id),
-                                         -rc);
-        if (device_->lost()) {
-            flights_.push_back(std::move(next)); // fails with the rest
-            free_slots_.pop_back();
-            fail_all(why);
-            return false;
-        }
-        for (const auto slot : next.operations) {
-            operations_[slot].failure = why;
-            if (--operations_[slot].pieces_left == 0)
-                finish(slot);
-        }
-        return true;
-    }
-    free_slots_.pop_back();
-    next.sequence = out.seq;
-    for (const auto slot : next.operations)
-        operations_[slot].last_sequence = out.seq;
-    flights_.push_back(std::move(next));
-    ++statistics_.submissions;
-    statistics_.most_in_flight = std::max<std::uint64_t>(statistics_.most_in_flight, flights_.size());
-    watch_.notify_one();
-    return true;
-}
-
-std::size_t copy_core::finish(std::uint32_t slot) {
-    auto& done = operations_[slot];
-    if (done.bounce >= 0) {
-        if (!done.deliver_to.empty() && !done.failure)
-            std::memcpy(done.deliver_to.data(),
-                        slab_.bytes().data() + static_cast<std::size_t>(done.bounce) * bounce_bytes,
-                        done.deliver_to.size());
-        free_bounces_.push_back(done.bounce);
-        done.bounce = -1;
-        done.deliver_to = {};
-    }
-    done.mapped = {};
-    done.duplicate = {};
-    done.state = state::finished;
-    if (done.failure)
-        ++statistics_.failed;
-    if (done.dropped)
-        release(slot);
-    return 1;
-}
-
-void copy_core::land(flight& landed) {
-    free_slots_.push_back(landed.slot);
-    spare_flights_.push_back(std::move(landed));
-}
-
-std::size_t copy_core::fail_all(const error& why) {
-    std::size_t finished = 0;
-    const auto fail = [&](std::uint32_t slot) {
-        operations_[slot].failure = why;
-        if (--operations_[slot].pieces_left == 0)
-            finished += finish(slot);
-    };
-    for (auto& lost : flights_) {
-        for (const auto slot : lost.operations)
-            fail(slot);
-        land(lost);
-    }
-    flights_.clear();
-    for (const auto& lost : waiting_)
-        fail(lost.operation);
-    waiting_.clear();
-    return finished;
-}
-
-std::size_t copy_core::collect() {
-    std::size_t finished = 0;
-    constexpr unsigned patience =
-        8; // queues are independent: look past a slow one, but not at everything each time
-    unsigned busy = 0;
-    for (auto next = flights_.begin(); next != flights_.end() && busy < patience;) {
-        std::uint32_t status = HL_WAIT_CS_STATUS_BUSY;
-        const int rc = device_->api().wait_for_cs(device_->fd(), next->sequence, 0, &status);
-        if (rc == 0 && status == HL_WAIT_CS_STATUS_BUSY) {
-            ++busy;
-            ++next;
-            continue;
-        }
-        if (rc != 0) {
-            device_->mark_lost(fmt::format("hlthunk_wait_for_cs of submission {}: {} ({})", next->sequence,
-                                           std::strerror(-rc),
-                                           rc == -EIO         ? "aborted"
-                                           : rc == -ETIMEDOUT ? "timed out"
-                                                              : "refused"));
-            return finished + fail_all(device_->lost_error("copy"));
-        }
-        for (const auto slot : next->operations)
-            if (--operations_[slot].pieces_left == 0)
-                finished += finish(slot);
-        land(*next);
-        next = flights_.erase(next);
-    }
-    return finished;
-}
-
 void copy_core::signal() {
     const std::uint64_t one = 1;
     if (event_ && ::write(event_.get(), &one, sizeof(one)) < 0)
@@ -485,8 +212,7 @@ bool copy_core::done(std::uint32_t slot) {
 
 result<void> copy_core::wait(std::uint32_t slot, std::chrono::milliseconds limit) {
     const auto deadline = std::chrono::steady_clock::now() + limit;
-    for (;;) {
-        poll();
+    for (;; poll()) {
         std::uint64_t sequence = 0;
         {
             const std::lock_guard guard(mutex_);
@@ -496,6 +222,7 @@ result<void> copy_core::wait(std::uint32_t slot, std::chrono::milliseconds limit
                     return tl::unexpected(*asked.failure);
                 return {};
             }
+            submit_waiting(true); // nothing that is waited for keeps waiting for company
             // Not submitted for lack of room: then the oldest in flight is what it waits for.
             sequence = asked.last_sequence != 0 ? asked.last_sequence
                        : flights_.empty()       ? 0
@@ -555,28 +282,6 @@ void copy_core::watch() {
             signal();
         submit_waiting(true);
     }
-}
-
-result<pinned_memory> copy_core::pin(std::span<std::byte> memory) {
-    auto mapped = device_->map_host(memory);
-    if (!mapped)
-        return tl::unexpected(mapped.error());
-    const auto begin = reinterpret_cast<std::uintptr_t>(memory.data());
-    {
-        const std::lock_guard guard(mutex_);
-        pinned_.emplace(begin, pinned_range{begin + memory.size(), mapped->address().value()});
-    }
-    return pinned_memory(std::make_unique<pin_core>(shared_from_this(), std::move(*mapped)));
-}
-
-void copy_core::unpin(const host_mapping& gone) {
-    const std::lock_guard guard(mutex_);
-    const auto [first, last] = pinned_.equal_range(reinterpret_cast<std::uintptr_t>(gone.bytes().data()));
-    for (auto entry = first; entry != last; ++entry)
-        if (entry->second.address == gone.address().value()) {
-            pinned_.erase(entry);
-            return;
-        }
 }
 
 copy_statistics copy_core::statistics() {

@@ -51,6 +51,8 @@ public:
     [[nodiscard]] hl_device& device() { return *device_; }
 
 private:
+    static constexpr std::size_t bounce_bytes = 16 * 1024; // one slot of the slab
+
     enum class state : std::uint8_t { unused, pending, finished };
 
     struct operation {

@@ -215,10 +215,10 @@ result<std::uint64_t> address_map::insert(device_address base, std::uint64_t len
     else
         made = &impl_->records.emplace_back();
     const auto generation = impl_->next_generation++;
-    made->base.store(begin, std::memory_order_relaxed);
-    made->length.store(length, std::memory_order_relaxed);
-    made->tag.store(tag, std::memory_order_relaxed);
-    made->device.store(where->device, std::memory_order_relaxed);
+    made->base.store(begin, std::memory_order_release);
+    made->length.store(length, std::memory_order_release);
+    made->tag.store(tag, std::memory_order_release);
+    made->device.store(where->device, std::memory_order_release);
     made->generation.store(generation, std::memory_order_release);
     impl_->cover(const_cast<slot*>(where->top.data()), 0, top_shift, offset, end,
                  reinterpret_cast<std::uintptr_t>(made) | is_record);
@@ -257,13 +257,13 @@ std::optional<allocation_view> address_map::find(device_address address) const n
         const auto* found = impl::lookup(*where, wanted - where->base);
         if (found == nullptr)
             return std::nullopt;
+        // Acquire for each field: whoever sees a successor's value also sees that the generation has changed.
         const auto before = found->generation.load(std::memory_order_acquire);
-        const allocation_view seen{device_address(found->base.load(std::memory_order_relaxed)),
-                                   found->length.load(std::memory_order_relaxed), before,
-                                   found->device.load(std::memory_order_relaxed),
-                                   found->tag.load(std::memory_order_relaxed)};
-        std::atomic_thread_fence(std::memory_order_acquire);
-        if (before == 0 || found->generation.load(std::memory_order_relaxed) != before)
+        const allocation_view seen{device_address(found->base.load(std::memory_order_acquire)),
+                                   found->length.load(std::memory_order_acquire), before,
+                                   found->device.load(std::memory_order_acquire),
+                                   found->tag.load(std::memory_order_acquire)};
+        if (before == 0 || found->generation.load(std::memory_order_acquire) != before)
             continue; // freed, or freed and reused, while we looked
         if (wanted - seen.base.value() >= seen.length)
             return std::nullopt; // behind the end, in the last unit

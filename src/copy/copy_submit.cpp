@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The way of a piece: cut, gathered into a submission, in flight, collected. All with the mutex held.
+#include "src/copy/copy_core.hpp"
+
+#include "src/copy/packet.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fmt/format.h>
+
+namespace gaudi {
+
+std::span<const std::uint32_t> copy_core::queues_of(copy_direction direction) const {
+    const auto& traits = device_->traits();
+    return direction == copy_direction::down ? traits.down_queues
+           : direction == copy_direction::up ? traits.up_queues
+                                             : traits.device_queues;
+}
+
+void copy_core::enqueue(std::uint32_t slot, std::uint64_t source, std::uint64_t destination,
+                        std::uint64_t length, copy_direction direction) {
+    const auto queues = std::min<std::size_t>(queues_of(direction).size(), options_.queues);
+    const bool striped = length >= options_.stripe_bytes && queues > 1;
+    const auto piece_bytes =
+        striped
+            ? std::min(std::max(length / queues / 4096 * 4096, options_.stripe_bytes / 2), max_packet_bytes)
+            : max_packet_bytes;
+    // Small copies stay on one queue, so that one command buffer carries them all; larger ones take turns.
+    constexpr std::uint64_t small = 64 * 1024;
+    auto queue = length < small ? 0 : next_queue_++;
+    for (std::uint64_t done = 0; done < length;) {
+        const auto size = std::min(length - done, piece_bytes);
+        waiting_.push_back({source + done, destination + done, static_cast<std::uint32_t>(size), slot,
+                            static_cast<std::uint8_t>((striped ? queue++ : queue) % queues), direction});
+        ++operations_[slot].pieces_left;
+        done += size;
+    }
+    statistics_.bytes += length;
+}
+
+bool copy_core::room_in_flight() const {
+    if (free_slots_.empty())
+        return false;
+    // The driver's table is a ring: what counts is the distance to the oldest unfinished submission.
+    return flights_.empty() ||
+           flights_.back().sequence + 1 - flights_.front().sequence < device_->traits().max_in_flight;
+}
+
+void copy_core::submit_waiting(bool all) {
+    while (!waiting_.empty() && room_in_flight() &&
+           (all || flights_.size() < options_.eager || waiting_.size() >= options_.batch))
+        if (!submit_one())
+            return;
+}
+
+// Takes pieces off the queue, as many as fit, and writes their packets grouped by queue.
+std::size_t copy_core::gather(flight& into, std::vector<hl_cs_chunk>& chunks) {
+    const auto kind = device_->who().generation;
+    const bool single = !device_->traits().user_command_buffers; // a driver's buffer serves one queue
+    const auto count = std::min<std::size_t>(waiting_.size(), options_.batch);
+    auto* const bytes = ring_.bytes(into.slot);
+    std::size_t taken = 0;
+    std::uint32_t offset = 0;
+    std::vector<bool> used(count, false);
+    for (std::size_t first = 0; first < count; ++first) {
+        if (used[first])
+            continue;
+        const auto group = waiting_[first];
+        const auto begin = offset;
+        for (std::size_t i = first; i < count; ++i) {
+            const auto& next = waiting_[i];
+            if (used[i] || next.direction != group.direction || next.queue != group.queue)
+                continue;
+            const auto packet = make_lin_dma(kind, next.source, next.destination, next.size);
+            std::memcpy(bytes + offset, &packet, sizeof(packet));
+            offset += sizeof(packet);
+            into.operations.push_back(next.operation);
+            used[i] = true;
+            ++taken;
+        }
+        chunks.push_back(
+            ring_.chunk(into.slot, begin, offset - begin, queues_of(group.direction)[group.queue]));
+        if (single)
+            break;
+    }
+    std::size_t index = 0;
+    std::erase_if(waiting_, [&](const piece&) {
+        const bool gone = index < count && used[index];
+        ++index;
+        return gone;
+    });
+    return taken;
+}
+
+bool copy_core::submit_one() {
+    flight next{};
+    if (!spare_flights_.empty()) {
+        next = std::move(spare_flights_.back());
+        spare_flights_.pop_back();
+    }
+    next.slot = free_slots_.back();
+    next.operations.clear();
+    std::vector<hl_cs_chunk> chunks;
+    statistics_.packets += gather(next, chunks);
+    hlthunk_cs_in in{};
+    hlthunk_cs_out out{};
+    in.chunks_execute = chunks.data();
+    in.num_chunks_execute = static_cast<std::uint32_t>(chunks.size());
+    if (const int rc = device_->api().command_submission(device_->fd(), &in, &out); rc != 0) {
+        const auto why = device_->failed(errc::copy_refused,
+                                         fmt::format("hlthunk_command_submission of {} chunks on {}",
+                                                     chunks.size(), device_->who().bus_id),
+                                         -rc);
+        if (device_->lost()) {
+            flights_.push_back(std::move(next)); // fails with the rest
+            free_slots_.pop_back();
+            fail_all(why);
+            return false;
+        }
+        for (const auto slot : next.operations) {
+            operations_[slot].failure = why;
+            if (--operations_[slot].pieces_left == 0)
+                finish(slot);
+        }
+        return true;
+    }
+    free_slots_.pop_back();
+    next.sequence = out.seq;
+    for (const auto slot : next.operations)
+        operations_[slot].last_sequence = out.seq;
+    flights_.push_back(std::move(next));
+    ++statistics_.submissions;
+    statistics_.most_in_flight = std::max<std::uint64_t>(statistics_.most_in_flight, flights_.size());
+    watch_.notify_one();
+    return true;
+}
+
+std::size_t copy_core::finish(std::uint32_t slot) {
+    auto& done = operations_[slot];
+    if (done.bounce >= 0) {
+        if (!done.deliver_to.empty() && !done.failure)
+            std::memcpy(done.deliver_to.data(),
+                        slab_.bytes().data() + static_cast<std::size_t>(done.bounce) * bounce_bytes,
+                        done.deliver_to.size());
+        free_bounces_.push_back(done.bounce);
+        done.bounce = -1;
+        done.deliver_to = {};
+    }
+    done.mapped = {};
+    done.duplicate = {};
+    done.state = state::finished;
+    if (done.failure)
+        ++statistics_.failed;
+    if (done.dropped)
+        release(slot);
+    return 1;
+}
+
+void copy_core::land(flight& landed) {
+    free_slots_.push_back(landed.slot);
+    spare_flights_.push_back(std::move(landed));
+}
+
+std::size_t copy_core::fail_all(const error& why) {
+    std::size_t finished = 0;
+    const auto fail = [&](std::uint32_t slot) {
+        operations_[slot].failure = why;
+        if (--operations_[slot].pieces_left == 0)
+            finished += finish(slot);
+    };
+    for (auto& lost : flights_) {
+        for (const auto slot : lost.operations)
+            fail(slot);
+        land(lost);
+    }
+    flights_.clear();
+    for (const auto& lost : waiting_)
+        fail(lost.operation);
+    waiting_.clear();
+    return finished;
+}
+
+std::size_t copy_core::collect() {
+    std::size_t finished = 0;
+    constexpr unsigned patience =
+        8; // queues are independent: look past a slow one, but not at everything each time
+    unsigned busy = 0;
+    for (auto next = flights_.begin(); next != flights_.end() && busy < patience;) {
+        std::uint32_t status = HL_WAIT_CS_STATUS_BUSY;
+        const int rc = device_->api().wait_for_cs(device_->fd(), next->sequence, 0, &status);
+        if (rc == 0 && status == HL_WAIT_CS_STATUS_BUSY) {
+            ++busy;
+            ++next;
+            continue;
+        }
+        if (rc != 0) {
+            device_->mark_lost(fmt::format("hlthunk_wait_for_cs of submission {}: {} ({})", next->sequence,
+                                           std::strerror(-rc),
+                                           rc == -EIO         ? "aborted"
+                                           : rc == -ETIMEDOUT ? "timed out"
+                                                              : "refused"));
+            return finished + fail_all(device_->lost_error("copy"));
+        }
+        for (const auto slot : next->operations)
+            if (--operations_[slot].pieces_left == 0)
+                finished += finish(slot);
+        land(*next);
+        next = flights_.erase(next);
+    }
+    return finished;
+}
+
+} // namespace gaudi
