@@ -115,6 +115,22 @@ static inline int gaudi_lab_granule_fill(int hbm_fd, unsigned char* base, uint64
     return 0;
 }
 
+/* Gone, or a zombie that nobody has waited for yet. */
+static inline int gaudi_lab_is_dead(pid_t process) {
+    char path[64], text[512];
+    snprintf(path, sizeof(path), "/proc/%d/stat", (int)process);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return errno == ENOENT || errno == ESRCH;
+    ssize_t length = read(fd, text, sizeof(text) - 1);
+    close(fd);
+    if (length <= 0)
+        return 1;
+    text[length] = '\0';
+    const char* name_end = strrchr(text, ')');
+    return name_end != NULL && name_end[1] == ' ' && (name_end[2] == 'Z' || name_end[2] == 'X');
+}
+
 /* base: the whole hbm file, mapped shared and writable. Returns 0 or -ENOSPC and the like. */
 static inline int gaudi_lab_hbm_prepare(int hbm_fd, unsigned char* base, uint64_t hbm_size, uint64_t offset,
                                         uint64_t length) {
@@ -127,7 +143,7 @@ static inline int gaudi_lab_hbm_prepare(int hbm_fd, unsigned char* base, uint64_
         uint32_t seen = __atomic_load_n(state, __ATOMIC_ACQUIRE);
         while (seen != GAUDI_LAB_GRANULE_READY) {
             /* The state holds the filler's pid: one that died is replaced, one that lives is waited for. */
-            if (seen != 0 && !(kill((pid_t)seen, 0) != 0 && errno == ESRCH)) {
+            if (seen != 0 && !gaudi_lab_is_dead((pid_t)seen)) {
                 sched_yield();
                 seen = __atomic_load_n(state, __ATOMIC_ACQUIRE);
                 continue;

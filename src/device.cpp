@@ -11,29 +11,33 @@
 
 namespace gaudi {
 
-device::device(std::shared_ptr<hl_device> opened)
-    : core_(std::move(opened)), heap_(std::make_shared<heap_core>(core_, registry::self().map())) {}
+device::device(std::shared_ptr<hl_device> opened, std::shared_ptr<heap_core> heap)
+    : core_(std::move(opened)), heap_(std::move(heap)) {}
 
 device::~device() = default;
 
 device_info device::info() const {
     const auto& who = core_->who();
     device_info made;
-    for (auto& info : discover(core_->api()))
-        if (info.bus_id == who.bus_id)
-            made = std::move(info);
+    made.index = who.index;
+    made.generation = who.generation;
+    made.bus_id = who.bus_id;
+    if (auto all = discover(core_->api()))
+        for (auto& info : *all)
+            if (info.bus_id == who.bus_id)
+                made = std::move(info);
     return made;
 }
 
 result<copy_engine> device::copies(const copy_options& options) {
-    const std::lock_guard guard(mutex_);
-    auto core = copies_.lock();
+    const std::lock_guard guard(core_->engine_mutex);
+    auto core = std::static_pointer_cast<copy_core>(core_->engine.lock());
     if (!core) {
         auto made = copy_core::make(core_, registry::self().map(), options);
         if (!made)
             return tl::unexpected(made.error());
         core = *made;
-        copies_ = core;
+        core_->engine = core;
     }
     return copy_engine(core);
 }

@@ -4,6 +4,7 @@
 #include "src/hl/discovery.hpp"
 #include "src/hl/synapse.hpp"
 #include "src/hl/visibility.hpp"
+#include "src/memory/heap_core.hpp"
 
 #include <algorithm>
 #include <fmt/format.h>
@@ -50,12 +51,13 @@ std::string listed(const std::vector<device_info>& all) {
 
 registry::registry() {
     // A child has its parent's objects but not its context: it starts without open devices and finds them
-    // busy.
-    ::pthread_atfork([] { self().mutex_.lock(); }, [] { self().mutex_.unlock(); },
-                     [] {
-                         new (&self().mutex_) std::mutex;
-                         self().open_.clear();
-                     });
+    // busy. Nothing is locked around fork: hl-thunk may have handlers of its own, and theirs and ours would
+    // wait for each other. What a thread that is gone was changing is left to it and made anew.
+    ::pthread_atfork(nullptr, nullptr, [] {
+        new (&self().mutex_) std::mutex;
+        new (&self().open_) decltype(open_);
+        new (&self().map_) address_map;
+    });
 }
 
 registry& registry::self() {
@@ -82,7 +84,9 @@ result<std::vector<device_info>> registry::visible_devices() {
     if (!seen)
         return tl::unexpected(seen.error());
     auto all = discover(**table);
-    std::erase_if(all, [&](const device_info& info) { return !seen->shows(info); });
+    if (!all)
+        return all;
+    std::erase_if(*all, [&](const device_info& info) { return !seen->shows(info); });
     return all;
 }
 
@@ -93,7 +97,10 @@ result<std::shared_ptr<device>> registry::open(const device_choice& wanted) {
     const auto seen = visibility::of_environment();
     if (!seen)
         return tl::unexpected(seen.error());
-    const auto all = discover(**table);
+    const auto discovered = discover(**table);
+    if (!discovered)
+        return tl::unexpected(discovered.error());
+    const auto& all = *discovered;
     if (all.empty())
         return tl::unexpected(error(errc::no_device, fmt::format("{} finds no device", (*table)->path())));
     auto choice = wanted;
@@ -123,7 +130,7 @@ result<std::shared_ptr<device>> registry::open_first_free(const std::vector<devi
         const std::lock_guard guard(mutex_);
         for (const auto& info : candidates) // one that this process has already, before another
             if (const auto known = open_.find(info.bus_id); known != open_.end())
-                if (auto alive = known->second.lock(); alive && !alive->lost())
+                if (auto alive = known->second.whole.lock(); alive && !alive->lost())
                     return alive;
     }
     std::string reasons;
@@ -164,16 +171,29 @@ result<std::shared_ptr<device>> registry::open_one(const device_info& info) {
         return tl::unexpected(table.error());
     const std::lock_guard guard(mutex_);
     auto& known = open_[info.bus_id];
-    if (auto alive = known.lock()) {
-        if (alive->lost())
-            return tl::unexpected(alive->core()->lost_error("opening it again while it is still open here"));
+    auto context = known.context.lock();
+    if (context && context->lost())
+        return tl::unexpected(
+            context->lost_error("opening it again while something of it is still in use here"));
+    if (auto alive = known.whole.lock())
         return alive;
+    if (!context) {
+        auto opened = open_or_attach(*table, info);
+        if (!opened)
+            return tl::unexpected(opened.error());
+        context = *opened;
     }
-    auto opened = open_or_attach(*table, info);
-    if (!opened)
-        return tl::unexpected(opened.error());
-    auto made = std::make_shared<device>(*opened);
-    known = made;
+    // A buffer may have outlived the device object, or a copy engine both: they share what there is.
+    auto heap = known.heap.lock();
+    if (!heap) {
+        heap = std::make_shared<heap_core>(context, map_);
+        if (context->owned() && !map_.device_of(context->slice_begin()))
+            if (auto added = map_.add_window(context->slice_begin(), context->slice_size(), info.index);
+                !added)
+                return tl::unexpected(added.error());
+    }
+    auto made = std::make_shared<device>(context, heap);
+    known = {made, context, heap};
     return made;
 }
 

@@ -31,7 +31,12 @@ private:
     std::mutex mutex_;
     std::shared_ptr<const hlthunk_api> api_;
     // Shared ownership with every user; the registry itself keeps nothing open.
-    std::map<std::string, std::weak_ptr<device>> open_;
+    struct in_use {
+        std::weak_ptr<device> whole;
+        std::weak_ptr<hl_device> context;
+        std::weak_ptr<heap_core> heap;
+    };
+    std::map<std::string, in_use> open_;
     address_map map_;
 };
 

@@ -8,7 +8,6 @@
 #include <gaudi/error.hpp>
 
 #include <memory>
-#include <mutex>
 #include <string>
 #include <variant>
 #include <vector>
@@ -21,7 +20,7 @@ class hl_device;
 // which the registry hands out. The device is closed when the last user of it, and of its buffers, is gone.
 class device {
 public:
-    explicit device(std::shared_ptr<hl_device> opened);
+    device(std::shared_ptr<hl_device> opened, std::shared_ptr<heap_core> heap);
     ~device();
     device(const device&) = delete;
     device& operator=(const device&) = delete;
@@ -46,8 +45,6 @@ public:
 private:
     std::shared_ptr<hl_device> core_;
     device_heap heap_;
-    std::mutex mutex_;
-    std::weak_ptr<copy_core> copies_;
 };
 
 // Which device to open. What HABANA_VISIBLE_DEVICES (indices) and HABANA_VISIBLE_MODULES (module ids) leave

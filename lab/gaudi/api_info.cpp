@@ -64,11 +64,16 @@ void fill_open_stats(virtual_device& device, hlthunk_open_stats_info& out) {
 }
 
 // Fills a caller's structure on either node; a null pointer is EINVAL.
+enum class in_reset { answered, refused };
+
 template <typename Out, typename Body>
-int query(int fd, Out* out, Body&& body) {
+int query(int fd, Out* out, Body&& body, in_reset when = in_reset::answered) {
     if (out == nullptr)
         return failure<int>(EINVAL);
     return on_either<int>(fd, [&](virtual_device& device) {
+        // Before the first open there is no context yet, and status reads as operational.
+        if (when == in_reset::refused && device.state().status != HL_DEVICE_STATUS_OPERATIONAL)
+            return failure<int>(EBUSY);
         body(device, *out);
         return 0;
     });
@@ -144,14 +149,19 @@ LAB_EXPORT(hl_device_status, hlthunk_get_device_status_info, (int fd), (fd),
            { return on_either<hl_device_status>(fd, status_of); })
 
 LAB_EXPORT(bool, hlthunk_is_device_idle, (int fd), (fd), {
-    return on_either<bool>(fd, [](virtual_device& device) { return device.state().in_flight.load() == 0; });
+    return on_either<bool>(fd, [](virtual_device& device) {
+        return device.state().status == HL_DEVICE_STATUS_OPERATIONAL && device.state().in_flight.load() == 0;
+    });
 })
 
 LAB_EXPORT(int, hlthunk_get_busy_engines_mask, (int fd, hlthunk_engines_idle_info* info), (fd, info), {
-    return query(fd, info, [](virtual_device& device, auto& out) {
-        out = {};
-        out.is_idle = device.state().in_flight.load() == 0 ? 1 : 0;
-    });
+    return query(
+        fd, info,
+        [](virtual_device& device, auto& out) {
+            out = {};
+            out.is_idle = device.state().in_flight.load() == 0 ? 1 : 0;
+        },
+        in_reset::refused);
 })
 
 LAB_EXPORT(int, hlthunk_get_dev_memalloc_page_orders, (int fd, uint64_t* page_order_bitmask),
@@ -181,7 +191,9 @@ LAB_EXPORT(int, hlthunk_get_clk_rate, (int fd, uint32_t* cur_clk_mhz, uint32_t* 
            (fd, cur_clk_mhz, max_clk_mhz), {
                if (max_clk_mhz == nullptr)
                    return failure<int>(EINVAL);
-               return query(fd, cur_clk_mhz, [&](virtual_device&, auto& out) { out = *max_clk_mhz = 1650; });
+               return query(
+                   fd, cur_clk_mhz, [&](virtual_device&, auto& out) { out = *max_clk_mhz = 1650; },
+                   in_reset::refused);
            })
 
 LAB_EXPORT(int, hlthunk_get_reset_count_info, (int fd, hlthunk_reset_count_info* info), (fd, info), {
@@ -191,20 +203,31 @@ LAB_EXPORT(int, hlthunk_get_reset_count_info, (int fd, hlthunk_reset_count_info*
 })
 
 LAB_EXPORT(int, hlthunk_get_time_sync_info, (int fd, hlthunk_time_sync_info* info), (fd, info), {
-    return query(fd, info, [](virtual_device&, auto& out) { out = {now_ns(), now_ns()}; });
+    return query(
+        fd, info,
+        [](virtual_device&, auto& out) {
+            out = {now_ns(), now_ns()};
+        },
+        in_reset::refused);
 })
 
-LAB_EXPORT(int, hlthunk_get_pci_counters_info, (int fd, hlthunk_pci_counters_info* info), (fd, info),
-           { return query(fd, info, [](virtual_device&, auto& out) { out = {}; }); })
+LAB_EXPORT(int, hlthunk_get_pci_counters_info, (int fd, hlthunk_pci_counters_info* info), (fd, info), {
+    return query(
+        fd, info, [](virtual_device&, auto& out) { out = {}; }, in_reset::refused);
+})
 
 LAB_EXPORT(int, hlthunk_get_clk_throttle_info, (int fd, hlthunk_clk_throttle_info* info), (fd, info),
            { return query(fd, info, [](virtual_device&, auto& out) { out = {}; }); })
 
-LAB_EXPORT(int, hlthunk_get_power_info, (int fd, hlthunk_power_info* info), (fd, info),
-           { return query(fd, info, [](virtual_device&, auto& out) { out = {}; }); })
+LAB_EXPORT(int, hlthunk_get_power_info, (int fd, hlthunk_power_info* info), (fd, info), {
+    return query(
+        fd, info, [](virtual_device&, auto& out) { out = {}; }, in_reset::refused);
+})
 
-LAB_EXPORT(int, hlthunk_get_total_energy_consumption_info, (int fd, hlthunk_energy_info* info), (fd, info),
-           { return query(fd, info, [](virtual_device&, auto& out) { out = {}; }); })
+LAB_EXPORT(int, hlthunk_get_total_energy_consumption_info, (int fd, hlthunk_energy_info* info), (fd, info), {
+    return query(
+        fd, info, [](virtual_device&, auto& out) { out = {}; }, in_reset::refused);
+})
 
 LAB_EXPORT(int, hlthunk_get_hw_asic_status, (int fd, hlthunk_hw_asic_status* status), (fd, status), {
     return query(fd, status, [](virtual_device& device, auto& out) {
@@ -217,14 +240,19 @@ LAB_EXPORT(int, hlthunk_get_hw_asic_status, (int fd, hlthunk_hw_asic_status* sta
 })
 
 LAB_EXPORT(int, hlthunk_get_pll_frequency, (int fd, uint32_t index, hlthunk_pll_frequency_info* frequency),
-           (fd, index, frequency),
-           { return query(fd, frequency, [](virtual_device&, auto& out) { out = {}; }); })
+           (fd, index, frequency), {
+               return query(
+                   fd, frequency, [](virtual_device&, auto& out) { out = {}; }, in_reset::refused);
+           })
 
 LAB_EXPORT(int, hlthunk_get_device_utilization, (int fd, uint32_t period_ms, uint32_t* rate),
            (fd, period_ms, rate), {
-               return query(fd, rate, [](virtual_device& device, auto& out) {
-                   out = device.state().in_flight.load() == 0 ? 0 : 100;
-               });
+               return query(
+                   fd, rate,
+                   [](virtual_device& device, auto& out) {
+                       out = device.state().in_flight.load() == 0 ? 0 : 100;
+                   },
+                   in_reset::refused);
            })
 
 LAB_EXPORT(int, hlthunk_get_hw_events_arr,
@@ -270,11 +298,15 @@ LAB_EXPORT(int, hlthunk_get_engine_status,
            (fd, status_buf, status_buf_size, actual_size), {
                if (status_buf_size == 0 || actual_size == nullptr)
                    return failure<int>(EINVAL);
-               return query(fd, status_buf, [&](virtual_device& device, char& first) {
-                   const int written = std::snprintf(&first, status_buf_size, "submissions in flight: %u\n",
-                                                     device.state().in_flight.load());
-                   *actual_size = std::min(written + 1, static_cast<int>(status_buf_size));
-               });
+               return query(
+                   fd, status_buf,
+                   [&](virtual_device& device, char& first) {
+                       const int written =
+                           std::snprintf(&first, status_buf_size, "submissions in flight: %u\n",
+                                         device.state().in_flight.load());
+                       *actual_size = std::min(written + 1, static_cast<int>(status_buf_size));
+                   },
+                   in_reset::refused);
            })
 
 LAB_EXPORT(int, hlthunk_get_dram_replaced_rows_info, (int fd, hlthunk_dram_replaced_rows_info* info),

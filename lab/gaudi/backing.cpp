@@ -4,14 +4,17 @@
 
 #include <cstdio>
 #include <cstring>
-#include <stdexcept>
+#include <system_error>
 
 namespace lab::gaudi {
 namespace {
 
-[[noreturn]] void give_up(const char* what, const std::filesystem::path& path) {
-    std::fprintf(stderr, "gaudi-lab: cannot %s %s: %s\n", what, path.c_str(), std::strerror(errno));
-    throw std::runtime_error("gaudi-lab: state of the lab is not accessible");
+[[noreturn]] void give_up(const char* what, const std::filesystem::path& path, int fd) {
+    const int reason = errno;
+    std::fprintf(stderr, "gaudi-lab: cannot %s %s: %s\n", what, path.c_str(), std::strerror(reason));
+    if (fd >= 0)
+        ::close(fd);
+    throw std::system_error(reason, std::generic_category());
 }
 
 } // namespace
@@ -20,10 +23,10 @@ backing::backing(const std::filesystem::path& path, std::uint64_t size) : size_(
     fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     const auto file_size = gaudi_lab_hbm_file_size(size);
     if (fd_ < 0 || ::ftruncate(fd_, static_cast<off_t>(file_size)) != 0)
-        give_up("open", path);
+        give_up("open", path, fd_);
     void* mapped = ::mmap(nullptr, file_size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd_, 0);
     if (mapped == MAP_FAILED)
-        give_up("map", path);
+        give_up("map", path, fd_);
     base_ = static_cast<unsigned char*>(mapped);
 }
 
@@ -42,12 +45,17 @@ unsigned char* backing::bytes(std::uint64_t offset, std::uint64_t length) {
     return base_ + offset;
 }
 
+bool backing::store_states() {
+    const auto states = gaudi_lab_hbm_file_size(size_) - size_;
+    return ::fallocate(fd_, FALLOC_FL_KEEP_SIZE, static_cast<off_t>(size_), static_cast<off_t>(states)) == 0;
+}
+
 void backing::discard(std::uint64_t offset, std::uint64_t length) {
     constexpr int punch = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
     ::fallocate(fd_, punch, static_cast<off_t>(offset), static_cast<off_t>(length));
+    // The states stay stored; they only begin anew.
     const auto first = offset / GAUDI_LAB_GRANULE, last = (offset + length - 1) / GAUDI_LAB_GRANULE;
-    ::fallocate(fd_, punch, static_cast<off_t>(size_ + first * sizeof(std::uint32_t)),
-                static_cast<off_t>((last - first + 1) * sizeof(std::uint32_t)));
+    std::memset(base_ + size_ + first * sizeof(std::uint32_t), 0, (last - first + 1) * sizeof(std::uint32_t));
 }
 
 void backing::discard_all(const std::filesystem::path& path) {

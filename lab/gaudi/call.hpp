@@ -9,6 +9,7 @@
 #include <new>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <tuple>
 #include <type_traits>
 
@@ -79,6 +80,8 @@ R call(const char* name, Body&& body, Arguments... arguments) {
             return body();
         } catch (const std::bad_alloc&) {
             return failure<R>(ENOMEM);
+        } catch (const std::system_error& error) {
+            return failure<R>(error.code().value());
         } catch (const std::exception&) {
             return failure<R>(EIO);
         }

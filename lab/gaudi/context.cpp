@@ -29,23 +29,25 @@ context_lock::~context_lock() {
     pthread_mutex_unlock(&context_.mutex);
 }
 
-void wipe(context& wiped) {
-    const auto epoch = wiped.epoch, opens = wiped.open_count, period = wiped.last_open_ms;
-    const auto hard = wiped.hard_resets, soft = wiped.soft_resets;
-    // Gives the pages back and zeroes them; a plain memset would touch all of a mostly empty file.
-    ::madvise(&wiped, sizeof(wiped), MADV_REMOVE);
-    wiped.magic = context::magic_value;
-    wiped.epoch = epoch + 1;
-    wiped.open_count = opens;
-    wiped.last_open_ms = period;
-    wiped.hard_resets = hard;
-    wiped.soft_resets = soft;
+void initialise(context& fresh) {
+    if (fresh.magic == context::magic_value)
+        return;
     pthread_mutexattr_t attributes;
     pthread_mutexattr_init(&attributes);
     pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
     pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
-    pthread_mutex_init(&wiped.mutex, &attributes);
+    pthread_mutex_init(&fresh.mutex, &attributes);
     pthread_mutexattr_destroy(&attributes);
+    fresh.magic = context::magic_value;
+}
+
+void wipe(context& wiped) {
+    const context_lock lock(wiped);
+    // Gives the pages back and zeroes them; a plain memset would touch all of a mostly empty file.
+    auto* const begin = reinterpret_cast<char*>(&wiped.status);
+    ::madvise(begin, static_cast<std::size_t>(reinterpret_cast<char*>(&wiped + 1) - begin), MADV_REMOVE);
+    ++wiped.epoch;
+    wiped.resetting = 0;
     wiped.next_handle = 1;
     wiped.next_export = 1;
     wiped.next_import = 1;

@@ -114,21 +114,25 @@ struct context {
                               fence_streams = 5, fences = 4, cq_registers = 0x240, max_requests = 1024,
                               kept = 256;
 
+    // The first page belongs to the device and stays: other processes may be waiting for the mutex when a
+    // context ends.
     std::uint64_t magic;
     std::uint64_t epoch;
     pthread_mutex_t mutex;
     std::atomic<std::uint32_t>
         mutating; // set while tables are inconsistent: its owner's death is a device fault
-
-    // Life of the device. Kept from context to context: the counters and `resetting`.
     std::atomic<std::uint32_t> resetting;
-    std::atomic<std::uint32_t> status;   // enum hl_device_status
-    std::atomic<std::uint32_t> watchdog; // a fault happened and the user was told to close
-    std::uint64_t open_count, opened_ns, last_open_ms;
+    std::uint64_t open_count, last_open_ms;
     std::uint32_t hard_resets, soft_resets;
+
+    // The rest is the context's and is wiped.
+    alignas(4096) std::atomic<std::uint32_t> status; // enum hl_device_status
+    std::atomic<std::uint32_t> watchdog;             // a fault happened and the user was told to close
+    std::uint64_t opened_ns;
     std::int32_t opener;
     std::int32_t notifier_process;
     std::int32_t notifier_fd;
+    std::uint64_t opener_start;
     std::uint64_t notifier_process_start;
     std::uint64_t events;
     last_events last;
@@ -199,7 +203,9 @@ private:
     context& context_;
 };
 
-// A context as it is right after open; counters of the device survive.
+// A fresh file: makes the mutex, once. The caller keeps others from doing the same.
+void initialise(context& fresh);
+// A context as it is right after open; what belongs to the device survives.
 void wipe(context& wiped);
 
 void futex_wake(std::atomic<std::uint32_t>& word);

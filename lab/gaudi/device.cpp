@@ -11,9 +11,9 @@
 #include <cstring>
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <stdexcept>
 #include <sys/file.h>
 #include <sys/mman.h>
+#include <system_error>
 #include <thread>
 #include <unistd.h>
 
@@ -64,10 +64,11 @@ bool virtual_device::is_control(const struct stat& status) const {
 int virtual_device::open_compute() {
     if (card.broken)
         return -EPERM;
+    auto& shared = state();
+    (void)hbm(); // mapped now: where that fails it is an errno of open, not a fault in the middle of a copy
     const int fd = ::open(node.c_str(), O_RDWR | O_CLOEXEC);
     if (fd < 0)
         return -errno;
-    auto& shared = state();
     if (!try_lock(fd, LOCK_EX)) {
         ::close(fd);
         return shared.resetting != 0 ? -EAGAIN : -EBUSY;
@@ -78,7 +79,9 @@ int virtual_device::open_compute() {
         return -EBUSY;
     }
     reset_storage();
-    if (::ftruncate(fd, node_size) != 0) {
+    // Storage for the tables now: a full tmpfs must be an errno of open and not a SIGBUS when they are
+    // written.
+    if (::ftruncate(fd, node_size) != 0 || !store_tables()) {
         const int error = errno;
         ::close(fd);
         return -error;
@@ -87,10 +90,13 @@ int virtual_device::open_compute() {
     shared.open_count++;
     shared.opened_ns = now_ns();
     shared.opener = ::getpid();
+    shared.opener_start = process_start_time(shared.opener);
     return fd;
 }
 
 int virtual_device::open_control() const {
+    if (card.broken)
+        return -EPERM;
     const int fd = ::open(control.c_str(), O_RDWR | O_CLOEXEC);
     return fd < 0 ? -errno : fd;
 }
@@ -98,6 +104,7 @@ int virtual_device::open_control() const {
 void virtual_device::reset_storage() {
     auto& shared = state();
     shared.resetting = 1;
+    release_leftovers();
     backing::discard_all(directory / "hbm");
     backing::discard_all(directory / "sram");
     // Command buffers live in the node itself: cutting it short and growing it again forgets them.
@@ -106,6 +113,22 @@ void virtual_device::reset_storage() {
     if (shared.opened_ns != 0)
         shared.last_open_ms = (now_ns() - shared.opened_ns) / 1000000;
     wipe(shared);
+}
+
+// What the context that ends kept in this process: duplicates of imported DMA-BUFs, views of mapped command
+// buffers.
+void virtual_device::release_leftovers() {
+    auto& shared = state();
+    const context_lock lock(shared);
+    for (auto& record : shared.imports)
+        if (record.id != 0 && record.process == ::getpid()) {
+            ::close(record.dup_fd);
+            record.id = 0;
+        }
+    for (std::uint32_t i = 0; i < shared.mapping_count; ++i)
+        if (const auto& entry = shared.mappings[i];
+            entry.kind == mapping_kind::command_buffer && entry.process == ::getpid())
+            ::munmap(reinterpret_cast<void*>(entry.host_address), entry.size);
 }
 
 bool virtual_device::descriptors_left() const {
@@ -133,9 +156,12 @@ void virtual_device::released() {
     const int fd = ::open(node.c_str(), O_RDWR | O_CLOEXEC);
     if (fd < 0)
         return;
-    // The dead context's storage is given back now; without this it would stay until the next open.
+    // The dead context's storage is given back now; without this it would stay until the next open. Whoever
+    // opens meanwhile is told to try again.
+    state().resetting = 1;
     if (try_lock(fd, LOCK_EX) && !any_export_alive())
         reset_storage();
+    state().resetting = 0;
     ::close(fd);
 }
 
@@ -146,13 +172,27 @@ context* virtual_device::map_context() {
     if (fd >= 0 && ::ftruncate(fd, sizeof(context)) == 0)
         view = ::mmap(nullptr, sizeof(context), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     const int error = errno;
+    if (view != MAP_FAILED && ::flock(fd, LOCK_EX) == 0) {
+        initialise(*static_cast<context*>(view));
+        ::flock(fd, LOCK_UN); // by hand: the mapping would keep the lock
+    }
     if (fd >= 0)
         ::close(fd);
     if (view == MAP_FAILED) {
         std::fprintf(stderr, "gaudi-lab: cannot map %s: %s\n", path.c_str(), std::strerror(error));
-        throw std::runtime_error("gaudi-lab: state of the lab is not accessible");
+        throw std::system_error(error, std::generic_category());
     }
     return static_cast<context*>(view);
+}
+
+bool virtual_device::store_tables() {
+    const int fd = ::open((directory / "context").c_str(), O_RDWR | O_CLOEXEC);
+    const bool stored = fd >= 0 && ::fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, sizeof(context)) == 0;
+    const int error = errno;
+    if (fd >= 0)
+        ::close(fd);
+    errno = error;
+    return stored && hbm().store_states() && sram().store_states();
 }
 
 context& virtual_device::state() {
@@ -201,9 +241,8 @@ bool virtual_device::buffer_awaited(std::uint64_t begin, std::uint64_t end) {
     return false;
 }
 
-bool virtual_device::has_running_work() {
-    const std::lock_guard guard(mutex_);
-    return !held_.expired();
+bool virtual_device::has_running_work() const {
+    return holds_.load(std::memory_order_acquire) != 0;
 }
 
 std::shared_ptr<const int> virtual_device::hold(int fd) {
@@ -212,10 +251,12 @@ std::shared_ptr<const int> virtual_device::hold(int fd) {
     if (!held) {
         const int copy = ::fcntl(fd, F_DUPFD_CLOEXEC, 0);
         // Without a free descriptor the work runs unheld: only a close during the work could tell.
-        held = std::shared_ptr<const int>(new int(copy), [](const int* owned) {
+        holds_.fetch_add(1, std::memory_order_relaxed);
+        held = std::shared_ptr<const int>(new int(copy), [this](const int* owned) {
             if (*owned >= 0)
                 ::close(*owned);
             delete owned;
+            holds_.fetch_sub(1, std::memory_order_release); // last: whoever sees it may wipe the context
         });
         held_ = held;
     }
@@ -229,7 +270,7 @@ std::filesystem::path virtual_device::export_path(std::uint64_t id) const {
 bool virtual_device::export_alive(std::uint64_t id) const {
     const int fd = ::open(export_path(id).c_str(), O_WRONLY | O_CLOEXEC);
     if (fd < 0)
-        return false;
+        return errno != ENOENT; // cannot look (no descriptor left): better busy than wiped
     // Probes take a shared lock so that two of them never mistake each other for the owner.
     const bool alive = !try_lock(fd, LOCK_SH);
     ::close(fd);
@@ -254,7 +295,7 @@ bool virtual_device::any_export_alive() const {
             return true;
         forget_export(id);
     }
-    return false;
+    return static_cast<bool>(error); // a folder that cannot be read may hold live ones
 }
 
 process& process::self() {
@@ -262,17 +303,18 @@ process& process::self() {
     static auto* instance = [] {
         auto* made = new process;
         // A child has the parent's mappings but none of its threads: it stays in the lab and begins anew
-        // there.
-        ::pthread_atfork([] { self().mutex_.lock(); }, [] { self().mutex_.unlock(); },
-                         [] {
-                             static auto* abandoned = new std::vector<std::unique_ptr<virtual_device>>;
-                             auto& child = self();
-                             for (auto& device : child.devices_)
-                                 abandoned->push_back(std::move(device));
-                             child.devices_.clear();
-                             child.tried_ = false;
-                             new (&child.mutex_) std::mutex;
-                         });
+        // there. Nothing is locked around fork, because the program may hold locks of its own when it calls
+        // us; the old objects are left where they are.
+        ::pthread_atfork(nullptr, nullptr, [] {
+            auto& child = self();
+            static auto* abandoned = new std::vector<std::unique_ptr<virtual_device>>;
+            abandoned->insert(abandoned->end(), std::make_move_iterator(child.devices_.begin()),
+                              std::make_move_iterator(child.devices_.end()));
+            new (&child.devices_) std::vector<std::unique_ptr<virtual_device>>;
+            new (&child.mutex_) std::mutex;
+            new (&child.foreign_mutex_) std::mutex;
+            child.tried_ = false;
+        });
         return made;
     }();
     return *instance;

@@ -27,6 +27,8 @@ public:
     [[nodiscard]] std::uint64_t size() const { return size_; }
     // Bytes ready for reading and writing, or nullptr with errno (no space on tmpfs).
     [[nodiscard]] unsigned char* bytes(std::uint64_t offset, std::uint64_t length);
+    // Storage for the granule states, without which touching them could be a SIGBUS.
+    [[nodiscard]] bool store_states();
     // Contents are lost and the storage is given back.
     void discard(std::uint64_t offset, std::uint64_t length);
     // The same for all of it, without a mapping.
@@ -68,7 +70,7 @@ public:
     [[nodiscard]] queue_worker& worker(unsigned queue);
     // Whether a submission waits whose command buffer lies in that range and was not fetched yet.
     [[nodiscard]] bool buffer_awaited(std::uint64_t begin, std::uint64_t end);
-    [[nodiscard]] bool has_running_work();
+    [[nodiscard]] bool has_running_work() const;
     // Takes a running submission's share in the device: keeps it busy like a dup of the descriptor.
     [[nodiscard]] std::shared_ptr<const int> hold(int fd);
 
@@ -84,8 +86,10 @@ public:
 
 private:
     void reset_storage();
+    void release_leftovers();
     backing& mapped(std::atomic<backing*>& which, const char* file, std::uint64_t size);
     context* map_context();
+    bool store_tables();
     [[nodiscard]] bool descriptors_left() const;
 
     std::mutex mutex_;
@@ -96,6 +100,7 @@ private:
     std::atomic<backing*> hbm_{nullptr}, sram_{nullptr};
     std::map<unsigned, std::unique_ptr<queue_worker>> workers_;
     std::weak_ptr<const int> held_;
+    std::atomic<unsigned> holds_{0};
 };
 
 // The lab this process is in. Entered at the first call that needs a device.

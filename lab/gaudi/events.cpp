@@ -13,7 +13,6 @@
 #include <unistd.h>
 
 namespace lab::gaudi {
-namespace {
 
 void signal_notifier(const context& state) {
     if (state.notifier_fd < 0)
@@ -34,12 +33,15 @@ void signal_notifier(const context& state) {
         ::close(fd);
 }
 
-// What the driver does to a user who did not ask to be told: some time to close the device, then SIGKILL.
-void kill_opener_later(virtual_device& device) {
+namespace {
+
+// What the driver does to a user who does not close the device after an error: some time, then SIGKILL.
+void kill_opener_later(virtual_device& device, unsigned grace_ms) {
     const auto epoch = device.state().epoch;
     const auto opener = device.state().opener;
+    const auto opener_start = device.state().opener_start;
     const auto node = device.node.string();
-    const auto grace = std::chrono::milliseconds(device.card.reset_grace_ms);
+    const auto grace = std::chrono::milliseconds(grace_ms);
     const auto* state = &device.state();
     std::thread([=] {
         std::this_thread::sleep_for(grace);
@@ -47,12 +49,11 @@ void kill_opener_later(virtual_device& device) {
         const bool still_open = fd >= 0 && ::flock(fd, LOCK_EX | LOCK_NB) != 0;
         if (fd >= 0)
             ::close(fd);
-        if (!still_open || state->epoch != epoch)
+        if (!still_open || state->epoch != epoch || process_start_time(opener) != opener_start)
             return;
         std::fprintf(
             stderr,
-            "gaudi-lab: device %s was reset while open and no notifier was registered: the driver kills "
-            "process %d\n",
+            "gaudi-lab: device %s had an error and was not closed in time: the driver kills process %d\n",
             node.c_str(), opener);
         ::kill(opener, SIGKILL);
     }).detach();
@@ -75,8 +76,7 @@ void fail_device(virtual_device& device, std::uint64_t events) {
         state.watchdog = told ? 1 : 0;
         signal_notifier(state);
     }
-    if (!told)
-        kill_opener_later(device);
+    kill_opener_later(device, told ? device.card.watchdog_ms : device.card.reset_grace_ms);
 }
 
 std::int64_t stamp() {

@@ -236,6 +236,12 @@ int refuse_packets_of_gen1(std::span<const unsigned char> bytes) {
         case opcode::stop:
         case opcode::wreg_bulk:
             return EPERM;
+        case opcode::lin_dma: {
+            constexpr std::uint32_t needed = 1U << 3 | 1U << 30; // linear, register barrier
+            if ((next.control & needed) != needed)
+                return EINVAL;
+            break;
+        }
         default:
             break;
         }

@@ -7,8 +7,8 @@
 
 #include <algorithm>
 #include <csignal>
-#include <fcntl.h>
-#include <unistd.h>
+#include <cstdio>
+#include <system_error>
 
 namespace lab::gaudi {
 
@@ -38,12 +38,18 @@ void queue_worker::push(job added) {
     }
     if (thread_.joinable())
         thread_.join();
-    running_ = true;
     // The program's signals are its own: our thread takes none.
     sigset_t all, before;
     ::sigfillset(&all);
     ::pthread_sigmask(SIG_SETMASK, &all, &before);
-    thread_ = std::thread([this] { run(); });
+    try {
+        thread_ = std::thread([this] { run(); });
+        running_ = true;
+    } catch (const std::system_error&) {
+        std::fprintf(stderr, "gaudi-lab: no thread for queue %u: the submission is aborted\n", queue_);
+        abort_all(device_);
+        jobs_.clear();
+    }
     ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
@@ -72,24 +78,24 @@ void queue_worker::run() {
     }
 }
 
+void queue_worker::execute(const job& current) {
+    std::vector<unsigned char> fetched(current.kernel_buffer ? 0 : current.size);
+    if (!current.kernel_buffer && !read_memory(device_, current.buffer, fetched)) {
+        raise_page_fault(device_, current.buffer, queue_);
+        return;
+    }
+    run_packets(*current.owner, queue_, current.buffer, current.kernel_buffer ? current.parsed : fetched);
+}
+
 void queue_worker::carry_out(const job& current) {
     auto& owner = *current.owner;
-    if (!owner.cancelled()) {
-        std::vector<unsigned char> bytes(current.size);
-        bool fetched = false;
-        if (current.kernel_buffer) {
-            const int fd = ::open(device_.node.c_str(), O_RDONLY | O_CLOEXEC);
-            fetched =
-                fd >= 0 && ::pread(fd, bytes.data(), bytes.size(), static_cast<off_t>(current.buffer)) ==
-                               static_cast<ssize_t>(bytes.size());
-            if (fd >= 0)
-                ::close(fd);
-        } else
-            fetched = read_memory(device_, current.buffer, bytes);
-        if (fetched)
-            run_packets(owner, queue_, current.buffer, bytes);
-        else
-            raise_page_fault(device_, current.buffer, queue_);
+    try {
+        if (!owner.cancelled())
+            execute(current);
+    } catch (const std::system_error& error) {
+        raise_storage_error(device_, error.code().value());
+    } catch (const std::bad_alloc&) {
+        raise_storage_error(device_, ENOMEM);
     }
     if (current.kernel_buffer) {
         const context_lock lock(device_.state());
@@ -99,8 +105,8 @@ void queue_worker::carry_out(const job& current) {
                 --buffer.in_flight;
     }
     if (owner.jobs_left.fetch_sub(1) == 1) {
-        owner.held.reset(); // first: whoever sees the completion may close the device and open it again
         complete_submission(owner);
+        owner.held.reset(); // last: until now the context cannot end under us
     }
 }
 

@@ -27,6 +27,7 @@ struct job {
     std::uint64_t buffer; // device address, or handle of a command buffer
     std::uint32_t size;
     bool kernel_buffer;
+    std::vector<unsigned char> parsed = {}; // of a kernel buffer: what the driver has checked is what runs
 };
 
 // One stream of an engine: runs jobs in order, in a thread of its own that starts with the first job and ends
@@ -44,6 +45,7 @@ public:
 private:
     void run();
     void carry_out(const job& current);
+    void execute(const job& current);
 
     virtual_device& device_;
     const unsigned queue_;

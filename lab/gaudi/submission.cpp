@@ -74,7 +74,7 @@ answer<job> check_kernel_buffer(virtual_device& device, const hl_cs_chunk& chunk
         return tl::unexpected(EFAULT);
     if (const int refused = refuse_packets_of_gen1(bytes); refused != 0)
         return tl::unexpected(refused);
-    return job{nullptr, chunk.cb_handle, chunk.cb_size, true};
+    return job{nullptr, chunk.cb_handle, chunk.cb_size, true, std::move(bytes)};
 }
 
 struct planned {
@@ -247,8 +247,10 @@ void raise_timeout(virtual_device& device, std::uint64_t sequence, bool reset) {
         const context_lock lock(device.state());
         device.state().last.cs_timeout_ns = static_cast<std::int64_t>(now_ns());
         device.state().last.timed_out_sequence = sequence;
-        if (!reset)
+        if (!reset) {
             device.state().events |= HL_NOTIFIER_EVENT_CS_TIMEOUT;
+            signal_notifier(device.state());
+        }
     }
     if (reset)
         raise_reset(device, HL_NOTIFIER_EVENT_CS_TIMEOUT);

@@ -40,6 +40,7 @@ void serve_timestamps(virtual_device& device);
 // Notifier: an eventfd of the caller's, or -errno.
 int create_notifier(virtual_device& device);
 int release_notifier(virtual_device& device, int handle);
+void signal_notifier(const context& state); // with the context locked
 [[nodiscard]] std::uint64_t take_events(virtual_device& device);
 
 } // namespace lab::gaudi

@@ -81,6 +81,8 @@ bool long_condition_holds(const sync_manager& sync, unsigned id) {
     const auto group = (watched.arm & 0xff) | (watched.config >> 16 & 0xf) << 8;
     const auto first = group * 8 + ((watched.config >> 31) != 0 ? long_parts : 0);
     std::uint64_t value = 0, target = 0;
+    if (first + long_parts > sync_manager::sobs || id + long_parts > sync_manager::monitors)
+        return false;
     for (unsigned part = 0; part < long_parts; ++part) {
         value |= std::uint64_t{sync.sob[first + part] & 0x7fff} << part * part_bits;
         target |= std::uint64_t{sync.monitor_of[id + part].arm >> 17} << part * part_bits;

@@ -77,6 +77,7 @@ const std::map<std::string_view, setter>& card_settings() {
         {"broken", yes_or_no(&gaudi_card::broken)},
         {"hbm_pages", number(&gaudi_card::hbm_pages, 4064)},
         {"cs_timeout_ms", number(&gaudi_card::cs_timeout_ms, 3600000)},
+        {"watchdog_ms", number(&gaudi_card::watchdog_ms, 3600000)},
         {"reset_grace_ms", number(&gaudi_card::reset_grace_ms, 3600000)},
     };
     return table;
@@ -208,12 +209,12 @@ std::string description::text() const {
     const auto yes_no = [](bool value) { return value ? "yes" : "no"; };
     for (std::size_t i = 0; i < gaudis.size(); ++i) {
         const auto& card = gaudis[i];
-        out += fmt::format(
-            "\n[gaudi {}]\ngeneration = {}\nbus_id = {}\nmodule_id = {}\ndmabuf_import = {}\n"
-            "small_bar = {}\nbroken = {}\nhbm_pages = {}\ncs_timeout_ms = {}\nreset_grace_ms = {}\n",
-            i, name_of(card.generation), card.bus_id, card.module_id, yes_no(card.dmabuf_import),
-            yes_no(card.small_bar), yes_no(card.broken), card.hbm_pages, card.cs_timeout_ms,
-            card.reset_grace_ms);
+        out += fmt::format("\n[gaudi {}]\ngeneration = {}\nbus_id = {}\nmodule_id = {}\ndmabuf_import = {}\n"
+                           "small_bar = {}\nbroken = {}\nhbm_pages = {}\ncs_timeout_ms = {}\nreset_grace_ms "
+                           "= {}\nwatchdog_ms = {}\n",
+                           i, name_of(card.generation), card.bus_id, card.module_id,
+                           yes_no(card.dmabuf_import), yes_no(card.small_bar), yes_no(card.broken),
+                           card.hbm_pages, card.cs_timeout_ms, card.reset_grace_ms, card.watchdog_ms);
     }
     return out;
 }

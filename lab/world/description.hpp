@@ -25,6 +25,7 @@ struct gaudi_card {
     unsigned cs_timeout_ms = 0;     // 0: the generation's own
     unsigned hbm_pages = 0;         // allocation pages of HBM; 0: the generation's own number
     unsigned reset_grace_ms = 1000; // without a notifier the process is killed this long after a reset
+    unsigned watchdog_ms = 30000;   // with one, this long after
 
     bool operator==(const gaudi_card&) const = default;
 };

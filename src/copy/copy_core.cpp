@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <cstring>
 #include <fmt/format.h>
 #include <sys/eventfd.h>
+#include <utility>
 
 namespace gaudi {
 namespace {
@@ -66,6 +68,11 @@ copy_core::copy_core(std::shared_ptr<hl_device> device, const address_map& known
 }
 
 copy_core::~copy_core() {
+    if (!device_->ours()) { // a forked child: neither the watcher nor whoever holds the mutex exists here
+        if (watcher_.joinable())
+            watcher_.detach();
+        return;
+    }
     {
         const std::lock_guard guard(mutex_);
         ending_ = true;
@@ -75,7 +82,7 @@ copy_core::~copy_core() {
         watcher_.join();
     // Buffers of the device must not be unmapped under a copy that nobody waited for.
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
-    while (device_->ours() && !device_->lost() && std::chrono::steady_clock::now() < deadline) {
+    while (!device_->lost() && std::chrono::steady_clock::now() < deadline) {
         poll();
         std::unique_lock lock(mutex_);
         if (flights_.empty() && waiting_.empty())
@@ -109,6 +116,8 @@ void copy_core::release(std::uint32_t slot) {
     gone.pieces_left = 0;
     gone.last_sequence = 0;
     gone.failure.reset();
+    gone.mapped = {};
+    gone.duplicate = {};
     free_operations_.push_back(slot);
 }
 
@@ -116,7 +125,20 @@ result<std::uint32_t> copy_core::start(std::uint32_t slot, std::uint64_t source,
                                        std::uint64_t length, copy_direction direction) {
     enqueue(slot, source, destination, length, direction);
     submit_waiting(false);
+    signal();
     return slot;
+}
+
+result<void> copy_core::check_own(device_address address, std::uint64_t length) const {
+    const auto known = known_.find(address, length);
+    if (!known)
+        return tl::unexpected(known.error());
+    if (known->device_index != device_->who().index)
+        return tl::unexpected(
+            error(errc::not_allocated,
+                  fmt::format("{} bytes at {:#x} belong to device {}, this engine to {}", length,
+                              address.value(), known->device_index, device_->who().index)));
+    return {};
 }
 
 result<std::uint32_t> copy_core::write(device_address to, std::span<const std::byte> from) {
@@ -124,8 +146,8 @@ result<std::uint32_t> copy_core::write(device_address to, std::span<const std::b
         return tl::unexpected(device_->lost_error("copy to the device"));
     if (from.empty())
         return tl::unexpected(error(errc::size_zero, "copy of 0 bytes to the device"));
-    if (const auto known = known_.find(to, from.size()); !known)
-        return tl::unexpected(known.error());
+    if (auto checked = check_own(to, from.size()); !checked)
+        return tl::unexpected(checked.error());
     const std::lock_guard guard(mutex_);
     const auto slot = new_operation();
     // The engine only reads the source; the driver pins it for writing all the same.
@@ -143,8 +165,8 @@ result<std::uint32_t> copy_core::read(std::span<std::byte> to, device_address fr
         return tl::unexpected(device_->lost_error("copy from the device"));
     if (to.empty())
         return tl::unexpected(error(errc::size_zero, "copy of 0 bytes from the device"));
-    if (const auto known = known_.find(from, to.size()); !known)
-        return tl::unexpected(known.error());
+    if (auto checked = check_own(from, to.size()); !checked)
+        return tl::unexpected(checked.error());
     const std::lock_guard guard(mutex_);
     const auto slot = new_operation();
     const auto destination = reach_host(operations_[slot], to, false);
@@ -158,16 +180,9 @@ result<std::uint32_t> copy_core::read(std::span<std::byte> to, device_address fr
 result<std::uint32_t> copy_core::copy(device_address to, device_address from, std::uint64_t length) {
     if (length == 0)
         return tl::unexpected(error(errc::size_zero, "copy of 0 bytes within the device"));
-    for (const auto address : {to, from}) {
-        const auto known = known_.find(address, length);
-        if (!known)
-            return tl::unexpected(known.error());
-        if (known->device_index != device_->who().index)
-            return tl::unexpected(
-                error(errc::not_allocated,
-                      fmt::format("{} bytes at {:#x} belong to device {}, this engine to {}", length,
-                                  address.value(), known->device_index, device_->who().index)));
-    }
+    for (const auto address : {to, from})
+        if (auto checked = check_own(address, length); !checked)
+            return tl::unexpected(checked.error());
     if (to < from + length && from < to + length)
         return tl::unexpected(error(errc::ranges_overlap, fmt::format("copy of {} bytes from {:#x} to {:#x}",
                                                                       length, from.value(), to.value())));
@@ -183,19 +198,20 @@ result<std::uint32_t> copy_core::copy_unchecked(device_address to, device_addres
 }
 
 void copy_core::signal() {
+    if (!std::exchange(finished_unsignalled_, false))
+        return;
     const std::uint64_t one = 1;
     if (event_ && ::write(event_.get(), &one, sizeof(one)) < 0)
         return; // the counter is full: it is readable all the same
 }
 
 std::size_t copy_core::poll() {
-    const std::lock_guard guard(mutex_);
     if (!device_->ours())
         return 0;
+    const std::lock_guard guard(mutex_);
     const auto finished = collect();
     submit_waiting(true);
-    if (finished != 0)
-        signal();
+    signal();
     return finished;
 }
 
@@ -255,12 +271,18 @@ void copy_core::drop(std::uint32_t slot) {
 result<int> copy_core::event_fd() {
     const std::lock_guard guard(mutex_);
     if (!event_) {
-        event_ = unique_fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-        if (!event_)
+        unique_fd made(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+        if (!made)
             return tl::unexpected(error(errno == EMFILE || errno == ENFILE ? errc::descriptors_exhausted
                                                                            : errc::system_call_failed,
                                         "eventfd", errno));
+        // The program's signals are its own: the watcher takes none.
+        sigset_t all, before;
+        ::sigfillset(&all);
+        ::pthread_sigmask(SIG_SETMASK, &all, &before);
         watcher_ = std::thread([this] { watch(); });
+        ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+        event_ = std::move(made);
     }
     return event_.get();
 }
@@ -278,9 +300,9 @@ void copy_core::watch() {
         if (sequence != 0)
             device_->api().wait_for_cs(device_->fd(), sequence, 10000, &status);
         lock.lock();
-        if (collect() != 0)
-            signal();
+        collect();
         submit_waiting(true);
+        signal();
     }
 }
 

@@ -86,6 +86,8 @@ private:
         std::uint64_t address;
     };
 
+    [[nodiscard]] result<void> check_own(device_address address, std::uint64_t length) const;
+
     // All with the mutex held.
     std::uint32_t new_operation();
     void enqueue(std::uint32_t slot, std::uint64_t source, std::uint64_t destination, std::uint64_t length,
@@ -133,6 +135,7 @@ private:
     std::thread watcher_;
     std::condition_variable watch_;
     bool ending_ = false;
+    bool finished_unsignalled_ = false;
 };
 
 class pin_core {

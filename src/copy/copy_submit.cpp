@@ -150,6 +150,7 @@ std::size_t copy_core::finish(std::uint32_t slot) {
     done.mapped = {};
     done.duplicate = {};
     done.state = state::finished;
+    finished_unsignalled_ = true;
     if (done.failure)
         ++statistics_.failed;
     if (done.dropped)

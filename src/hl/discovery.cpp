@@ -23,6 +23,18 @@ std::optional<int> numa_node_of(const std::string& bus_id) {
     return node;
 }
 
+std::string bus_id_in_sysfs(unsigned index) {
+    for (const auto& path : {fmt::format("/sys/class/accel/accel{}/device/pci_addr", index),
+                             fmt::format("/sys/class/accel/accel{}/pci_addr", index),
+                             fmt::format("/sys/class/habanalabs/hl{}/pci_addr", index)}) {
+        std::ifstream file(path);
+        std::string text;
+        if (file >> text)
+            return text;
+    }
+    return {};
+}
+
 std::string status_text(int status) {
     constexpr std::string_view names[] = {"operational", "in reset",    "malfunction",
                                           "needs reset", "in creation", "in reset after release"};
@@ -42,6 +54,8 @@ std::optional<device_info> inspect(const hlthunk_api& api, int control, unsigned
     info.card.assign(reinterpret_cast<const char*>(hw.card_name),
                      ::strnlen(reinterpret_cast<const char*>(hw.card_name), sizeof(hw.card_name)));
     info.bus_id = bus_id_of(api, control);
+    if (info.bus_id.empty()) // some versions answer for the compute node only
+        info.bus_id = bus_id_in_sysfs(index);
     info.module_id = hw.module_id;
     info.numa_node = numa_node_of(info.bus_id);
     info.memory_total = hw.dram_size;
@@ -111,17 +125,31 @@ std::string bus_id_of(const hlthunk_api& api, int fd) {
     return text;
 }
 
-std::vector<device_info> discover(const hlthunk_api& api) {
+result<std::vector<device_info>> discover(const hlthunk_api& api) {
     std::vector<device_info> found;
     int left = api.get_device_count != nullptr ? api.get_device_count(HLTHUNK_DEVICE_DONT_CARE) : max_minor;
+    if (left < 0)
+        left = max_minor; // it could not tell: look at every minor
     for (int minor = 0; minor < max_minor && left > 0; ++minor) {
         const int control = api.open_control(minor, nullptr);
+        if (control == -EMFILE || control == -ENFILE)
+            return tl::unexpected(error(errc::descriptors_exhausted,
+                                        fmt::format("hlthunk_open_control of device {}", minor), -control));
+        if (control == -EPERM) { // there, but disabled: even its control node is closed
+            device_info disabled;
+            disabled.index = static_cast<unsigned>(minor);
+            disabled.bus_id = bus_id_in_sysfs(disabled.index);
+            disabled.operational = false;
+            disabled.status = "disabled by the driver";
+            found.push_back(std::move(disabled));
+        }
         if (control < 0)
             continue;
         --left;
-        if (auto info = inspect(api, control, static_cast<unsigned>(minor)))
-            found.push_back(std::move(*info));
+        auto info = inspect(api, control, static_cast<unsigned>(minor));
         api.close(control);
+        if (info && !info->bus_id.empty())
+            found.push_back(std::move(*info));
     }
     return found;
 }
@@ -144,8 +172,12 @@ std::vector<device_holder> find_holders(const hlthunk_api& api, unsigned index) 
 
 result<std::shared_ptr<hl_device>> open_for_compute(const std::shared_ptr<const hlthunk_api>& api,
                                                     const device_info& info) {
+    if (info.bus_id.empty())
+        return tl::unexpected(
+            error(errc::device_broken, fmt::format("device {}: {}", info.index, info.status)));
     using clock = std::chrono::steady_clock;
-    const auto deadline = clock::now() + std::chrono::seconds(2);
+    const auto begin = clock::now();
+    const auto deadline = begin + std::chrono::seconds(2);
     auto pause = std::chrono::milliseconds(1);
     for (;;) {
         const int fd = api->open(HLTHUNK_DEVICE_DONT_CARE, info.bus_id.c_str());

@@ -11,7 +11,8 @@
 namespace gaudi {
 
 // All Gaudis the driver knows, asked through their control nodes: no device is opened for compute.
-[[nodiscard]] std::vector<device_info> discover(const hlthunk_api& api);
+// errc::descriptors_exhausted.
+[[nodiscard]] result<std::vector<device_info>> discover(const hlthunk_api& api);
 // Processes that have the compute node open, this one included. Needs the rights to look into them.
 [[nodiscard]] std::vector<device_holder> find_holders(const hlthunk_api& api, unsigned index);
 // Opens the device for compute. Waits a bounded time while the driver says "try again" (it resets a device

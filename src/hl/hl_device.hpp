@@ -107,6 +107,11 @@ public:
     result<unique_fd> export_dmabuf(const export_plan& plan);
     result<imported_memory> import_dmabuf(int dmabuf, std::uint64_t length);
 
+    // The one copy engine of this context, if there is one: a second would not know what the first has in
+    // flight.
+    std::mutex engine_mutex;
+    std::weak_ptr<void> engine;
+
     // False in a forked child: this context is its parent's.
     [[nodiscard]] bool ours() const;
 

@@ -22,7 +22,7 @@ device_buffer& device_buffer::operator=(device_buffer&& other) noexcept {
 
 device_buffer::~device_buffer() {
     if (core_)
-        core_->free(static_cast<heap_core::block*>(block_));
+        core_->free(static_cast<heap_core::block*>(block_), address_, generation_);
 }
 
 result<dmabuf_export> device_buffer::dmabuf() const {
@@ -32,6 +32,8 @@ result<dmabuf_export> device_buffer::dmabuf() const {
 }
 
 device_address device_buffer::release() {
+    if (core_)
+        core_->give_up(static_cast<heap_core::block*>(block_));
     core_.reset();
     return address_;
 }

@@ -102,11 +102,17 @@ bool heap_core::give_back(std::list<chunk>::iterator position) {
     return true;
 }
 
-void heap_core::free(block* returned) {
+void heap_core::free(block* returned, device_address address, std::uint64_t generation) {
     if (!device_->ours())
         return;
     const std::lock_guard guard(mutex_);
-    free_locked(returned);
+    if (const auto found = map_.find(address); found && found->generation == generation)
+        free_locked(returned);
+}
+
+void heap_core::give_up(block* released) {
+    const std::lock_guard guard(mutex_);
+    released->released = true;
 }
 
 result<void> heap_core::free(device_address address) {
@@ -116,7 +122,13 @@ result<void> heap_core::free(device_address address) {
         return tl::unexpected(
             error(errc::not_allocated,
                   fmt::format("no buffer of {} begins at {:#x}", device_->who().bus_id, address.value())));
-    free_locked(reinterpret_cast<block*>(found->tag));
+    auto* where = reinterpret_cast<block*>(found->tag);
+    if (!where->released)
+        return tl::unexpected(
+            error(errc::not_allocated,
+                  fmt::format("the buffer at {:#x} belongs to a device_buffer, which frees it itself",
+                              address.value())));
+    free_locked(where);
     return {};
 }
 

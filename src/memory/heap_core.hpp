@@ -28,7 +28,10 @@ public:
         std::uint64_t generation;
     };
     result<allocated> allocate(std::uint64_t size, std::uint64_t alignment);
-    void free(block* returned);
+    // A buffer's own memory; nothing happens if the generation there is another by now.
+    void free(block* returned, device_address address, std::uint64_t generation);
+    void give_up(block* released);
+    // Memory that was given up.
     result<void> free(device_address address);
     result<dmabuf_export> dmabuf(const block* of, device_address address, std::uint64_t length);
     void trim();

@@ -15,7 +15,7 @@ std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) {
 
 range_allocator::range_allocator(std::uint64_t size, void* owner) : owner_(owner) {
     block* all = new_block();
-    *all = {0, size / granule * granule, nullptr, nullptr, nullptr, nullptr, owner_, true};
+    *all = {0, size / granule * granule, nullptr, nullptr, nullptr, nullptr, owner_, true, false};
     link(all);
 }
 
@@ -92,7 +92,7 @@ range_allocator::block* range_allocator::new_block() {
 
 range_allocator::block* range_allocator::split(block* from, std::uint64_t at) {
     block* rest = new_block();
-    *rest = {from->offset + at, from->size - at, from, from->after, nullptr, nullptr, owner_, true};
+    *rest = {from->offset + at, from->size - at, from, from->after, nullptr, nullptr, owner_, true, false};
     if (rest->after != nullptr)
         rest->after->before = rest;
     from->after = rest;
@@ -121,6 +121,7 @@ range_allocator::block* range_allocator::allocate(std::uint64_t size, std::uint6
     if (found->size > size)
         split(found, size);
     used_ += found->size;
+    found->released = false;
     return found;
 }
 

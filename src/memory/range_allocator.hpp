@@ -20,6 +20,7 @@ public:
         block *previous_free, *next_free; // in the list of its size class
         void* owner;                      // the chunk's, set once
         bool free;
+        bool released; // the heap's: its buffer was given up, free(address) may take it
     };
 
     range_allocator(std::uint64_t size, void* owner);

@@ -25,9 +25,11 @@ public:
     [[nodiscard]] std::span<std::byte> bytes() const { return bytes_; }
 
 private:
-    explicit mapping(std::span<std::byte> bytes) : bytes_(bytes) {}
+    mapping(std::span<std::byte> bytes, int owner) : bytes_(bytes), owner_(owner) {}
 
     std::span<std::byte> bytes_;
+    int owner_ =
+        0; // 0: everybody who has it; else the only process that does, because children do not inherit it
 };
 
 } // namespace gaudi

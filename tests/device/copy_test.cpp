@@ -147,6 +147,10 @@ TEST_F(copy_test, bad_ranges_are_typed) {
     auto second = *open_device(by_index{1});
     auto foreign = *second->heap().allocate(4096), own = *device_->heap().allocate(4096);
     EXPECT_EQ(engine_->copy(own.address(), foreign.address(), 4096).error().code(), errc::not_allocated);
+    std::array<std::byte, 64> few{};
+    EXPECT_EQ(engine_->write(foreign.address(), few).error().code(), errc::not_allocated)
+        << "another device's";
+    EXPECT_EQ(engine_->read(few, foreign.address()).error().code(), errc::not_allocated);
 }
 
 TEST_F(copy_test, poll_never_blocks_and_tickets_finish) {
@@ -190,6 +194,33 @@ TEST_F(copy_test, the_event_descriptor_wakes_a_sleeper) {
         ASSERT_EQ(::read(*event, &count, sizeof(count)), static_cast<ssize_t>(sizeof(count)));
         EXPECT_TRUE(ticket->done());
     }
+}
+
+TEST_F(copy_test, the_event_descriptor_tells_of_failures_too) {
+    const auto event = *engine_->event_fd();
+    auto buffer = *device_->heap().allocate(4096);
+    std::array<std::byte, 4096> data{};
+    ASSERT_EQ(gaudi_lab_arm_faults("hlthunk_command_submission 1 errno ENOMEM"), 0);
+    auto ticket = engine_->write(buffer.address(), data);
+    ASSERT_TRUE(ticket);
+    pollfd waited{event, POLLIN, 0};
+    EXPECT_EQ(::poll(&waited, 1, 10000), 1) << "a sleeper would sleep for ever";
+    const auto outcome = ticket->wait();
+    ASSERT_FALSE(outcome);
+    EXPECT_EQ(outcome.error().code(), errc::copy_refused);
+}
+
+TEST_F(copy_test, a_child_may_end_with_an_engine_at_work) {
+    ASSERT_TRUE(engine_->event_fd());
+    child forked([&] {
+        engine_.reset();
+        device_.reset();
+        return 0;
+    });
+    EXPECT_EQ(forked.wait(), 0) << "it waits for a thread that does not exist in a child";
+    auto buffer = *device_->heap().allocate(4096);
+    std::array<std::byte, 4096> data{};
+    EXPECT_TRUE(engine_->write(buffer.address(), data)->wait());
 }
 
 TEST_F(copy_test, small_copies_share_submissions_and_stay_below_the_limit) {

@@ -119,6 +119,8 @@ TEST_F(device_test, try_again_is_tried_again) {
 TEST_F(device_test, a_broken_device_and_no_devices) {
     describe("gaudis = 1\nbroken = yes");
     EXPECT_EQ(open_device(by_index{0}).error().code(), errc::device_broken);
+    ASSERT_EQ(list_devices()->size(), 1U) << "it is there, and says why it cannot be used";
+    EXPECT_EQ((*list_devices())[0].status, "disabled by the driver");
     describe("gaudis = 0");
     EXPECT_EQ(open_device().error().code(), errc::no_device);
     EXPECT_TRUE(list_devices()->empty());
@@ -135,9 +137,7 @@ TEST_F(device_test, no_descriptor_left) {
         ::setrlimit(RLIMIT_NOFILE, &small);
         const auto opened = open_device(by_index{0});
         if (!opened) {
-            EXPECT_TRUE(opened.error().code() == errc::descriptors_exhausted ||
-                        opened.error().code() == errc::no_device)
-                << opened.error().message();
+            EXPECT_EQ(opened.error().code(), errc::descriptors_exhausted) << opened.error().message();
         }
     }
     ::setrlimit(RLIMIT_NOFILE, &before);
@@ -259,7 +259,8 @@ TEST_F(device_test, cycles_leave_nothing) {
         auto ticket = engine->write(buffer->address(), data);
         ASSERT_TRUE(ticket && ticket->wait());
     };
-    cycle();
+    for (int i = 0; i < 20; ++i) // thread stacks and arenas that are kept once and for all
+        cycle();
     const auto descriptors = open_descriptors();
     const auto regions = mapped_regions();
     const auto stored = stored_bytes(root());

@@ -83,6 +83,22 @@ TEST_F(heap_test, double_free_and_foreign_addresses) {
     EXPECT_EQ(heap().free(device_address(0x1234)).error().code(), errc::not_allocated);
 }
 
+TEST_F(heap_test, memory_that_a_buffer_owns_is_not_freed_by_address) {
+    auto buffer = *heap().allocate(4096);
+    EXPECT_EQ(heap().free(buffer.address()).error().code(), errc::not_allocated);
+    EXPECT_EQ(heap().statistics().buffers, 1U);
+}
+
+TEST_F(heap_test, a_buffer_keeps_its_device_open_for_this_process) {
+    auto buffer = *heap().allocate(4096);
+    device_.reset();
+    const auto again = open_device(by_index{0});
+    ASSERT_TRUE(again) << again.error().message();
+    auto other = *(*again)->heap().allocate(4096);
+    EXPECT_NE(other.address(), buffer.address());
+    EXPECT_EQ((*again)->heap().statistics().buffers, 2U) << "one heap, not two on the same memory";
+}
+
 TEST_F(heap_test, known_memory_follows) {
     auto buffer = *heap().allocate(100);
     const auto address = buffer.address();

@@ -191,6 +191,32 @@ TEST_F(pitfall, p19_a_stuck_submission_times_out) {
     EXPECT_NE(opened.events() & HL_NOTIFIER_EVENT_CS_TIMEOUT, 0U);
 }
 
+TEST_F(pitfall, p19_a_timeout_without_reset_is_told_all_the_same) {
+    describe("gaudis = 1\ncs_timeout_ms = 100");
+    told_card opened;
+    blocked_queue blocked(opened);
+    std::uint64_t sequence = 0;
+    ASSERT_EQ(blocked.submit(&sequence, HL_CS_FLAGS_SKIP_RESET_ON_TIMEOUT), 0);
+    EXPECT_EQ(opened.events(), static_cast<std::uint64_t>(HL_NOTIFIER_EVENT_CS_TIMEOUT));
+    EXPECT_EQ(hlthunk_get_device_status_info(opened.fd), HL_DEVICE_STATUS_OPERATIONAL);
+}
+
+TEST_F(pitfall, p14_closing_the_importer_lets_the_exporter_go) {
+    describe("gaudis = 2\ndmabuf_import = yes");
+    card exporter("0000:19:00.0"), importer("0000:1a:00.0");
+    const auto source = exporter.memory(1);
+    const int fd = exporter.dmabuf(source, 8192);
+    hl_mem_args args{};
+    args.in.argument[0] = static_cast<std::uint64_t>(fd);
+    args.in.argument[1] = 8192;
+    args.in.op = HL_MEM_OP_REG_DMABUF_FD;
+    ASSERT_EQ(::ioctl(importer.fd, HL_IOCTL_MEMORY_REQUEST, &args), 0);
+    ::close(fd);
+    EXPECT_EQ(hlthunk_memory_unmap(exporter.fd, source), -EINVAL);
+    importer.close();
+    EXPECT_EQ(hlthunk_memory_unmap(exporter.fd, source), 0);
+}
+
 TEST_F(pitfall, p20_the_65th_submission_blocks) {
     describe("gaudis = 1\ncs_timeout_ms = 500");
     card opened;
