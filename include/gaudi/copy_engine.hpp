@@ -61,7 +61,8 @@ struct copy_options {
 };
 
 struct copy_statistics {
-    std::uint64_t copies = 0, bytes = 0, failed = 0;
+    std::uint64_t copies = 0, bytes = 0;
+    std::uint64_t landed = 0, failed = 0; // finished, well or not; those that did not go well
     std::uint64_t submissions = 0, packets = 0;
     std::uint64_t most_in_flight = 0;
     std::uint64_t pinned = 0, bounced = 0, mapped = 0; // how host memory was reached

@@ -69,14 +69,15 @@ copy_core::copy_core(std::shared_ptr<hl_device> device, const address_map& known
 
 copy_core::~copy_core() {
     if (!device_->ours()) { // a forked child: neither the watcher nor whoever holds the mutex exists here
-        if (watcher_.joinable())
-            watcher_.detach();
+        if (watcher_.joinable()) // neither to be joined nor detached: left behind
+            static_cast<void>(new std::thread(std::move(watcher_)));
+        static_cast<void>(watch_.release()); // its destructor waits for waiters
         return;
     }
     {
         const std::lock_guard guard(mutex_);
         ending_ = true;
-        watch_.notify_all();
+        watch_->notify_all();
     }
     if (watcher_.joinable())
         watcher_.join();
@@ -291,7 +292,7 @@ void copy_core::watch() {
     std::unique_lock lock(mutex_);
     while (!ending_) {
         if (flights_.empty() && waiting_.empty()) {
-            watch_.wait(lock);
+            watch_->wait(lock);
             continue;
         }
         const auto sequence = flights_.empty() ? 0 : flights_.front().sequence;

@@ -133,7 +133,7 @@ private:
     // For event_fd(): a thread that waits for submissions, started at its first use.
     unique_fd event_;
     std::thread watcher_;
-    std::condition_variable watch_;
+    std::unique_ptr<std::condition_variable> watch_ = std::make_unique<std::condition_variable>();
     bool ending_ = false;
     bool finished_unsignalled_ = false;
 };

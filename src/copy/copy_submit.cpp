@@ -132,7 +132,7 @@ bool copy_core::submit_one() {
     flights_.push_back(std::move(next));
     ++statistics_.submissions;
     statistics_.most_in_flight = std::max<std::uint64_t>(statistics_.most_in_flight, flights_.size());
-    watch_.notify_one();
+    watch_->notify_one();
     return true;
 }
 
@@ -151,6 +151,7 @@ std::size_t copy_core::finish(std::uint32_t slot) {
     done.duplicate = {};
     done.state = state::finished;
     finished_unsignalled_ = true;
+    ++statistics_.landed;
     if (done.failure)
         ++statistics_.failed;
     if (done.dropped)
