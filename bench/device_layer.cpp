@@ -7,7 +7,10 @@
 #include <algorithm>
 #include <benchmark/benchmark.h>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <random>
+#include <sys/statvfs.h>
 #include <vector>
 
 namespace {
@@ -148,6 +151,53 @@ void small_copies(table& out, device& card, copy_engine& engine) {
             fmt::format("memcpy of each: {:.1f} GB/s", limit));
 }
 
+struct footprint {
+    std::size_t descriptors = 0, mappings = 0;
+    std::uint64_t shared_bytes = 0;
+};
+
+footprint measure_footprint() {
+    footprint seen;
+    for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd"))
+        ++seen.descriptors;
+    std::ifstream maps("/proc/self/maps");
+    for (std::string line; std::getline(maps, line);)
+        ++seen.mappings;
+    struct statvfs system {};
+    if (::statvfs("/dev/shm", &system) == 0)
+        seen.shared_bytes = (system.f_blocks - system.f_bfree) * system.f_frsize;
+    return seen;
+}
+
+// Open, allocate, map, export, copy, close: what is left of it must not depend on how often.
+void cycles(table& out) {
+    constexpr unsigned count = 10000;
+    const auto cycle = [] {
+        const auto card = expect(open_device());
+        auto buffer = expect(card->heap().allocate(65536));
+        (void)expect(buffer.dmabuf());
+        auto engine = expect(card->copies());
+        std::array<std::byte, 4096> data{};
+        expect(expect(engine.write(buffer.address(), data)).wait());
+    };
+    for (int i = 0; i < 20; ++i) // what is kept once and for all
+        cycle();
+    const auto before = measure_footprint();
+    const auto begin = clock::now();
+    for (unsigned i = 0; i < count; ++i)
+        cycle();
+    const std::chrono::duration<double, std::milli> taken = clock::now() - begin;
+    const auto after = measure_footprint();
+    out.row(fmt::format("{} cycles of open, allocate, export, copy, close", count),
+            fmt::format("{:+} descriptors, {:+} mappings, {:+} bytes ({:.1f} ms each)",
+                        static_cast<long>(after.descriptors - before.descriptors),
+                        static_cast<long>(after.mappings - before.mappings),
+                        static_cast<long>(after.shared_bytes - before.shared_bytes), taken.count() / count),
+            "nothing more at the end",
+            after.descriptors <= before.descriptors && after.mappings <= before.mappings &&
+                after.shared_bytes <= before.shared_bytes);
+}
+
 } // namespace
 
 int main() {
@@ -163,6 +213,9 @@ int main() {
     auto engine = *card.copies();
     bandwidth(out, card, engine);
     small_copies(out, card, engine);
+    opened = tl::unexpected(error(errc::no_device, "closed"));
+    engine = copy_engine(nullptr);
+    cycles(out);
     out.print();
     return 0;
 }

@@ -179,6 +179,37 @@ TEST_F(device_test, every_call_may_fail_and_nothing_leaks) {
     EXPECT_TRUE(opened) << opened.error().message();
 }
 
+TEST_F(device_test, every_call_of_a_copy_across_may_fail) {
+    for (const auto* import : {"yes", "no"}) {
+        describe(fmt::format("gaudis = 2\ndmabuf_import = {}", import));
+        const auto calls = fail_every_call("errno ENOMEM", [] {
+            const auto first = open_device(by_index{0}), second = open_device(by_index{1});
+            if (!first || !second)
+                return;
+            auto from = (*first)->heap().allocate(100000), to = (*second)->heap().allocate(100000);
+            if (from && to)
+                (void)copy_across(**second, to->address(), **first, from->address(), 100000);
+        });
+        EXPECT_GT(calls, 30U);
+    }
+}
+
+TEST_F(device_test, every_call_may_fail_on_gen1) {
+    describe("gaudis = 1\ngeneration = gaudi");
+    const auto calls = fail_every_call("errno EIO", [] {
+        const auto opened = open_device(by_index{0});
+        if (!opened)
+            return;
+        auto buffer = (*opened)->heap().allocate(100000);
+        auto engine = (*opened)->copies();
+        std::vector<std::byte> data(100000);
+        if (buffer && engine)
+            if (auto ticket = engine->read(data, buffer->address()))
+                (void)ticket->wait(std::chrono::seconds(10));
+    });
+    EXPECT_GT(calls, 60U) << "a command buffer for each slot";
+}
+
 TEST_F(device_test, a_lost_device_fails_fast_and_comes_back) {
     auto opened = *open_device(by_index{0});
     auto engine = *opened->copies();
