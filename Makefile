@@ -17,7 +17,7 @@ setup:
 	@.ci/setup
 
 build-%:
-	@[ -f build/$*/build.ninja ] || cmake --preset $* >/dev/null
+	@[ -f build/$*/build.ninja ] || { echo "building preset $*: a minute or two the first time"; cmake --preset $* >/dev/null; }
 	@cmake --build build/$* -- --quiet
 
 demo: release ## two virtual Gaudis: allocate, export, copy across, check every byte
@@ -44,7 +44,7 @@ bench: setup ## measure; a table with the limit of the same run beside each figu
 
 install: release ## install under PREFIX (/usr/local)
 	@cmake --install build/release --prefix '$(PREFIX)' >/dev/null
-	@echo "installed under $(PREFIX)"
+	@echo "installed under $(PREFIX); if the loader does not find libgaudi-direct.so.0, run ldconfig or set LD_LIBRARY_PATH=$(PREFIX)/lib"
 
 format: setup ## format the sources in place
 	@clang-format -i $(SOURCES)

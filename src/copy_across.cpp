@@ -119,8 +119,8 @@ result<across_report> copy_across(device& to, device_address destination, device
             return tl::unexpected(known.error());
         if (known->device_index != owner->core()->who().index)
             return tl::unexpected(
-                error(errc::not_allocated, fmt::format("{} bytes at {:#x} are not memory of {}", length,
-                                                       address.value(), owner->core()->who().bus_id)));
+                error(errc::wrong_device, fmt::format("{} bytes at {:#x} are not memory of {}", length,
+                                                      address.value(), owner->core()->who().bus_id)));
     }
     across_report report;
     if (to.core() == from.core()) {
@@ -142,7 +142,8 @@ result<across_report> copy_across(device& to, device_address destination, device
     }
     if (direct.error().kind() != error_kind::unsupported)
         return tl::unexpected(direct.error());
-    report.why_not_direct = direct.error().observed();
+    report.why_not_direct =
+        fmt::format("{} ({})", describe(direct.error().code()).meaning, direct.error().observed());
     if (auto staged = copy_staged(to, destination, from, source, length); !staged)
         return tl::unexpected(staged.error());
     return report;

@@ -12,7 +12,7 @@ namespace tools {
 struct info_options {
     bool as_json = false;
     bool no_lab = false;
-    bool probe = true;
+    bool no_probe = false;
 };
 [[nodiscard]] int info(const info_options& options);
 

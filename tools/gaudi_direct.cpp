@@ -24,7 +24,7 @@ void add_info(CLI::App& program, chosen& options) {
         program.add_subcommand("info", "Show the devices, what the driver says of them, and who holds them");
     command->add_flag("--json", options.info.as_json, json_help);
     command->add_flag("--no-lab", options.info.no_lab, "Do not go to the lab when there is no hardware");
-    command->add_flag("!--no-probe", options.info.probe,
+    command->add_flag("--no-probe", options.info.no_probe,
                       "Do not open free devices to ask about DMA-BUF export");
     command->callback([&options] { options.outcome = tools::info(options.info); });
 }
@@ -37,8 +37,9 @@ void add_lab(CLI::App& program, chosen& options) {
     auto* run = lab->add_subcommand("run", "Run any program in the lab; its exit status is passed on");
     run->add_option("--lab", options.run.name, "Name of the lab; made at its first use")
         ->capture_default_str();
-    run->add_option("--gaudis", options.run.gaudis, "How many Gaudis the lab has (2)");
-    run->add_option("--generation", options.run.generation, "gaudi, gaudi2 or gaudi3 (gaudi2)");
+    run->add_option("--gaudis", options.run.gaudis,
+                    "How many Gaudis (2 in a new lab; an existing one is taken as it is without this)");
+    run->add_option("--generation", options.run.generation, "gaudi, gaudi2 or gaudi3 (gaudi2 in a new lab)");
     run->add_option("--config", options.run.config, "Lab description; see gaudi-lab-description(5)");
     run->add_option("--faults", options.run.faults, "Fault script; see gaudi-lab-faults(5)");
     run->add_option("command", options.run.command, "The program and its arguments, behind --")->required();
@@ -59,6 +60,20 @@ void add_lab(CLI::App& program, chosen& options) {
     clean->callback([&options] { options.outcome = tools::lab_clean(options.name); });
 }
 
+// The parser would only say that a command is missing.
+bool known_command(int argc, char** argv, int at, std::initializer_list<std::string_view> commands) {
+    if (argc <= at || argv[at][0] == '-')
+        return true;
+    std::string names;
+    for (const auto name : commands) {
+        if (name == argv[at])
+            return true;
+        names += (names.empty() ? "" : ", ") + std::string(name);
+    }
+    std::cerr << "gaudi-direct: unknown command '" << argv[at] << "'; there are: " << names << '\n';
+    return false;
+}
+
 } // namespace
 
 int main(int argc, char** argv) {
@@ -68,6 +83,10 @@ int main(int argc, char** argv) {
     chosen options;
     add_info(program, options);
     add_lab(program, options);
+    if (!known_command(argc, argv, 1, {"info", "lab"}) ||
+        (argc > 1 && std::string_view(argv[1]) == "lab" &&
+         !known_command(argc, argv, 2, {"run", "list", "show", "clean"})))
+        return tools::usage;
     try {
         program.parse(argc, argv);
     } catch (const CLI::ParseError& error) {

@@ -131,7 +131,7 @@ int info(const info_options& options) {
         {"devices", json::array()}};
     if (devices)
         for (const auto& info : *devices)
-            report["devices"].push_back(device_json(info, options.probe));
+            report["devices"].push_back(device_json(info, !options.no_probe));
     const int status = trouble.empty() ? ok : failed;
     if (options.as_json) {
         fmt::print("{}\n", report.dump(2));

@@ -142,12 +142,9 @@ int lab_run(const lab_run_options& options) {
     auto entered = lab::folder::enter(options.name, *wanted);
     if (!entered)
         return complain(entered.error(), failed);
-    ::unsetenv("GAUDI_LAB_FAULTS");
-    const bool armed = !options.faults.empty();
     set_environment(options);
     const int status = run_child(options.command);
-    if (armed)
-        ::unsetenv("GAUDI_LAB_FAULTS"); // the sweep is not part of the experiment
+    ::unsetenv("GAUDI_LAB_FAULTS"); // the sweep is not part of the experiment
     ::unsetenv("GAUDI_LAB_TRACE");
     sweep(*entered);
     return status;

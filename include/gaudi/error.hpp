@@ -42,6 +42,7 @@ enum class errc {
     map_failed,
     host_range_invalid,
     not_allocated,
+    wrong_device,
     range_leaves_allocation,
     ranges_overlap,
     address_collision,

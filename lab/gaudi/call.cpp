@@ -85,6 +85,11 @@ std::string shown(std::int64_t value) {
     return fmt::format("{}", value);
 }
 
+std::string shown_errno(int error) {
+    const char* name = strerrorname_np(error);
+    return name != nullptr ? fmt::format(" {}", name) : "";
+}
+
 std::string shown(const char* text) {
     return text == nullptr ? "NULL" : fmt::format("\"{}\"", text);
 }

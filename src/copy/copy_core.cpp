@@ -136,7 +136,7 @@ result<void> copy_core::check_own(device_address address, std::uint64_t length) 
         return tl::unexpected(known.error());
     if (known->device_index != device_->who().index)
         return tl::unexpected(
-            error(errc::not_allocated,
+            error(errc::wrong_device,
                   fmt::format("{} bytes at {:#x} belong to device {}, this engine to {}", length,
                               address.value(), known->device_index, device_->who().index)));
     return {};

@@ -48,6 +48,8 @@ const std::vector<error_description> catalogue = {
      "pass ordinary, writable memory that is mapped in full"},
     {errc::not_allocated, "not_allocated", invalid, "no live allocation at this address",
      "check for a buffer that was freed, twice or too early"},
+    {errc::wrong_device, "wrong_device", invalid, "memory of another device",
+     "use that device's engine, or copy_across between two devices"},
     {errc::range_leaves_allocation, "range_leaves_allocation", invalid,
      "a range that ends outside its allocation", "check offset and length against the buffer's size"},
     {errc::ranges_overlap, "ranges_overlap", invalid, "ranges that overlap", "use ranges that are apart"},

@@ -146,11 +146,11 @@ TEST_F(copy_test, bad_ranges_are_typed) {
     EXPECT_EQ(engine_->write(address, data).error().code(), errc::not_allocated) << "freed";
     auto second = *open_device(by_index{1});
     auto foreign = *second->heap().allocate(4096), own = *device_->heap().allocate(4096);
-    EXPECT_EQ(engine_->copy(own.address(), foreign.address(), 4096).error().code(), errc::not_allocated);
+    EXPECT_EQ(engine_->copy(own.address(), foreign.address(), 4096).error().code(), errc::wrong_device);
     std::array<std::byte, 64> few{};
-    EXPECT_EQ(engine_->write(foreign.address(), few).error().code(), errc::not_allocated)
+    EXPECT_EQ(engine_->write(foreign.address(), few).error().code(), errc::wrong_device)
         << "another device's";
-    EXPECT_EQ(engine_->read(few, foreign.address()).error().code(), errc::not_allocated);
+    EXPECT_EQ(engine_->read(few, foreign.address()).error().code(), errc::wrong_device);
 }
 
 TEST_F(copy_test, poll_never_blocks_and_tickets_finish) {
@@ -346,7 +346,7 @@ protected:
         ASSERT_TRUE(second->copies()->read(back, to.address() + 64)->wait());
         EXPECT_EQ(back, sent);
         EXPECT_EQ(copy_across(*second, from.address(), *first, from.address(), 10).error().code(),
-                  errc::not_allocated);
+                  errc::wrong_device);
         EXPECT_EQ(copy_across(*first, from.address(), *first, from.address() + 4096, 10)->path,
                   device_path::same_device);
     }

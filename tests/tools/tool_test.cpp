@@ -102,7 +102,11 @@ TEST_F(tool_test, run_passes_the_exit_status_on) {
     EXPECT_EQ(tool({"lab", "run", "--", "/nonexistent"}).status, 127);
     EXPECT_EQ(tool({"lab", "run", "--", "/etc/passwd"}).status, 126);
     EXPECT_EQ(tool({"lab", "run"}).status, 2);
-    EXPECT_EQ(tool({"nonsense"}).status, 2);
+    const auto unknown = tool({"nonsense"});
+    EXPECT_EQ(unknown.status, 2);
+    EXPECT_HAS(unknown.output, "unknown command 'nonsense'; there are: info, lab");
+    EXPECT_HAS(tool({"lab", "nonsense"}).output,
+               "unknown command 'nonsense'; there are: run, list, show, clean");
 }
 
 TEST_F(tool_test, run_serves_programs_linked_by_name) {
@@ -165,7 +169,12 @@ TEST_F(tool_test, faults_reach_the_program) {
 TEST_F(tool_test, a_script_in_the_environment_that_does_not_parse_stops_the_program) {
     const auto shown =
         tool({"lab", "run", "--", EXAMPLE_TEN_LINES}, {"GAUDI_LAB_FAULTS=@/nonexistent.faults"});
-    EXPECT_EQ(shown.status, 0) << "lab run has its own say: --faults, or none";
+    EXPECT_EQ(shown.status, 2);
+    EXPECT_HAS(shown.output, "/nonexistent.faults: cannot be read");
+    EXPECT_NE(
+        tool({"lab", "run", "--", EXAMPLE_TEN_LINES}, {"GAUDI_LAB_FAULTS=hlthunk_open every errno EBUSY"})
+            .status,
+        0);
     const auto direct = run_program({EXAMPLE_TEN_LINES}, {"GAUDI_LAB_FAULTS=hlthunk_open first errno EIO"});
     EXPECT_EQ(direct.status, 2);
     EXPECT_HAS(direct.output, "GAUDI_LAB_FAULTS:1: occurrence 'first': expected N, N+ or every");

@@ -3,6 +3,7 @@
 #include "src/hl/export_plan.hpp"
 
 #include <gtest/gtest.h>
+#include <ostream>
 
 namespace {
 
@@ -15,6 +16,10 @@ struct expectation {
     memory_origin origin;
     export_call call;
 };
+
+void PrintTo(const expectation& shown, std::ostream* out) {
+    *out << name_of(shown.kind) << (shown.origin == memory_origin::own ? ", own" : ", SynapseAI's pool");
+}
 
 class export_decision : public ::testing::TestWithParam<expectation> {};
 
