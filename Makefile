@@ -55,7 +55,7 @@ format-check: setup
 lint: ## clang-tidy, and a build with the other compiler
 	@.ci/setup lint
 	@$(MAKE) --no-print-directory build-release build-clang
-	@clang-tidy -p build/release --quiet $(filter src/%.cpp lab/%.cpp tools/%.cpp,$(SOURCES)) 2>/dev/null
+	@printf '%s\n' $(filter src/%.cpp lab/%.cpp tools/%.cpp,$(SOURCES)) | xargs -P 2 -n 3 clang-tidy -p build/release --quiet 2>/dev/null
 
 clean: ## remove what was built
 	@rm -rf build

@@ -32,6 +32,8 @@
 #include <unistd.h>
 
 #ifdef __cplusplus
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wold-style-cast" /* it is C */
 extern "C" {
 #endif
 
@@ -163,5 +165,6 @@ static inline int gaudi_lab_hbm_prepare(int hbm_fd, unsigned char* base, uint64_
 
 #ifdef __cplusplus
 }
+#pragma GCC diagnostic pop
 #endif
 #endif

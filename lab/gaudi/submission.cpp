@@ -116,10 +116,10 @@ answer<std::uint64_t> issue(virtual_device& device, int fd, std::vector<planned>
                 const auto limit_ms = (flags & HL_CS_FLAGS_CUSTOM_TIMEOUT) != 0 && timeout_s != 0
                                           ? std::uint64_t{timeout_s} * 1000
                                           : device.cs_timeout_ms();
-                auto owner =
-                    std::make_shared<submission>(device, sequence, now_ns() + limit_ms * 1000000,
-                                                 (flags & HL_CS_FLAGS_SKIP_RESET_ON_TIMEOUT) == 0,
-                                                 device.hold(fd), static_cast<std::uint32_t>(jobs.size()));
+                auto owner = std::shared_ptr<submission>(
+                    new submission{device, sequence, now_ns() + limit_ms * 1000000,
+                                   (flags & HL_CS_FLAGS_SKIP_RESET_ON_TIMEOUT) == 0, device.hold(fd),
+                                   static_cast<std::uint32_t>(jobs.size())});
                 slot.process = ::getpid();
                 slot.process_start = process_start_time(slot.process);
                 if (slot.keep_timestamp != 0)
