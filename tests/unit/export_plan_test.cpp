@@ -55,7 +55,8 @@ TEST_P(export_decision, a_window_inside) {
 }
 
 TEST_P(export_decision, refuses_what_leaves_the_memory) {
-    const auto& [kind, origin, call] = GetParam();
+    const auto kind = GetParam().kind;
+    const auto origin = GetParam().origin;
     const auto plan_of = [&](std::uint64_t address, std::uint64_t size) {
         return plan_export({kind, origin, device_address(base), length, device_address(address), size});
     };
