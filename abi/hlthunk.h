@@ -342,7 +342,7 @@ union hl_mem_args {
     } out;
 };
 
-enum { HL_IOCTL_MEMORY_NR = 0x44 }; /* 'd', since Linux 6.7 */
+/* 'd', number 0x44, since Linux 6.7 */
 #define HL_IOCTL_MEMORY_REQUEST 0xc0286444UL
 
 /* Flags that device_mapped_memory_export_dmabuf_fd insists on: O_RDWR | O_CLOEXEC. */

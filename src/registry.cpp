@@ -76,7 +76,7 @@ result<std::shared_ptr<const hlthunk_api>> registry::api() {
     return api_;
 }
 
-result<std::vector<device_info>> registry::visible_devices() {
+result<registry::survey> registry::look() {
     const auto table = api();
     if (!table)
         return tl::unexpected(table.error());
@@ -85,32 +85,33 @@ result<std::vector<device_info>> registry::visible_devices() {
         return tl::unexpected(seen.error());
     auto all = discover(**table);
     if (!all)
-        return all;
-    std::erase_if(*all, [&](const device_info& info) { return !seen->shows(info); });
-    return all;
+        return tl::unexpected(all.error());
+    return survey{(*table)->path(), *seen, std::move(*all)};
+}
+
+result<std::vector<device_info>> registry::visible_devices() {
+    auto looked = look();
+    if (!looked)
+        return tl::unexpected(looked.error());
+    std::erase_if(looked->all, [&](const device_info& info) { return !looked->seen.shows(info); });
+    return std::move(looked->all);
 }
 
 result<std::shared_ptr<device>> registry::open(const device_choice& wanted) {
-    const auto table = api();
-    if (!table)
-        return tl::unexpected(table.error());
-    const auto seen = visibility::of_environment();
-    if (!seen)
-        return tl::unexpected(seen.error());
-    const auto discovered = discover(**table);
-    if (!discovered)
-        return tl::unexpected(discovered.error());
-    const auto& all = *discovered;
+    const auto looked = look();
+    if (!looked)
+        return tl::unexpected(looked.error());
+    const auto& [library, seen, all] = *looked;
     if (all.empty())
-        return tl::unexpected(error(errc::no_device, fmt::format("{} finds no device", (*table)->path())));
+        return tl::unexpected(error(errc::no_device, fmt::format("{} finds no device", library)));
     auto choice = wanted;
-    if (std::holds_alternative<first_free>(choice) && seen->own_module)
-        choice = by_module_id{*seen->own_module};
+    if (std::holds_alternative<first_free>(choice) && seen.own_module)
+        choice = by_module_id{*seen.own_module};
     std::vector<device_info> candidates;
     bool hidden = false;
     for (const auto& info : all)
         if (matches(info, choice)) {
-            if (seen->shows(info))
+            if (seen.shows(info))
                 candidates.push_back(info);
             else
                 hidden = true;

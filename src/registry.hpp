@@ -4,6 +4,7 @@
 #include <gaudi/device.hpp>
 
 #include "src/hl/hlthunk_api.hpp"
+#include "src/hl/visibility.hpp"
 
 #include <map>
 #include <mutex>
@@ -22,7 +23,15 @@ public:
     [[nodiscard]] address_map& map() { return map_; }
 
 private:
+    // Every device there is, and which of them the environment shows.
+    struct survey {
+        std::string library;
+        visibility seen;
+        std::vector<device_info> all;
+    };
+
     registry();
+    result<survey> look();
     result<std::shared_ptr<device>> open_one(const device_info& info);
     result<std::shared_ptr<device>> open_first_free(const std::vector<device_info>& candidates);
     result<std::shared_ptr<hl_device>> open_or_attach(const std::shared_ptr<const hlthunk_api>& table,

@@ -69,27 +69,27 @@ LAB_EXPORT(int, hlthunk_device_mapped_memory_export_dmabuf_fd,
                });
            })
 
+namespace lab::gaudi {
+namespace {
+
+int request_buffer(int fd, std::uint32_t size, bool mapped, std::uint64_t* handle) {
+    if (handle == nullptr)
+        return failure<int>(EINVAL);
+    return on_device<int>(fd, [&](virtual_device& device) {
+        const auto made = create_buffer(device, size, mapped);
+        *handle = made.value_or(0);
+        return made ? 0 : failure<int>(made.error());
+    });
+}
+
+} // namespace
+} // namespace lab::gaudi
+
 LAB_EXPORT(int, hlthunk_request_command_buffer, (int fd, uint32_t cb_size, uint64_t* cb_handle),
-           (fd, cb_size, cb_handle), {
-               if (cb_handle == nullptr)
-                   return failure<int>(EINVAL);
-               return on_device<int>(fd, [&](virtual_device& device) {
-                   const auto made = create_buffer(device, cb_size, false);
-                   *cb_handle = made.value_or(0);
-                   return made ? 0 : failure<int>(made.error());
-               });
-           })
+           (fd, cb_size, cb_handle), { return request_buffer(fd, cb_size, false, cb_handle); })
 
 LAB_EXPORT(int, hlthunk_request_mapped_command_buffer, (int fd, uint32_t cb_size, uint64_t* cb_handle),
-           (fd, cb_size, cb_handle), {
-               if (cb_handle == nullptr)
-                   return failure<int>(EINVAL);
-               return on_device<int>(fd, [&](virtual_device& device) {
-                   const auto made = create_buffer(device, cb_size, true);
-                   *cb_handle = made.value_or(0);
-                   return made ? 0 : failure<int>(made.error());
-               });
-           })
+           (fd, cb_size, cb_handle), { return request_buffer(fd, cb_size, true, cb_handle); })
 
 LAB_EXPORT(int, hlthunk_destroy_command_buffer, (int fd, uint64_t cb_handle), (fd, cb_handle), {
     return on_device<int>(

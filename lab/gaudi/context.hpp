@@ -160,7 +160,6 @@ struct context {
     std::atomic<std::uint32_t> in_flight;
     std::atomic<std::uint32_t> completions; // futex: bumped at each change a waiter could wait for
     std::atomic<std::uint32_t> waiters;
-    std::uint64_t dropped_validation;
     kept_timestamp kept_timestamps[kept]; // of submissions that asked for one: they outlive their slot
     std::uint32_t next_kept;
     cs_slot slots[max_slots];

@@ -18,11 +18,10 @@ constexpr std::uint32_t gaudi2_device[] = {2, 6, 3, 7};
 const generation_traits table[] = {
     // On gen1 copies within the device go over the down queues as well: the internal queues take no user
     // submission alone.
-    {generation::gaudi, export_call::physical, 0, 0, gib, gaudi1_down, gaudi1_up, gaudi1_down, false, 16384,
-     true},
+    {generation::gaudi, export_call::physical, 0, 0, gib, gaudi1_down, gaudi1_up, gaudi1_down, false, 16384},
     {generation::gaudi2, export_call::mapped, 0x1001500000000000, slice, 768ULL << 20, gaudi2_down, gaudi2_up,
-     gaudi2_device, true, 64, true},
-    {generation::gaudi3, export_call::mapped, 0x0201E00000000000, slice, gib, {}, {}, {}, true, 64, true},
+     gaudi2_device, true, 64},
+    {generation::gaudi3, export_call::mapped, 0x0201E00000000000, slice, gib, {}, {}, {}, true, 64},
 };
 
 constexpr std::string_view names[] = {"gaudi", "gaudi2", "gaudi3"};

@@ -27,8 +27,7 @@ struct generation_traits {
     // Queues of the submission ioctl; empty: the driver offers none.
     std::span<const std::uint32_t> down_queues, up_queues, device_queues;
     bool user_command_buffers; // in mapped host memory; otherwise the driver's own
-    unsigned max_in_flight;
-    bool in_flight_is_window; // counted from the oldest unfinished submission
+    unsigned max_in_flight;    // counted from the oldest unfinished submission
 };
 
 [[nodiscard]] const generation_traits& traits_of(generation value);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "src/hl/hl_device.hpp"
 
+#include "src/os/round_up.hpp"
+
 #include <algorithm>
 #include <cerrno>
 #include <fmt/format.h>
@@ -10,10 +12,6 @@ namespace gaudi {
 namespace {
 
 constexpr std::uint64_t low_bits = (1ULL << 48) - 1;
-
-std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) {
-    return (value + unit - 1) / unit * unit;
-}
 
 // The driver's alignment counts in the low 48 bits; its page need not be a power of two.
 std::uint64_t align_address(std::uint64_t address, std::uint64_t page) {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "src/memory/heap_core.hpp"
 
+#include "src/os/round_up.hpp"
+
 #include <algorithm>
 #include <bit>
 #include <fmt/format.h>
@@ -10,10 +12,6 @@ namespace {
 
 constexpr std::uint64_t page = 4096;
 constexpr std::uint64_t max_alignment = 2ULL << 20;
-
-std::uint64_t round_up(std::uint64_t value, std::uint64_t step) {
-    return (value + step - 1) / step * step;
-}
 
 } // namespace
 

@@ -1,18 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "src/memory/range_allocator.hpp"
 
+#include "src/os/round_up.hpp"
+
 #include <algorithm>
 #include <bit>
 
 namespace gaudi {
-namespace {
-
-std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) {
-    return (value + unit - 1) / unit * unit;
-}
-
-} // namespace
-
 range_allocator::range_allocator(std::uint64_t size, void* owner) : owner_(owner) {
     block* all = new_block();
     *all = {0, size / granule * granule, nullptr, nullptr, nullptr, nullptr, owner_, true, false};
