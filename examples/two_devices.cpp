@@ -37,7 +37,7 @@ private:
 void show(const gaudi::device& device, const gaudi::device_buffer& buffer) {
     const auto info = device.info();
     const auto window = need(buffer.dmabuf(), "DMA-BUF export");
-    std::printf("gaudi %u   %s %s at %s, %.2f GiB HBM\n", info.index, gaudi::name_of(info.generation).data(),
+    std::printf("gaudi %u   %s %s at %s, %.2f GiB HBM\n", info.index, gaudi::name_of(*info.generation).data(),
                 info.card.c_str(), info.bus_id.c_str(), static_cast<double>(info.memory_total) / (1U << 30));
     std::printf("          %zu MiB at %#" PRIx64 ", exported as DMA-BUF: fd %d, offset %#" PRIx64
                 ", iova %#" PRIx64 "\n",

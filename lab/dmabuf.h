@@ -92,11 +92,9 @@ static inline int gaudi_lab_dmabuf_describe(int fd, struct gaudi_lab_dmabuf* hea
     if (read(description, head, sizeof(*head)) == (ssize_t)sizeof(*head) &&
         head->magic == GAUDI_LAB_DMABUF_MAGIC) {
         ssize_t wanted = (ssize_t)(head->range_count * sizeof(*ranges));
-        if (ranges == NULL)
-            result = 0;
-        else if (head->range_count > capacity)
+        if (ranges != NULL && head->range_count > capacity)
             result = -ENOSPC;
-        else if (read(description, ranges, (size_t)wanted) == wanted)
+        else if (ranges == NULL || read(description, ranges, (size_t)wanted) == wanted)
             result = 0;
     }
     close(description);

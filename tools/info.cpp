@@ -49,7 +49,7 @@ json holders_json(const gaudi::device_info& info) {
 
 json device_json(const gaudi::device_info& info, bool probe) {
     json entry = {{"index", info.index},
-                  {"generation", gaudi::name_of(info.generation)},
+                  {"generation", info.generation ? json(gaudi::name_of(*info.generation)) : json(nullptr)},
                   {"card", info.card},
                   {"bus_id", info.bus_id},
                   {"module_id", info.module_id},
@@ -71,7 +71,8 @@ json device_json(const gaudi::device_info& info, bool probe) {
 }
 
 void print_device(const json& entry) {
-    fmt::print("\ngaudi {}: {} {}\n", entry["index"].get<int>(), entry["generation"].get<std::string>(),
+    fmt::print("\ngaudi {}: {} {}\n", entry["index"].get<int>(),
+               entry["generation"].is_null() ? "generation unknown" : entry["generation"].get<std::string>(),
                entry["card"].get<std::string>());
     fmt::print("  bus id           {}\n", entry["bus_id"].get<std::string>());
     fmt::print("  module id        {}\n", entry["module_id"].get<int>());

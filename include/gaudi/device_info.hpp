@@ -14,8 +14,8 @@ enum class generation { gaudi, gaudi2, gaudi3 };
 
 // What is known of a device without opening it for compute.
 struct device_info {
-    unsigned index = 0; // as in /dev/accel/accelN
-    gaudi::generation generation = gaudi::generation::gaudi2;
+    unsigned index = 0;                          // as in /dev/accel/accelN
+    std::optional<gaudi::generation> generation; // none: the driver does not say, or one that we do not know
     std::string card;
     std::string bus_id;
     unsigned module_id = 0;

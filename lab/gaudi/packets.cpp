@@ -30,7 +30,6 @@ std::size_t size_of(opcode op, std::uint32_t value) {
     case opcode::msg_long:
     case opcode::cp_dma:
     case opcode::msg_prot:
-        return 16;
     case opcode::load_and_exe:
         return 16;
     case opcode::lin_dma:

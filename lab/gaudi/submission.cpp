@@ -97,7 +97,7 @@ answer<std::vector<planned>> plan(virtual_device& device, std::span<const hl_cs_
 }
 
 // Issues planned jobs as one submission. Waits, as the library does, while the table of submissions is full.
-answer<std::uint64_t> issue(virtual_device& device, int fd, std::vector<planned> jobs, std::uint32_t flags,
+answer<std::uint64_t> issue(virtual_device& device, int fd, std::vector<planned>&& jobs, std::uint32_t flags,
                             std::uint32_t timeout_s) {
     auto& state = device.state();
     for (;;) {

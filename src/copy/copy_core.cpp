@@ -70,7 +70,7 @@ copy_core::copy_core(std::shared_ptr<hl_device> device, const address_map& known
 copy_core::~copy_core() {
     if (!device_->ours()) { // a forked child: neither the watcher nor whoever holds the mutex exists here
         if (watcher_.joinable()) // neither to be joined nor detached: left behind
-            static_cast<void>(new std::thread(std::move(watcher_)));
+            static_cast<void>(new (std::nothrow) std::thread(std::move(watcher_)));
         static_cast<void>(watch_.release()); // its destructor waits for waiters
         return;
     }

@@ -44,13 +44,12 @@ std::string status_text(int status) {
 }
 
 std::optional<device_info> inspect(const hlthunk_api& api, int control, unsigned index) {
-    const auto kind = generation_of(api.get_device_name_from_fd(control));
     hlthunk_hw_ip_info hw{};
-    if (!kind || api.get_hw_ip_info(control, &hw) != 0)
+    if (api.get_hw_ip_info(control, &hw) != 0)
         return std::nullopt;
     device_info info;
     info.index = index;
-    info.generation = *kind;
+    info.generation = generation_of(api.get_device_name_from_fd(control));
     info.card.assign(reinterpret_cast<const char*>(hw.card_name),
                      ::strnlen(reinterpret_cast<const char*>(hw.card_name), sizeof(hw.card_name)));
     info.bus_id = bus_id_of(api, control);
@@ -66,6 +65,8 @@ std::optional<device_info> inspect(const hlthunk_api& api, int control, unsigned
     const int status = api.get_device_status_info(control);
     info.operational = status == HL_DEVICE_STATUS_OPERATIONAL;
     info.status = status_text(status);
+    if (!info.generation)
+        info.status += ", of a generation that this library does not know";
     return info;
 }
 
@@ -105,10 +106,18 @@ std::string named(const std::vector<device_holder>& holders) {
                         : "by " + text;
 }
 
+result<void> check_generation(const device_info& info) {
+    if (!info.generation)
+        return tl::unexpected(
+            error(errc::generation_unknown,
+                  fmt::format("device {} ({}), card '{}'", info.index, info.bus_id, info.card)));
+    return {};
+}
+
 result<hl_device::identity> identify(const hlthunk_api& api, int fd, const device_info& info) {
     hl_device::identity who;
     who.index = info.index;
-    who.generation = info.generation;
+    who.generation = *info.generation;
     who.bus_id = info.bus_id;
     if (const int rc = api.get_hw_ip_info(fd, &who.hw); rc != 0)
         return tl::unexpected(
@@ -175,6 +184,8 @@ result<std::shared_ptr<hl_device>> open_for_compute(const std::shared_ptr<const 
     if (info.bus_id.empty())
         return tl::unexpected(
             error(errc::device_broken, fmt::format("device {}: {}", info.index, info.status)));
+    if (auto known = check_generation(info); !known)
+        return tl::unexpected(known.error());
     using clock = std::chrono::steady_clock;
     const auto begin = clock::now();
     const auto deadline = begin + std::chrono::seconds(2);
@@ -209,6 +220,8 @@ result<std::shared_ptr<hl_device>> open_for_compute(const std::shared_ptr<const 
 
 result<std::shared_ptr<hl_device>> attach(const std::shared_ptr<const hlthunk_api>& api, int fd,
                                           const device_info& info) {
+    if (auto known = check_generation(info); !known)
+        return tl::unexpected(known.error());
     auto who = identify(*api, fd, info);
     if (!who)
         return tl::unexpected(who.error());

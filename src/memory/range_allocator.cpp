@@ -13,9 +13,14 @@ range_allocator::range_allocator(std::uint64_t size, void* owner) : owner_(owner
     link(all);
 }
 
+// Position of the highest bit; sizes are never below one granule.
+unsigned range_allocator::log2_of(std::uint64_t units) {
+    return 63U - static_cast<unsigned>(std::countl_zero(units | 1));
+}
+
 range_allocator::size_class range_allocator::class_of(std::uint64_t size) {
     const auto units = size / granule;
-    const auto first = static_cast<unsigned>(std::bit_width(units) - 1);
+    const auto first = log2_of(units);
     const auto second =
         first >= second_bits ? units >> (first - second_bits) : units << (second_bits - first);
     return {first, static_cast<unsigned>(second) & (seconds - 1)};
@@ -23,7 +28,7 @@ range_allocator::size_class range_allocator::class_of(std::uint64_t size) {
 
 range_allocator::size_class range_allocator::class_at_least(std::uint64_t size) {
     const auto units = size / granule;
-    const auto first = static_cast<unsigned>(std::bit_width(units) - 1);
+    const auto first = log2_of(units);
     // Rounded up to the next class boundary.
     const auto step = first >= second_bits ? 1ULL << (first - second_bits) : 1;
     return class_of((units + step - 1) / step * step * granule);

@@ -41,6 +41,7 @@ private:
         unsigned first, second;
     };
 
+    static unsigned log2_of(std::uint64_t units);
     static size_class class_of(std::uint64_t size);       // where a free block of this size is listed
     static size_class class_at_least(std::uint64_t size); // from where on every block is large enough
     block* find(std::uint64_t size);

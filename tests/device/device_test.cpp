@@ -2,6 +2,7 @@
 // Devices: enumeration, opening, selection, who holds them, what happens when they fail.
 #include <gaudi/gaudi.hpp>
 
+#include "src/hl/discovery.hpp"
 #include "tests/support/child.hpp"
 #include "tests/support/hlthunk_functions.h"
 #include "tests/support/nth_call.hpp"
@@ -48,6 +49,22 @@ TEST_F(device_test, unknown_devices_are_named_with_those_that_exist) {
               "index 9; there are: 0 (0000:19:00.0, module 0), 1 (0000:1a:00.0, module 1)");
     EXPECT_EQ(open_device(by_bus_id{"0000:00:00.0"}).error().code(), errc::device_unknown);
     EXPECT_EQ(open_device(by_module_id{99}).error().code(), errc::device_unknown);
+}
+
+TEST_F(device_test, an_unknown_generation_is_listed_and_refused) {
+    const auto loaded = hlthunk_api::load();
+    ASSERT_TRUE(loaded) << loaded.error().message();
+    auto newer = std::make_shared<hlthunk_api>(**loaded);
+    newer->get_device_name_from_fd = [](int) { return static_cast<hlthunk_device_name>(15); };
+    const auto all = discover(*newer);
+    ASSERT_TRUE(all);
+    ASSERT_EQ(all->size(), 2U);
+    EXPECT_FALSE((*all)[0].generation);
+    EXPECT_EQ((*all)[0].status, "operational, of a generation that this library does not know");
+    const auto opened = open_for_compute(newer, (*all)[0]);
+    ASSERT_FALSE(opened);
+    EXPECT_EQ(opened.error().code(), errc::generation_unknown);
+    EXPECT_EQ(opened.error().observed(), "device 0 (0000:19:00.0), card 'HL225'");
 }
 
 TEST_F(device_test, one_object_for_everybody_in_the_process) {
