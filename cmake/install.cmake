@@ -4,7 +4,7 @@ include(CMakePackageConfigHelpers)
 set(CMAKE_INSTALL_LIBDIR lib)
 
 install(TARGETS gaudi-direct EXPORT gaudi-direct-targets LIBRARY DESTINATION lib)
-install(TARGETS hl-thunk LIBRARY DESTINATION lib/gaudi-direct/lab)
+install(TARGETS hl-thunk vhca vhca-node LIBRARY DESTINATION lib/gaudi-direct/lab)
 if(GAUDI_DIRECT_TOOLS)
     install(TARGETS gaudi-direct-tool RUNTIME DESTINATION bin)
 endif()

@@ -18,7 +18,7 @@ struct info_options {
 
 struct lab_run_options {
     std::string name;
-    std::optional<unsigned> gaudis;
+    std::optional<unsigned> gaudis, hcas;
     std::optional<std::string> generation;
     std::string config, faults;
     std::vector<std::string> command;

@@ -39,6 +39,7 @@ void add_lab(CLI::App& program, chosen& options) {
         ->capture_default_str();
     run->add_option("--gaudis", options.run.gaudis,
                     "How many Gaudis (2 in a new lab; an existing one is taken as it is without this)");
+    run->add_option("--hcas", options.run.hcas, "How many RDMA NICs (1 in a new lab)");
     run->add_option("--generation", options.run.generation, "gaudi, gaudi2 or gaudi3 (gaudi2 in a new lab)");
     run->add_option("--config", options.run.config, "Lab description; see gaudi-lab-description(5)");
     run->add_option("--faults", options.run.faults, "Fault script; see gaudi-lab-faults(5)");

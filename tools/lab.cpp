@@ -33,23 +33,26 @@ int complain(const lab::problem& what, int status = usage) {
 // What the options describe; nothing where they leave the lab as it is.
 lab::result<std::optional<lab::description>> wanted_by(const lab_run_options& options) {
     if (!options.config.empty()) {
-        if (options.gaudis || options.generation)
-            return tl::unexpected(
-                lab::problem{"--config describes the whole lab; leave out --gaudis and --generation"});
+        if (options.gaudis || options.hcas || options.generation)
+            return tl::unexpected(lab::problem{
+                "--config describes the whole lab; leave out --gaudis, --hcas and --generation"});
         auto read = lab::read_description(options.config);
         if (!read)
             return tl::unexpected(read.error());
         return std::optional(*read);
     }
-    if (!options.gaudis && !options.generation)
+    if (!options.gaudis && !options.hcas && !options.generation)
         return std::optional<lab::description>{};
     if (options.gaudis.value_or(0) > lab::max_gaudis)
         return tl::unexpected(
             lab::problem{fmt::format("--gaudis {}: a lab has at most {}", *options.gaudis, lab::max_gaudis)});
+    if (options.hcas.value_or(0) > lab::max_hcas)
+        return tl::unexpected(
+            lab::problem{fmt::format("--hcas {}: a lab has at most {}", *options.hcas, lab::max_hcas)});
     const auto kind = lab::parse_generation(options.generation.value_or("gaudi2"));
     if (!kind)
         return tl::unexpected(kind.error());
-    return std::optional(lab::make_description(options.gaudis.value_or(2), *kind));
+    return std::optional(lab::make_description(options.gaudis.value_or(2), *kind, options.hcas.value_or(1)));
 }
 
 lab::result<void> check_faults(const std::string& path) {
@@ -69,6 +72,13 @@ void set_environment(const lab_run_options& options) {
         lab_folder().string() + (path != nullptr && *path != '\0' ? fmt::format(":{}", path) : "");
     ::setenv("LD_LIBRARY_PATH", libraries.c_str(), 1); // programs linked to libhl-thunk.so by name
     ::setenv("GAUDI_DIRECT_HLTHUNK", lab_hlthunk().c_str(), 1);
+    // The virtual NIC: under programs linked to libibverbs by preload, for our own library by its path.
+    const char* others = std::getenv("LD_PRELOAD");
+    const auto preload = fmt::format(
+        "{}:{}{}{}", (lab_folder() / "libvhca.so").string(), (lab_folder() / "libvhca-node.so").string(),
+        others != nullptr && *others != '\0' ? ":" : "", others != nullptr ? others : "");
+    ::setenv("LD_PRELOAD", preload.c_str(), 1);
+    ::setenv("GAUDI_DIRECT_VERBS", (lab_folder() / "libvhca.so").c_str(), 1);
     ::setenv("GAUDI_LAB", options.name.c_str(), 1);
     if (!options.faults.empty())
         ::setenv("GAUDI_LAB_FAULTS", ("@" + fs::absolute(options.faults).string()).c_str(), 1);
@@ -83,6 +93,7 @@ void pass_on(int signal) {
 
 int run_child(const std::vector<std::string>& command) {
     std::vector<char*> arguments;
+    arguments.reserve(command.size() + 1);
     for (const auto& word : command)
         arguments.push_back(const_cast<char*>(word.c_str()));
     arguments.push_back(nullptr);

@@ -50,6 +50,7 @@ public:
     void arm(std::vector<fault_rule> rules);
     // What is to happen to this call, which counts as one occurrence of it.
     [[nodiscard]] std::optional<fault> next(std::string_view call);
+    [[nodiscard]] bool armed() const { return armed_.load(std::memory_order_relaxed); }
     // How many faults took effect since arm().
     [[nodiscard]] std::uint64_t fired() const { return fired_.load(std::memory_order_relaxed); }
 

@@ -156,7 +156,8 @@ LAB_EXPORT(int, hlthunk_get_device_count, (hlthunk_device_name name), (static_ca
 
 LAB_EXPORT(void*, hlthunk_malloc, (size_t size), (size), { return std::calloc(1, size); })
 
-LAB_EXPORT(char*, hlthunk_get_version, (void), (0), { return ::strdup("1.10.0-lab"); })
+LAB_EXPORT(char*, hlthunk_get_version, (void), (0),
+           { return ::strdup("1.10.0-lab"); })
 
 extern "C" [[gnu::visibility("default")]] void hlthunk_free(void* pt) {
     std::free(pt);
@@ -169,12 +170,12 @@ extern "C" [[gnu::visibility("default")]] int gaudi_lab_arm_faults(const char* s
         std::fprintf(stderr, "gaudi-lab: %s\n", rules.error().text.c_str());
         return -EINVAL;
     }
-    lab::gaudi::faults().arm(std::move(*rules));
+    lab::faults().arm(std::move(*rules));
     return 0;
 }
 
 extern "C" [[gnu::visibility("default")]] uint64_t gaudi_lab_faults_fired() {
-    return lab::gaudi::faults().fired();
+    return lab::faults().fired();
 }
 
 extern "C" [[gnu::visibility("default")]] void gaudi_lab_leave() {

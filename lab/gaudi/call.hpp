@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-#include "lab/faults/script.hpp"
+#include "lab/call/trace.hpp"
 #include "lab/gaudi/device.hpp"
 #include "lab/gaudi/submission.hpp"
 
@@ -15,31 +15,6 @@
 
 // What every exported function goes through: fault script, trace, errno, and no exception to the caller.
 namespace lab::gaudi {
-
-[[nodiscard]] fault_injector& faults();
-
-// GAUDI_LAB_TRACE: 1 writes to standard error, anything else names a file.
-[[nodiscard]] bool tracing();
-void trace(const char* name, const std::string& arguments, const std::string& outcome,
-           std::uint64_t nanoseconds);
-
-[[nodiscard]] std::string shown(std::uint64_t value);
-[[nodiscard]] std::string shown(std::int64_t value);
-[[nodiscard]] std::string shown(const char* text);
-[[nodiscard]] std::string shown(const void* pointer);
-[[nodiscard]] std::string shown_errno(int error);
-
-template <typename T>
-std::string shown_argument(T value) {
-    if constexpr (std::is_same_v<T, const char*> || std::is_same_v<T, char*>)
-        return shown(static_cast<const char*>(value));
-    else if constexpr (std::is_pointer_v<T>)
-        return shown(static_cast<const void*>(value));
-    else if constexpr (std::is_unsigned_v<T>)
-        return shown(static_cast<std::uint64_t>(value));
-    else
-        return shown(static_cast<std::int64_t>(value));
-}
 
 // What a function of result type R answers when it fails.
 template <typename R>
@@ -77,7 +52,7 @@ R call(const char* name, Body&& body, Arguments... arguments) {
                 if (const int error = apply_fault(*chosen, fd); error != 0) {
                     if (std::string_view(name) == "hlthunk_close") // close(2) closes, whatever it answers
                         (void)body();
-                    return failure<R>(error);
+                    return failure<R>(error); // NOLINT(clang-analyzer-unix.Malloc)
                 }
             }
             return body();

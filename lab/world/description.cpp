@@ -3,12 +3,15 @@
 
 #include "lab/world/text.hpp"
 
+#include <algorithm>
+#include <arpa/inet.h>
 #include <cerrno>
 #include <cstring>
 #include <fmt/format.h>
 #include <fstream>
 #include <functional>
 #include <map>
+#include <set>
 #include <sstream>
 
 namespace lab {
@@ -30,12 +33,19 @@ bool valid_bus_id(std::string_view text) {
     return true;
 }
 
-// Settings of a card; each setter says what it expected when it refuses.
-using setter = std::function<result<void>(gaudi_card&, std::string_view)>;
+std::string default_hca_bus_id(unsigned index) {
+    return fmt::format("0000:{:02x}:00.0", 0x60 + index);
+}
 
-template <typename Member>
-setter yes_or_no(Member member) {
-    return [member](gaudi_card& card, std::string_view value) -> result<void> {
+// Settings of a card; each setter says what it expected when it refuses.
+template <typename Card>
+using setter = std::function<result<void>(Card&, std::string_view)>;
+template <typename Card>
+using settings = std::map<std::string_view, setter<Card>>;
+
+template <typename Card>
+setter<Card> yes_or_no(bool Card::*member) {
+    return [member](Card& card, std::string_view value) -> result<void> {
         if (value != "yes" && value != "no")
             return tl::unexpected(problem{"expected yes or no"});
         card.*member = value == "yes";
@@ -43,19 +53,40 @@ setter yes_or_no(Member member) {
     };
 }
 
-template <typename Member>
-setter number(Member member, unsigned limit) {
-    return [member, limit](gaudi_card& card, std::string_view value) -> result<void> {
+template <typename Card>
+setter<Card> number(unsigned Card::*member, unsigned limit, unsigned least = 0) {
+    return [=](Card& card, std::string_view value) -> result<void> {
         const auto parsed = parse_unsigned(value, limit);
-        if (!parsed)
-            return tl::unexpected(problem{fmt::format("expected a number from 0 to {}", limit)});
+        if (!parsed || *parsed < least)
+            return tl::unexpected(problem{fmt::format("expected a number from {} to {}", least, limit)});
         card.*member = static_cast<unsigned>(*parsed);
         return {};
     };
 }
 
-const std::map<std::string_view, setter>& card_settings() {
-    static const std::map<std::string_view, setter> table = {
+template <typename Card>
+setter<Card> one_of(unsigned Card::*member, const std::vector<unsigned>& allowed) {
+    return [=](Card& card, std::string_view value) -> result<void> {
+        const auto parsed = parse_unsigned(value, UINT32_MAX);
+        if (!parsed || std::find(allowed.begin(), allowed.end(), *parsed) == allowed.end())
+            return tl::unexpected(problem{fmt::format("expected one of {}", fmt::join(allowed, ", "))});
+        card.*member = static_cast<unsigned>(*parsed);
+        return {};
+    };
+}
+
+template <typename Card>
+setter<Card> bus_id() {
+    return [](Card& card, std::string_view value) -> result<void> {
+        if (!valid_bus_id(value))
+            return tl::unexpected(problem{"expected a PCI bus id such as 0000:19:00.0"});
+        card.bus_id = value;
+        return {};
+    };
+}
+
+const settings<gaudi_card>& card_settings(const gaudi_card&) {
+    static const settings<gaudi_card> table = {
         {"generation",
          [](gaudi_card& card, std::string_view value) -> result<void> {
              const auto parsed = parse_generation(value);
@@ -64,13 +95,7 @@ const std::map<std::string_view, setter>& card_settings() {
              card.generation = *parsed;
              return {};
          }},
-        {"bus_id",
-         [](gaudi_card& card, std::string_view value) -> result<void> {
-             if (!valid_bus_id(value))
-                 return tl::unexpected(problem{"expected a PCI bus id such as 0000:19:00.0"});
-             card.bus_id = value;
-             return {};
-         }},
+        {"bus_id", bus_id<gaudi_card>()},
         {"module_id", number(&gaudi_card::module_id, 255)},
         {"dmabuf_import", yes_or_no(&gaudi_card::dmabuf_import)},
         {"small_bar", yes_or_no(&gaudi_card::small_bar)},
@@ -83,6 +108,48 @@ const std::map<std::string_view, setter>& card_settings() {
     return table;
 }
 
+const settings<hca_card>& card_settings(const hca_card&) {
+    static const settings<hca_card> table = {
+        {"link_layer",
+         [](hca_card& card, std::string_view value) -> result<void> {
+             if (value != "infiniband" && value != "ethernet")
+                 return tl::unexpected(problem{"expected infiniband or ethernet"});
+             card.link = value == "ethernet" ? link_layer::ethernet : link_layer::infiniband;
+             return {};
+         }},
+        {"bus_id", bus_id<hca_card>()},
+        {"address",
+         [](hca_card& card, std::string_view value) -> result<void> {
+             in_addr parsed{};
+             if (::inet_pton(AF_INET, std::string(value).c_str(), &parsed) != 1)
+                 return tl::unexpected(problem{"expected an IPv4 address such as 10.0.0.1"});
+             card.address = value;
+             return {};
+         }},
+        {"numa_node", number(&hca_card::numa_node, 255)},
+        {"ports", number(&hca_card::ports, 2, 1)},
+        {"speed_gbps", one_of(&hca_card::speed_gbps, {10, 25, 40, 56, 100, 200, 400, 800})},
+        {"mtu", one_of(&hca_card::mtu, {256, 512, 1024, 2048, 4096})},
+        {"dmabuf", yes_or_no(&hca_card::dmabuf)},
+        {"port_up", yes_or_no(&hca_card::port_up)},
+        {"max_qp", number(&hca_card::max_qp, 16383, 1)},
+        {"max_cq", number(&hca_card::max_cq, 16383, 1)},
+        {"max_mr", number(&hca_card::max_mr, 65535, 1)},
+        {"max_srq", number(&hca_card::max_srq, 4095)},
+        {"max_qp_wr", number(&hca_card::max_qp_wr, 32768, 1)},
+        {"max_cqe", number(&hca_card::max_cqe, 4194303, 1)},
+        {"max_sge", number(&hca_card::max_sge, 64, 1)},
+        {"max_inline", number(&hca_card::max_inline, 4096)},
+        {"max_rd_atomic", number(&hca_card::max_rd_atomic, 128, 1)},
+    };
+    return table;
+}
+
+template <typename Card>
+bool knows(std::string_view key) {
+    return card_settings(Card{}).contains(key);
+}
+
 struct setting_line {
     unsigned line;
     std::string_view key;
@@ -93,43 +160,57 @@ problem at(std::string_view name, unsigned line, std::string_view what) {
     return problem{fmt::format("{}:{}: {}", name, line, what)};
 }
 
-result<void> apply(gaudi_card& card, const setting_line& setting, std::string_view name) {
-    const auto entry = card_settings().find(setting.key);
-    if (entry == card_settings().end()) {
-        std::string known = "gaudis";
-        for (const auto& [key, unused] : card_settings())
-            known += fmt::format(", {}", key);
-        return tl::unexpected(
-            at(name, setting.line, fmt::format("unknown key '{}'; known keys: {}", setting.key, known)));
-    }
+template <typename... Cards>
+std::string unknown_key(std::string_view key) {
+    std::set<std::string_view> known;
+    const auto add = [&](const auto& table) {
+        for (const auto& entry : table)
+            known.insert(entry.first);
+    };
+    (add(card_settings(Cards{})), ...);
+    return fmt::format("unknown key '{}'; known keys: gaudis, hcas, {}", key, fmt::join(known, ", "));
+}
+
+template <typename Card>
+result<void> apply(Card& card, const setting_line& setting, std::string_view name) {
+    const auto& table = card_settings(card);
+    const auto entry = table.find(setting.key);
+    if (entry == table.end())
+        return tl::unexpected(at(name, setting.line, unknown_key<Card>(setting.key)));
     if (const auto done = entry->second(card, setting.value); !done)
         return tl::unexpected(at(name, setting.line,
                                  fmt::format("{} = {}: {}", setting.key, setting.value, done.error().text)));
     return {};
 }
 
-struct parsed_lines {
-    unsigned gaudis = 2;
+// What the text says of one kind of card.
+struct card_lines {
+    unsigned count;
+    unsigned limit;
+    std::string_view kind, plural;
     std::vector<setting_line> common;
     std::map<unsigned, std::vector<setting_line>> by_card;
     std::map<unsigned, unsigned> section_line;
 };
 
-result<unsigned> parse_section(std::string_view line) {
-    constexpr std::string_view head = "[gaudi ";
-    if (line.starts_with(head) && line.ends_with("]")) {
-        const auto index =
-            parse_unsigned(trim(line.substr(head.size(), line.size() - head.size() - 1)), max_gaudis - 1);
-        if (index)
-            return static_cast<unsigned>(*index);
-    }
-    return tl::unexpected(
-        problem{fmt::format("'{}': expected a section [gaudi N] with N from 0 to {}", line, max_gaudis - 1)});
+struct parsed_lines {
+    card_lines gaudis{2, max_gaudis, "gaudi", "gaudis", {}, {}, {}};
+    card_lines hcas{1, max_hcas, "hca", "hcas", {}, {}, {}};
+};
+
+// The N of "[KIND N]".
+std::optional<unsigned> section_of(std::string_view line, const card_lines& cards) {
+    const auto head = fmt::format("[{} ", cards.kind);
+    if (!line.starts_with(head) || !line.ends_with("]"))
+        return std::nullopt;
+    const auto index =
+        parse_unsigned(trim(line.substr(head.size(), line.size() - head.size() - 1)), cards.limit - 1);
+    return index ? std::optional(static_cast<unsigned>(*index)) : std::nullopt;
 }
 
 result<parsed_lines> split_lines(std::string_view text, std::string_view name) {
     parsed_lines parsed;
-    std::vector<setting_line>* target = &parsed.common;
+    std::vector<setting_line>* target = nullptr; // before any section: by key
     unsigned number = 0;
     for (const auto raw : lines_of(text)) {
         ++number;
@@ -137,36 +218,79 @@ result<parsed_lines> split_lines(std::string_view text, std::string_view name) {
         if (line.empty())
             continue;
         if (line.front() == '[') {
-            const auto index = parse_section(line);
-            if (!index)
-                return tl::unexpected(at(name, number, index.error().text));
-            target = &parsed.by_card[*index];
-            parsed.section_line[*index] = number;
+            bool found = false;
+            for (auto* cards : {&parsed.gaudis, &parsed.hcas})
+                if (const auto index = section_of(line, *cards)) {
+                    target = &cards->by_card[*index];
+                    cards->section_line[*index] = number;
+                    found = true;
+                }
+            if (!found)
+                return tl::unexpected(
+                    at(name, number,
+                       fmt::format("'{}': expected a section [gaudi N] with N from 0 to {}, "
+                                   "or [hca N] with N from 0 to {}",
+                                   line, max_gaudis - 1, max_hcas - 1)));
             continue;
         }
         const auto equals = line.find('=');
         if (equals == line.npos)
             return tl::unexpected(
-                at(name, number, fmt::format("'{}': expected key = value, or a section [gaudi N]", line)));
+                at(name, number,
+                   fmt::format("'{}': expected key = value, or a section [gaudi N] or [hca N]", line)));
         const setting_line setting{number, trim(line.substr(0, equals)), trim(line.substr(equals + 1))};
-        if (setting.key == "gaudis") {
-            const auto count = parse_unsigned(setting.value, max_gaudis);
-            if (!count || target != &parsed.common)
+        auto* counted = setting.key == "gaudis" ? &parsed.gaudis
+                        : setting.key == "hcas" ? &parsed.hcas
+                                                : nullptr;
+        if (counted != nullptr) {
+            const auto count = parse_unsigned(setting.value, counted->limit);
+            if (!count || target != nullptr)
                 return tl::unexpected(
                     at(name, number,
-                       fmt::format("gaudis = {}: expected a number from 0 to {}, before any section",
-                                   setting.value, max_gaudis)));
-            parsed.gaudis = static_cast<unsigned>(*count);
+                       fmt::format("{} = {}: expected a number from 0 to {}, before any section", setting.key,
+                                   setting.value, counted->limit)));
+            counted->count = static_cast<unsigned>(*count);
             continue;
         }
-        target->push_back(setting);
+        if (target != nullptr)
+            target->push_back(setting);
+        else if (knows<hca_card>(setting.key) && !knows<gaudi_card>(setting.key))
+            parsed.hcas.common.push_back(setting);
+        else if (knows<gaudi_card>(setting.key))
+            parsed.gaudis.common.push_back(setting);
+        else
+            return tl::unexpected(at(name, number, unknown_key<gaudi_card, hca_card>(setting.key)));
     }
     return parsed;
+}
+
+template <typename Card>
+result<void> apply_all(std::vector<Card>& cards, const card_lines& lines, std::string_view name) {
+    for (const auto& [index, line] : lines.section_line)
+        if (index >= lines.count)
+            return tl::unexpected(at(name, line,
+                                     fmt::format("[{} {}]: this lab has only {} ({} = {})", lines.kind, index,
+                                                 lines.count, lines.plural, lines.count)));
+    if (cards.empty()) // still complain about nonsense in the common part
+        cards.emplace_back();
+    for (unsigned i = 0; i < cards.size(); ++i) {
+        auto settings = lines.common;
+        if (const auto own = lines.by_card.find(i); own != lines.by_card.end())
+            settings.insert(settings.end(), own->second.begin(), own->second.end());
+        for (const auto& setting : settings)
+            if (auto done = apply(cards[i], setting, name); !done)
+                return done;
+    }
+    cards.resize(lines.count);
+    return {};
 }
 
 result<void> check_unique(const description& made, std::string_view name) {
     std::map<std::string, unsigned> bus_ids;
     std::map<unsigned, unsigned> modules;
+    std::set<std::string> taken;
+    for (const auto& card : made.gaudis)
+        taken.insert(card.bus_id);
     for (unsigned i = 0; i < made.gaudis.size(); ++i) {
         if (const auto [other, fresh] = bus_ids.emplace(made.gaudis[i].bus_id, i); !fresh)
             return tl::unexpected(problem{fmt::format("{}: gaudi {} and gaudi {} have the same bus_id {}",
@@ -175,6 +299,10 @@ result<void> check_unique(const description& made, std::string_view name) {
             return tl::unexpected(problem{fmt::format("{}: gaudi {} and gaudi {} have the same module_id {}",
                                                       name, other->second, i, made.gaudis[i].module_id)});
     }
+    for (unsigned i = 0; i < made.hcas.size(); ++i)
+        if (!taken.insert(made.hcas[i].bus_id).second)
+            return tl::unexpected(problem{
+                fmt::format("{}: hca {} has the bus_id {} of another card", name, i, made.hcas[i].bus_id)});
     return {};
 }
 
@@ -192,7 +320,11 @@ result<generation> parse_generation(std::string_view text) {
         problem{fmt::format("unknown generation '{}'; expected gaudi, gaudi2 or gaudi3", text)});
 }
 
-description make_description(unsigned gaudis, generation kind) {
+std::string_view name_of(link_layer value) {
+    return value == link_layer::ethernet ? "ethernet" : "infiniband";
+}
+
+description make_description(unsigned gaudis, generation kind, unsigned hcas) {
     description made;
     for (unsigned i = 0; i < gaudis; ++i) {
         gaudi_card card;
@@ -201,11 +333,16 @@ description make_description(unsigned gaudis, generation kind) {
         card.module_id = i;
         made.gaudis.push_back(card);
     }
+    for (unsigned i = 0; i < hcas; ++i) {
+        hca_card card;
+        card.bus_id = default_hca_bus_id(i);
+        made.hcas.push_back(card);
+    }
     return made;
 }
 
 std::string description::text() const {
-    std::string out = fmt::format("gaudis = {}\n", gaudis.size());
+    std::string out = fmt::format("gaudis = {}\nhcas = {}\n", gaudis.size(), hcas.size());
     const auto yes_no = [](bool value) { return value ? "yes" : "no"; };
     for (std::size_t i = 0; i < gaudis.size(); ++i) {
         const auto& card = gaudis[i];
@@ -216,6 +353,19 @@ std::string description::text() const {
                            yes_no(card.dmabuf_import), yes_no(card.small_bar), yes_no(card.broken),
                            card.hbm_pages, card.cs_timeout_ms, card.reset_grace_ms, card.watchdog_ms);
     }
+    for (std::size_t i = 0; i < hcas.size(); ++i) {
+        const auto& card = hcas[i];
+        out += fmt::format("\n[hca {}]\nlink_layer = {}\nbus_id = {}\n", i, name_of(card.link), card.bus_id);
+        if (!card.address.empty())
+            out += fmt::format("address = {}\n", card.address);
+        out +=
+            fmt::format("numa_node = {}\nports = {}\nspeed_gbps = {}\nmtu = {}\ndmabuf = {}\nport_up = {}\n"
+                        "max_qp = {}\nmax_cq = {}\nmax_mr = {}\nmax_srq = {}\nmax_qp_wr = {}\nmax_cqe = {}\n"
+                        "max_sge = {}\nmax_inline = {}\nmax_rd_atomic = {}\n",
+                        card.numa_node, card.ports, card.speed_gbps, card.mtu, yes_no(card.dmabuf),
+                        yes_no(card.port_up), card.max_qp, card.max_cq, card.max_mr, card.max_srq,
+                        card.max_qp_wr, card.max_cqe, card.max_sge, card.max_inline, card.max_rd_atomic);
+    }
     return out;
 }
 
@@ -223,23 +373,11 @@ result<description> parse_description(std::string_view text, std::string_view na
     const auto parsed = split_lines(text, name);
     if (!parsed)
         return tl::unexpected(parsed.error());
-    for (const auto& [index, line] : parsed->section_line)
-        if (index >= parsed->gaudis)
-            return tl::unexpected(at(name, line,
-                                     fmt::format("[gaudi {}]: this lab has only {} (gaudis = {})", index,
-                                                 parsed->gaudis, parsed->gaudis)));
-    auto made = make_description(parsed->gaudis, generation::gaudi2);
-    if (made.gaudis.empty()) // still complain about nonsense in the common part
-        made.gaudis.emplace_back();
-    for (unsigned i = 0; i < made.gaudis.size(); ++i) {
-        auto settings = parsed->common;
-        if (const auto own = parsed->by_card.find(i); own != parsed->by_card.end())
-            settings.insert(settings.end(), own->second.begin(), own->second.end());
-        for (const auto& setting : settings)
-            if (const auto done = apply(made.gaudis[i], setting, name); !done)
-                return tl::unexpected(done.error());
-    }
-    made.gaudis.resize(parsed->gaudis);
+    auto made = make_description(parsed->gaudis.count, generation::gaudi2, parsed->hcas.count);
+    if (const auto done = apply_all(made.gaudis, parsed->gaudis, name); !done)
+        return tl::unexpected(done.error());
+    if (const auto done = apply_all(made.hcas, parsed->hcas, name); !done)
+        return tl::unexpected(done.error());
     if (const auto unique = check_unique(made, name); !unique)
         return tl::unexpected(unique.error());
     return made;

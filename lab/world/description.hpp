@@ -30,9 +30,38 @@ struct gaudi_card {
     bool operator==(const gaudi_card&) const = default;
 };
 
-// The contents of a lab. Text form: `key = value` lines, `#` comments, `[gaudi N]` for one card.
+enum class link_layer { infiniband, ethernet };
+
+// One virtual RDMA NIC, called vhcaN.
+struct hca_card {
+    lab::link_layer link = lab::link_layer::infiniband;
+    std::string bus_id;
+    std::string
+        address; // IPv4, for link_layer ethernet; empty: the first one of this host that is not loopback
+    unsigned numa_node = 0;
+    unsigned ports = 1;
+    unsigned speed_gbps = 400;
+    unsigned mtu = 4096;
+    bool dmabuf = true; // no: a driver without DMA-BUF registration, EOPNOTSUPP
+    bool port_up = true;
+    unsigned max_qp = 16383; // limits as the device reports and enforces them
+    unsigned max_cq = 16383;
+    unsigned max_mr = 65535;
+    unsigned max_srq = 4095;
+    unsigned max_qp_wr = 32768;
+    unsigned max_cqe = 4194303;
+    unsigned max_sge = 32;
+    unsigned max_inline = 1024;
+    unsigned max_rd_atomic = 16;
+
+    bool operator==(const hca_card&) const = default;
+};
+
+// The contents of a lab. Text form: `key = value` lines, `#` comments, `[gaudi N]` and `[hca N]` for one
+// card.
 struct description {
     std::vector<gaudi_card> gaudis;
+    std::vector<hca_card> hcas;
 
     bool operator==(const description&) const = default;
     // A description that parses to this one.
@@ -40,8 +69,10 @@ struct description {
 };
 
 constexpr unsigned max_gaudis = 64;
+constexpr unsigned max_hcas = 16;
 
-[[nodiscard]] description make_description(unsigned gaudis, generation kind);
+[[nodiscard]] std::string_view name_of(link_layer value);
+[[nodiscard]] description make_description(unsigned gaudis, generation kind, unsigned hcas = 1);
 
 // `name` is what problems call the text: a file name.
 [[nodiscard]] result<description> parse_description(std::string_view text, std::string_view name);

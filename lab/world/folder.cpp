@@ -75,6 +75,8 @@ result<void> make_contents(const fs::path& path, const description& wanted) {
             if (auto made = make_file(path / "accel" / node); !made)
                 return made;
     }
+    if (auto made = make_private_folder(path / "hca"); !made)
+        return made;
     // Last: a lab without a description is an unfinished one and is made again.
     if (auto made = make_file(path / "description.new", wanted.text()); !made)
         return made;

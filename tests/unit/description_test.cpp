@@ -38,9 +38,40 @@ TEST(description, text_round_trip) {
     EXPECT_EQ(*parse_description(made.text(), "again"), made);
 }
 
+TEST(description, network_cards) {
+    const auto made =
+        parse_description("gaudis = 1\nhcas = 2\nspeed_gbps = 200\n[hca 1]\nlink_layer = ethernet\n"
+                          "address = 10.0.0.7\nbus_id = 0000:99:00.0\ndmabuf = no\n",
+                          "my.lab");
+    ASSERT_TRUE(made) << made.error().text;
+    ASSERT_EQ(made->hcas.size(), 2U);
+    EXPECT_EQ(made->hcas[0].link, lab::link_layer::infiniband);
+    EXPECT_EQ(made->hcas[0].speed_gbps, 200U);
+    EXPECT_EQ(made->hcas[1].link, lab::link_layer::ethernet);
+    EXPECT_EQ(made->hcas[1].address, "10.0.0.7");
+    EXPECT_FALSE(made->hcas[1].dmabuf);
+    EXPECT_EQ(*parse_description(made->text(), "again"), *made);
+    EXPECT_EQ(parse_description("", "my.lab")->hcas.size(), 1U) << "one by default";
+}
+
+TEST(description, problems_of_network_cards) {
+    EXPECT_EQ(problem_of("hcas = 17\n"),
+              "my.lab:1: hcas = 17: expected a number from 0 to 16, before any section");
+    EXPECT_EQ(problem_of("speed_gbps = 7\n"),
+              "my.lab:1: speed_gbps = 7: expected one of 10, 25, 40, 56, 100, 200, 400, 800");
+    EXPECT_EQ(problem_of("max_qp = 0\n"), "my.lab:1: max_qp = 0: expected a number from 1 to 16383");
+    EXPECT_EQ(problem_of("[hca 0]\naddress = here\n"),
+              "my.lab:2: address = here: expected an IPv4 address such as 10.0.0.1");
+    EXPECT_EQ(problem_of("[hca 0]\nlink_layer = token-ring\n"),
+              "my.lab:2: link_layer = token-ring: expected infiniband or ethernet");
+    EXPECT_EQ(problem_of("[hca 3]\n"), "my.lab:1: [hca 3]: this lab has only 1 (hcas = 1)");
+    EXPECT_EQ(problem_of("[hca 0]\nbus_id = 0000:19:00.0\n"),
+              "my.lab: hca 0 has the bus_id 0000:19:00.0 of another card");
+}
+
 TEST(description, every_problem_names_line_and_expectation) {
     EXPECT_EQ(problem_of("\n\nnonsense\n"),
-              "my.lab:3: 'nonsense': expected key = value, or a section [gaudi N]");
+              "my.lab:3: 'nonsense': expected key = value, or a section [gaudi N] or [hca N]");
     EXPECT_EQ(problem_of("gaudis = many\n"),
               "my.lab:1: gaudis = many: expected a number from 0 to 64, before any section");
     EXPECT_EQ(problem_of("generation = gaudi9\n"),
@@ -48,11 +79,13 @@ TEST(description, every_problem_names_line_and_expectation) {
     EXPECT_EQ(problem_of("[gaudi 1]\nbus_id = 19:00\n"),
               "my.lab:2: bus_id = 19:00: expected a PCI bus id such as 0000:19:00.0");
     EXPECT_EQ(problem_of("small_bar = maybe\n"), "my.lab:1: small_bar = maybe: expected yes or no");
-    EXPECT_EQ(problem_of("[gaudi x]\n"),
-              "my.lab:1: '[gaudi x]': expected a section [gaudi N] with N from 0 to 63");
+    EXPECT_EQ(
+        problem_of("[gaudi x]\n"),
+        "my.lab:1: '[gaudi x]': expected a section [gaudi N] with N from 0 to 63, or [hca N] with N from 0 "
+        "to 15");
     EXPECT_EQ(problem_of("gaudis = 1\n[gaudi 4]\n"), "my.lab:2: [gaudi 4]: this lab has only 1 (gaudis = 1)");
     EXPECT_NE(problem_of("colour = red\n")
-                  .find("my.lab:1: unknown key 'colour'; known keys: gaudis, broken, bus_id"),
+                  .find("my.lab:1: unknown key 'colour'; known keys: gaudis, hcas, address, broken, bus_id"),
               std::string::npos);
     EXPECT_EQ(problem_of("gaudis = 0\nsmall_bar = maybe\n"),
               "my.lab:2: small_bar = maybe: expected yes or no");

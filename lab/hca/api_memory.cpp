@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Protection domains and memory regions.
+#include "lab/hca/exported.hpp"
+
+#include "lab/dmabuf.h"
+
+#include <cstdlib>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+namespace lab::hca {
+namespace {
+
+constexpr std::uint32_t optional_access = 0x3ff00000; // bits 20 to 29 may be ignored
+constexpr std::uint32_t known_access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
+                                       IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC |
+                                       IBV_ACCESS_ZERO_BASED | IBV_ACCESS_HUGETLB;
+constexpr std::uint64_t page = 4096;
+
+// What the kernel says of access flags: 0 or an errno.
+int check_access(std::uint32_t access, std::uint32_t allowed) {
+    if ((access & (IBV_ACCESS_MW_BIND | IBV_ACCESS_ON_DEMAND)) != 0)
+        return EOPNOTSUPP;
+    if ((access & ~(allowed | optional_access)) != 0)
+        return EINVAL;
+    if ((access & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC)) != 0 &&
+        (access & IBV_ACCESS_LOCAL_WRITE) == 0)
+        return EINVAL;
+    return 0;
+}
+
+bool populate_is_known() {
+    static const bool known = [] {
+        void* probe = ::mmap(nullptr, page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        const bool works = probe != MAP_FAILED && ::madvise(probe, page, MADV_POPULATE_WRITE) == 0;
+        if (probe != MAP_FAILED)
+            ::munmap(probe, page);
+        return works;
+    }();
+    return known;
+}
+
+// Whether a driver could pin it: there throughout and, where it matters, writable at both ends.
+bool mapped(std::uint64_t address, std::uint64_t length, bool writable) {
+    const auto begin = address / page * page;
+    const auto end = (address + length + page - 1) / page * page;
+    if (end <= begin || ::msync(reinterpret_cast<void*>(begin), end - begin, MS_ASYNC) != 0)
+        return false;
+    if (!writable || !populate_is_known())
+        return true;
+    return ::madvise(reinterpret_cast<void*>(begin), page, MADV_POPULATE_WRITE) == 0 &&
+           ::madvise(reinterpret_cast<void*>(end - page), page, MADV_POPULATE_WRITE) == 0;
+}
+
+struct wanted_region {
+    mr_kind kind;
+    std::uint64_t address, length, iova;
+    std::uint32_t access;
+    std::uint32_t gaudi = 0;
+    std::uint64_t hbm_size = 0;
+    std::vector<hbm_piece> pieces;
+    int dmabuf = -1;
+};
+
+place_table& regions(process& home) {
+    return home.region_places;
+}
+
+answer<ibv_mr*> make_region(ibv_pd* pd, const wanted_region& wanted) {
+    auto& where = context::of(pd->context);
+    auto& home = *where.home;
+    if (!home.present())
+        return tl::unexpected(EINVAL);
+    if (home.regions_in_use.fetch_add(1) >= where.card->card.max_mr) {
+        home.regions_in_use.fetch_sub(1);
+        return tl::unexpected(ENOMEM);
+    }
+    const auto give_up = [&](std::optional<std::uint32_t> place, int error) {
+        if (place)
+            regions(home).give_back(*place);
+        home.regions_in_use.fetch_sub(1);
+        return tl::unexpected(error);
+    };
+    const auto place = regions(home).take();
+    if (!place)
+        return give_up(place, ENOMEM);
+    auto& mr = home.own()->mrs[*place];
+    if (const auto claimed = home.own().claim(&mr, sizeof(mr)); !claimed)
+        return give_up(place, claimed.error());
+    mr.pieces = 0;
+    mr.piece_count = static_cast<std::uint32_t>(wanted.pieces.size());
+    if (!wanted.pieces.empty()) {
+        const auto memory = home.own().allocate(wanted.pieces.size() * sizeof(hbm_piece));
+        if (!memory)
+            return give_up(place, memory.error());
+        mr.pieces = *memory;
+        std::copy(wanted.pieces.begin(), wanted.pieces.end(), home.own().at<hbm_piece>(*memory));
+    }
+    auto made = make_zeroed<memory_region>();
+    made->index = *place;
+    made->dmabuf = wanted.dmabuf;
+    made->device_memory = wanted.kind == mr_kind::hbm;
+    mr.pd = protection_domain::of(pd).id;
+    mr.access = wanted.access;
+    mr.kind = wanted.kind;
+    mr.gaudi = wanted.gaudi;
+    mr.hbm_size = wanted.hbm_size;
+    mr.iova = wanted.iova;
+    mr.length = wanted.length;
+    mr.address = wanted.address;
+    mr.generation = mr.generation % 255 + 1; // never 0, so that no key is 0
+    const auto key = *place << 8 | mr.generation;
+    made->seen.context = pd->context;
+    made->seen.pd = pd;
+    made->seen.addr = reinterpret_cast<void*>(wanted.address);
+    made->seen.length = wanted.length;
+    made->seen.handle = *place;
+    made->seen.lkey = made->seen.rkey = key;
+    protection_domain::of(pd).users.fetch_add(1);
+    mr.key.store(key, std::memory_order_seq_cst);
+    return &made.release()->seen;
+}
+
+answer<ibv_mr*> register_host(ibv_pd* pd, void* address, std::size_t length, std::uint64_t iova,
+                              unsigned access) {
+    if (const int error = check_access(access, known_access); error != 0)
+        return tl::unexpected(error);
+    const auto begin = reinterpret_cast<std::uint64_t>(address);
+    if (length == 0 || begin + length < begin || iova + length < iova)
+        return tl::unexpected(EINVAL);
+    constexpr unsigned writes = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
+    if (!mapped(begin, length, (access & writes) != 0))
+        return tl::unexpected(EFAULT);
+    wanted_region wanted{};
+    wanted.kind = mr_kind::host;
+    wanted.address = begin;
+    wanted.length = length;
+    wanted.iova = (access & IBV_ACCESS_ZERO_BASED) != 0 ? begin % page : iova;
+    wanted.access = access;
+    return make_region(pd, wanted);
+}
+
+answer<ibv_mr*> register_dmabuf(ibv_pd* pd, std::uint64_t offset, std::size_t length, std::uint64_t iova,
+                                int fd, unsigned access) {
+    const auto& where = context::of(pd->context);
+    if (!where.card->card.dmabuf)
+        return tl::unexpected(EOPNOTSUPP);
+    if (::fcntl(fd, F_GETFD) < 0) // before everything else: this is how programs ask whether it is supported
+        return tl::unexpected(EBADF);
+    constexpr std::uint32_t allowed =
+        IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+    if (const int error = check_access(access, allowed); error != 0)
+        return tl::unexpected(error);
+    if (length == 0 || offset % page != iova % page || iova + length < iova)
+        return tl::unexpected(EINVAL);
+    gaudi_lab_dmabuf head{};
+    char path[4096];
+    if (const int rc = gaudi_lab_dmabuf_describe(fd, &head, nullptr, 0, path, sizeof(path)); rc != 0)
+        return tl::unexpected(-rc);
+    if (offset > head.size || length > head.size - offset)
+        return tl::unexpected(EINVAL);
+    std::vector<gaudi_lab_range> ranges(head.range_count);
+    if (const int rc =
+            gaudi_lab_dmabuf_describe(fd, &head, ranges.data(), head.range_count, path, sizeof(path));
+        rc != 0)
+        return tl::unexpected(-rc);
+    if (where.home->lab().device_folder(head.device_index) / "hbm" != path)
+        return tl::unexpected(EINVAL); // of another lab: another machine's
+    wanted_region wanted{};
+    wanted.kind = mr_kind::hbm;
+    wanted.address = offset; // what programs find in ibv_mr::addr
+    wanted.length = length;
+    wanted.iova = iova;
+    wanted.access = access;
+    wanted.gaudi = head.device_index;
+    wanted.hbm_size = head.hbm_size;
+    auto skip = offset;
+    auto left = static_cast<std::uint64_t>(length);
+    for (const auto& range : ranges) {
+        if (skip >= range.length) {
+            skip -= range.length;
+            continue;
+        }
+        const auto part = std::min(left, range.length - skip);
+        if (part == 0)
+            break;
+        wanted.pieces.push_back({range.hbm_offset + skip, part});
+        left -= part;
+        skip = 0;
+    }
+    wanted.dmabuf = ::fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    if (wanted.dmabuf < 0)
+        return tl::unexpected(errno);
+    auto made = make_region(pd, wanted);
+    if (!made)
+        ::close(wanted.dmabuf);
+    return made;
+}
+
+ibv_mr* null_region(ibv_pd* pd) {
+    wanted_region wanted{};
+    wanted.kind = mr_kind::null;
+    wanted.length = UINT64_MAX;
+    wanted.access = IBV_ACCESS_LOCAL_WRITE;
+    const auto made = make_region(pd, wanted);
+    return made ? *made : failure<ibv_mr*>(made.error(), answers::with_errno);
+}
+
+int drop_region(ibv_mr* handle) {
+    auto& region = memory_region::of(handle);
+    auto& home = *context::of(handle->context).home;
+    if (!home.present())
+        return failure<int>(EINVAL, answers::with_errno);
+    auto& mr = home.own()->mrs[region.index];
+    if (mr.key.exchange(0, std::memory_order_seq_cst) == 0)
+        return failure<int>(EINVAL, answers::with_errno);
+    wait_for_executors(home); // nobody reads or writes it after this
+    if (mr.piece_count != 0)
+        home.own().release(mr.pieces);
+    if (region.dmabuf >= 0)
+        ::close(region.dmabuf);
+    regions(home).give_back(region.index);
+    home.regions_in_use.fetch_sub(1);
+    protection_domain::of(handle->pd).users.fetch_sub(1);
+    delete &region;
+    return 0;
+}
+
+} // namespace
+
+void fill_memory_operations(verbs_context& context) {
+    context.alloc_null_mr = null_region;
+}
+
+} // namespace lab::hca
+
+VERB(ibv_pd*, ibv_alloc_pd, (ibv_context * handle), (handle), {
+    auto made = make_zeroed<protection_domain>();
+    made->seen.context = handle;
+    made->id = context::of(handle).home->next_pd.fetch_add(1);
+    made->seen.handle = made->id;
+    return &made.release()->seen;
+})
+
+VERB(int, ibv_dealloc_pd, (ibv_pd * pd), (pd), {
+    if (protection_domain::of(pd).users.load() != 0)
+        return fails(EBUSY);
+    delete &protection_domain::of(pd);
+    return 0;
+})
+
+VERB(ibv_mr*, ibv_reg_mr, (ibv_pd * pd, void* address, size_t length, int access),
+     (pd, address, length, access), {
+         const auto made = register_host(pd, address, length, reinterpret_cast<uint64_t>(address),
+                                         static_cast<unsigned>(access));
+         return made ? *made : fails(made.error());
+     })
+
+VERB(ibv_mr*, ibv_reg_mr_iova, (ibv_pd * pd, void* address, size_t length, uint64_t iova, int access),
+     (pd, address, length, iova, access), {
+         const auto made = register_host(pd, address, length, iova, static_cast<unsigned>(access));
+         return made ? *made : fails(made.error());
+     })
+
+VERB(ibv_mr*, ibv_reg_mr_iova2, (ibv_pd * pd, void* address, size_t length, uint64_t iova, unsigned access),
+     (pd, address, length, iova, access), {
+         const auto made = register_host(pd, address, length, iova, access);
+         return made ? *made : fails(made.error());
+     })
+
+VERB(ibv_mr*, ibv_reg_dmabuf_mr,
+     (ibv_pd * pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access),
+     (pd, offset, length, iova, fd, access), {
+         const auto made = register_dmabuf(pd, offset, length, iova, fd, static_cast<unsigned>(access));
+         return made ? *made : fails(made.error());
+     })
+
+VERB(int, ibv_dereg_mr, (ibv_mr * mr), (mr), { return drop_region(mr); })

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Posting requests: the hot path. No system call, no allocation, one lock.
+#include "lab/hca/api_post.hpp"
+
+#include "lab/hca/engine.hpp"
+#include "lab/hca/exported.hpp"
+#include "lab/hca/modes.hpp"
+#include "lab/hca/receive.hpp"
+
+#include <cstring>
+
+namespace lab::hca {
+namespace {
+
+bool may_carry(std::uint32_t type, ibv_wr_opcode opcode) {
+    switch (opcode) {
+    case IBV_WR_SEND:
+    case IBV_WR_SEND_WITH_IMM:
+        return true;
+    case IBV_WR_RDMA_WRITE:
+    case IBV_WR_RDMA_WRITE_WITH_IMM:
+        return type != IBV_QPT_UD;
+    case IBV_WR_RDMA_READ:
+    case IBV_WR_ATOMIC_CMP_AND_SWP:
+    case IBV_WR_ATOMIC_FETCH_AND_ADD:
+        return type == IBV_QPT_RC;
+    default:
+        return false;
+    }
+}
+
+// 0, or what a driver says to a request that it does not take.
+int check(const shared_qp& qp, const ibv_send_wr& wr) {
+    if (!may_carry(qp.type, wr.opcode))
+        return EINVAL;
+    if (wr.num_sge < 0 || static_cast<std::uint32_t>(wr.num_sge) > qp.sq.max_entries)
+        return EINVAL;
+    if ((wr.send_flags & IBV_SEND_INLINE) != 0) {
+        if (wr.opcode == IBV_WR_RDMA_READ || wr.opcode == IBV_WR_ATOMIC_CMP_AND_SWP ||
+            wr.opcode == IBV_WR_ATOMIC_FETCH_AND_ADD)
+            return EINVAL;
+        std::uint64_t length = 0;
+        for (int i = 0; i < wr.num_sge; ++i)
+            length += wr.sg_list[i].length;
+        if (length > qp.sq.max_inline)
+            return EINVAL;
+    }
+    if (qp.type == IBV_QPT_UD && wr.wr.ud.ah == nullptr)
+        return EINVAL;
+    if (qp.sq.posted.load(std::memory_order_relaxed) - qp.sq.released.load(std::memory_order_acquire) >=
+        qp.sq.granted)
+        return ENOMEM;
+    return 0;
+}
+
+void write_request(send_request& into, const shared_qp& qp, const ibv_send_wr& wr) {
+    into.wr_id = wr.wr_id;
+    into.immediate = wr.imm_data;
+    into.opcode = static_cast<std::uint8_t>(wr.opcode);
+    into.flags = static_cast<std::uint8_t>(wr.send_flags);
+    into.entries = static_cast<std::uint16_t>(wr.num_sge);
+    into.inline_length = 0;
+    into.due_ns = due_time();
+    if (qp.type == IBV_QPT_UD)
+        into.datagram = {address_handle::of(wr.wr.ud.ah).where, wr.wr.ud.remote_qpn, wr.wr.ud.remote_qkey};
+    else if (wr.opcode == IBV_WR_ATOMIC_CMP_AND_SWP || wr.opcode == IBV_WR_ATOMIC_FETCH_AND_ADD)
+        into.rdma = {wr.wr.atomic.remote_addr, wr.wr.atomic.compare_add, wr.wr.atomic.swap,
+                     wr.wr.atomic.rkey};
+    else
+        into.rdma = {wr.wr.rdma.remote_addr, 0, 0, wr.wr.rdma.rkey};
+    auto* behind = reinterpret_cast<std::byte*>(&into + 1);
+    if ((wr.send_flags & IBV_SEND_INLINE) != 0) {
+        for (int i = 0; i < wr.num_sge; ++i) {
+            std::memcpy(behind + into.inline_length, reinterpret_cast<const void*>(wr.sg_list[i].addr),
+                        wr.sg_list[i].length);
+            into.inline_length += wr.sg_list[i].length;
+        }
+        return;
+    }
+    auto* entries = reinterpret_cast<scatter_entry*>(behind);
+    for (int i = 0; i < wr.num_sge; ++i)
+        entries[i] = {wr.sg_list[i].addr, wr.sg_list[i].length, wr.sg_list[i].lkey};
+}
+
+void write_request(receive_request& into, const ibv_recv_wr& wr) {
+    into.wr_id = wr.wr_id;
+    into.entries = static_cast<std::uint32_t>(wr.num_sge);
+    auto* entries = reinterpret_cast<scatter_entry*>(&into + 1);
+    for (int i = 0; i < wr.num_sge; ++i)
+        entries[i] = {wr.sg_list[i].addr, wr.sg_list[i].length, wr.sg_list[i].lkey};
+}
+
+int post_send(ibv_qp* handle, ibv_send_wr* wr, ibv_send_wr** bad) {
+    return watched("ibv_post_send", [&] { return post_sends(queue_pair::of(handle), wr, bad); });
+}
+
+// Appends to a receive queue, or a shared one; the caller holds its lock.
+int append(segment& own, shared_queue& queue, ibv_recv_wr* wr, ibv_recv_wr** bad) {
+    int error = 0;
+    auto posted = queue.posted.load(std::memory_order_relaxed);
+    for (; wr != nullptr; wr = wr->next, ++posted) {
+        if (wr->num_sge < 0 || static_cast<std::uint32_t>(wr->num_sge) > queue.max_entries)
+            error = EINVAL;
+        else if (posted - queue.released.load(std::memory_order_acquire) >= queue.granted)
+            error = ENOMEM;
+        if (error != 0) {
+            *bad = wr;
+            break;
+        }
+        write_request(*own.at<receive_request>(queue.ring +
+                                               std::uint64_t{posted & (queue.capacity - 1)} * queue.stride),
+                      *wr);
+    }
+    queue.posted.store(posted, std::memory_order_release);
+    return error;
+}
+
+int post_receives(queue_pair& pair, ibv_recv_wr* wr, ibv_recv_wr** bad) {
+    auto& qp = *pair.qp;
+    int error = EINVAL;
+    if (!pair.home->present() || qp.srq != no_index ||
+        qp.state.load(std::memory_order_acquire) == IBV_QPS_RESET) {
+        *bad = wr;
+        return error;
+    }
+    {
+        const lock_guard guard(qp.rq.lock);
+        error = append(pair.home->own(), qp.rq, wr, bad);
+    }
+    if (qp.state.load() == IBV_QPS_ERR)
+        flush_receives(pair.near());
+    else if (qp.sender_waits.load() != 0 && qp.sender_waits.exchange(0) != 0)
+        run_waiting_sender(pair);
+    return error;
+}
+
+int post_recv(ibv_qp* handle, ibv_recv_wr* wr, ibv_recv_wr** bad) {
+    return watched("ibv_post_recv", [&] { return post_receives(queue_pair::of(handle), wr, bad); });
+}
+
+// Runs the senders that found the shared queue empty.
+void run_waiting_senders(shared_receive_queue& srq) {
+    const std::lock_guard guard(srq.home->objects);
+    for (std::uint32_t i = 0; i < srq.home->qps_in_use; ++i)
+        if (auto* pair = srq.home->qps[i];
+            pair != nullptr && pair->qp->srq == srq.index && pair->qp->sender_waits.exchange(0) != 0)
+            run_waiting_sender(*pair);
+}
+
+int post_shared(shared_receive_queue& srq, ibv_recv_wr* wr, ibv_recv_wr** bad) {
+    if (!srq.home->present()) {
+        *bad = wr;
+        return EINVAL;
+    }
+    int error = 0;
+    {
+        const lock_guard guard(srq.srq->queue.lock);
+        error = append(srq.home->own(), srq.srq->queue, wr, bad);
+    }
+    if (srq.srq->senders_wait.load() != 0 && srq.srq->senders_wait.exchange(0) != 0)
+        run_waiting_senders(srq);
+    return error;
+}
+
+int post_srq_recv(ibv_srq* handle, ibv_recv_wr* wr, ibv_recv_wr** bad) {
+    return watched("ibv_post_srq_recv",
+                   [&] { return post_shared(shared_receive_queue::of(handle), wr, bad); });
+}
+
+} // namespace
+
+int post_sends(queue_pair& pair, ibv_send_wr* wr, ibv_send_wr** bad) {
+    auto& qp = *pair.qp;
+    const auto state = qp.state.load(std::memory_order_acquire);
+    if (!pair.home->present() || state == IBV_QPS_RESET || state == IBV_QPS_INIT || state == IBV_QPS_RTR) {
+        *bad = wr;
+        return EINVAL;
+    }
+    const auto near = pair.near();
+    lock_send_queue(near);
+    int error = 0;
+    for (; wr != nullptr; wr = wr->next) {
+        error = check(qp, *wr);
+        if (error != 0) {
+            *bad = wr;
+            break;
+        }
+        const auto posted = qp.sq.posted.load(std::memory_order_relaxed);
+        write_request(near.request<send_request>(qp.sq, posted), qp, *wr);
+        qp.sq.posted.store(posted + 1, std::memory_order_release);
+    }
+    const auto look_at = run_locked_send_queue(*pair.home, near, pair.far());
+    qp.sq.lock.unlock();
+    if (look_at != UINT64_MAX)
+        pair.home->look_at(look_at);
+    return error;
+}
+
+void fill_post_operations(verbs_context& context) {
+    context.context.ops.post_send = post_send;
+    context.context.ops.post_recv = post_recv;
+    context.context.ops.post_srq_recv = post_srq_recv;
+}
+
+} // namespace lab::hca

@@ -1,0 +1,508 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Queue pairs: making, changing, asking, destroying.
+#include "lab/hca/devices.hpp"
+#include "lab/hca/engine.hpp"
+#include "lab/hca/exported.hpp"
+#include "lab/hca/qp_states.hpp"
+#include "lab/hca/receive.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+namespace lab::hca {
+
+void fill_work_request_functions(ibv_qp_ex& qp); // api_work_request.cpp
+
+namespace {
+
+constexpr std::uint32_t mtu_bytes(ibv_mtu code) {
+    return 128U << code;
+}
+
+bool within_limits(const ibv_qp_cap& asked, const hca_card& card) {
+    return asked.max_send_wr <= card.max_qp_wr && asked.max_recv_wr <= card.max_qp_wr &&
+           asked.max_send_sge <= card.max_sge && asked.max_recv_sge <= card.max_sge &&
+           asked.max_inline_data <= card.max_inline;
+}
+
+// A ring for `requests` requests of `stride` bytes.
+answer<void> make_queue(segment& own, shared_queue& queue, std::uint32_t requests, std::uint32_t stride) {
+    queue.granted = requests;
+    queue.capacity = std::bit_ceil(std::max(requests, 1U));
+    queue.stride = stride;
+    queue.posted = queue.done = queue.released = 0;
+    const auto ring = own.allocate(std::uint64_t{queue.capacity} * stride);
+    if (!ring)
+        return tl::unexpected(ring.error());
+    queue.ring = *ring;
+    return {};
+}
+
+std::uint32_t round_up(std::size_t bytes) {
+    return static_cast<std::uint32_t>((bytes + 63) / 64 * 64);
+}
+
+answer<void> make_queues(segment& own, shared_qp& qp, const ibv_qp_cap& cap, bool with_receives) {
+    qp.sq.max_entries = cap.max_send_sge;
+    qp.sq.max_inline = cap.max_inline_data;
+    const auto behind = std::max<std::size_t>(cap.max_send_sge * sizeof(scatter_entry), cap.max_inline_data);
+    if (const auto made = make_queue(own, qp.sq, cap.max_send_wr, round_up(sizeof(send_request) + behind));
+        !made)
+        return made;
+    qp.rq.max_entries = cap.max_recv_sge;
+    const auto requests = with_receives ? cap.max_recv_wr : 0;
+    const auto stride = sizeof(receive_request) + cap.max_recv_sge * sizeof(scatter_entry);
+    if (const auto made = make_queue(own, qp.rq, requests, round_up(stride)); !made) {
+        own.release(qp.sq.ring);
+        return made;
+    }
+    return {};
+}
+
+void clear_connection(shared_qp& qp) {
+    qp.peer_number = 0;
+    qp.peer_incarnation = 0;
+    qp.destination = {};
+    qp.send_psn = qp.receive_psn = 0;
+    qp.timeout = qp.retry_count = qp.rnr_retry = qp.min_rnr_timer = qp.rd_atomic = qp.dest_rd_atomic = 0;
+    qp.access = 0;
+    qp.qkey = 0;
+    qp.sender_waits = qp.waits = qp.attention = qp.taken = 0;
+}
+
+int check_init(const context& where, const ibv_qp_init_attr& asked) {
+    if (asked.qp_type != IBV_QPT_RC && asked.qp_type != IBV_QPT_UC && asked.qp_type != IBV_QPT_UD)
+        return EOPNOTSUPP;
+    if (asked.send_cq == nullptr || asked.recv_cq == nullptr)
+        return EINVAL;
+    if (asked.srq != nullptr && asked.qp_type == IBV_QPT_UC)
+        return EOPNOTSUPP;
+    return within_limits(asked.cap, where.card->card) ? 0 : EINVAL;
+}
+
+answer<queue_pair*> make_qp(ibv_pd* pd, ibv_qp_init_attr& asked) {
+    auto& where = context::of(pd->context);
+    auto& home = *where.home;
+    if (!home.present())
+        return tl::unexpected(EINVAL);
+    if (const int error = check_init(where, asked); error != 0)
+        return tl::unexpected(error);
+    if (home.qps_made.fetch_add(1) >= where.card->card.max_qp) {
+        home.qps_made.fetch_sub(1);
+        return tl::unexpected(ENOMEM);
+    }
+    const auto place = home.qp_places.take();
+    const auto give_up = [&](int error) {
+        if (place)
+            home.qp_places.give_back(*place);
+        home.qps_made.fetch_sub(1);
+        return tl::unexpected(error);
+    };
+    if (!place)
+        return give_up(ENOMEM);
+    auto& qp = home.own()->qps[*place];
+    if (const auto claimed = home.own().claim(&qp, sizeof(qp)); !claimed)
+        return give_up(claimed.error());
+    auto cap = asked.cap;
+    cap.max_send_sge = std::max(cap.max_send_sge, 1U);
+    if (const auto made = make_queues(home.own(), qp, cap, asked.srq == nullptr); !made)
+        return give_up(made.error());
+    qp.number = home.own().slot() << index_bits | *place;
+    qp.device = where.card->index;
+    qp.type = asked.qp_type;
+    qp.pd = protection_domain::of(pd).id;
+    qp.send_cq = completion_queue::of(asked.send_cq).index;
+    qp.receive_cq = completion_queue::of(asked.recv_cq).index;
+    qp.srq = asked.srq != nullptr ? shared_receive_queue::of(asked.srq).index : no_index;
+    qp.signal_all = asked.sq_sig_all != 0;
+    qp.path_mtu = where.card->card.mtu;
+    for (auto* counter : {&qp.counted.messages, &qp.counted.bytes, &qp.counted.errors,
+                          &qp.counted.bytes_mapped, &qp.counted.bytes_copied_across, &qp.counted.bytes_tcp})
+        *counter = 0;
+    clear_connection(qp);
+    qp.state = IBV_QPS_RESET;
+    if (asked.srq != nullptr)
+        cap.max_recv_wr = cap.max_recv_sge = 0;
+    auto made = std::make_unique<queue_pair>();
+    made->home = &home;
+    made->index = *place;
+    made->qp = &qp;
+    made->made_with = asked;
+    made->made_with.cap = cap;
+    asked.cap = cap;
+    auto& seen = made->seen.qp_base;
+    seen.context = pd->context;
+    seen.qp_context = asked.qp_context;
+    seen.pd = pd;
+    seen.send_cq = asked.send_cq;
+    seen.recv_cq = asked.recv_cq;
+    seen.srq = asked.srq;
+    seen.handle = *place;
+    seen.qp_num = qp.number;
+    seen.state = IBV_QPS_RESET;
+    seen.qp_type = asked.qp_type;
+    ::pthread_mutex_init(&seen.mutex, nullptr);
+    ::pthread_cond_init(&seen.cond, nullptr);
+    fill_work_request_functions(made->seen);
+    protection_domain::of(pd).users.fetch_add(1);
+    completion_queue::of(asked.send_cq).users.fetch_add(1);
+    completion_queue::of(asked.recv_cq).users.fetch_add(1);
+    if (asked.srq != nullptr)
+        shared_receive_queue::of(asked.srq).users.fetch_add(1);
+    const std::lock_guard guard(home.objects);
+    made->serial = home.next_serial++;
+    home.qps[*place] = made.get();
+    home.qps_in_use = std::max(home.qps_in_use, *place + 1);
+    qp.in_use.store(1, std::memory_order_release);
+    return made.release();
+}
+
+ibv_qp* create_qp_ex(ibv_context*, ibv_qp_init_attr_ex* asked) {
+    const auto refuse = [](int error) { return failure<ibv_qp*>(error, answers::with_errno); };
+    constexpr std::uint32_t known = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+    if ((asked->comp_mask & ~known) != 0)
+        return refuse(EOPNOTSUPP);
+    if ((asked->comp_mask & IBV_QP_INIT_ATTR_PD) == 0 || asked->pd == nullptr)
+        return refuse(EINVAL);
+    constexpr std::uint64_t reliable = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM |
+                                       IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM |
+                                       IBV_QP_EX_WITH_RDMA_READ | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP |
+                                       IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
+    constexpr std::uint64_t unreliable = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM |
+                                         IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
+    constexpr std::uint64_t datagram = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
+    const auto allowed = asked->qp_type == IBV_QPT_RC   ? reliable
+                         : asked->qp_type == IBV_QPT_UC ? unreliable
+                                                        : datagram;
+    if ((asked->comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) != 0 && (asked->send_ops_flags & ~allowed) != 0)
+        return refuse(EOPNOTSUPP);
+    ibv_qp_init_attr plain{asked->qp_context, asked->send_cq, asked->recv_cq,   asked->srq,
+                           asked->cap,        asked->qp_type, asked->sq_sig_all};
+    const auto made = make_qp(asked->pd, plain);
+    if (!made)
+        return refuse(made.error());
+    asked->cap = plain.cap;
+    return (*made)->handle();
+}
+
+route route_of(const ibv_ah_attr& address) {
+    route made{};
+    made.by_gid = address.is_global;
+    made.lid = address.dlid;
+    made.port = address.port_num;
+    if (address.is_global != 0)
+        std::memcpy(made.gid, address.grh.dgid.raw, 16);
+    return made;
+}
+
+int check_address(const context& where, const ibv_ah_attr& address) {
+    const auto& card = where.card->card;
+    if (address.port_num < 1 || address.port_num > card.ports)
+        return EINVAL;
+    if (address.is_global != 0 && address.grh.sgid_index >= gid_table_length)
+        return EINVAL;
+    if (card.link == link_layer::ethernet && address.is_global == 0)
+        return EINVAL; // RoCE has no LIDs
+    return 0;
+}
+
+int check_values(const context& where, const ibv_qp_attr& values, int mask) {
+    const auto& card = where.card->card;
+    const auto has = [mask](int bit) { return (mask & bit) != 0; };
+    if (has(IBV_QP_PORT) && (values.port_num < 1 || values.port_num > card.ports))
+        return EINVAL;
+    if (has(IBV_QP_PKEY_INDEX) && values.pkey_index != 0)
+        return EINVAL;
+    if (has(IBV_QP_AV))
+        if (const int error = check_address(where, values.ah_attr); error != 0)
+            return error;
+    if (has(IBV_QP_PATH_MTU) && (values.path_mtu < IBV_MTU_256 || values.path_mtu > IBV_MTU_4096 ||
+                                 mtu_bytes(values.path_mtu) > card.mtu))
+        return EINVAL;
+    if (has(IBV_QP_MAX_QP_RD_ATOMIC) && values.max_rd_atomic > card.max_rd_atomic)
+        return EINVAL;
+    if (has(IBV_QP_MAX_DEST_RD_ATOMIC) && values.max_dest_rd_atomic > card.max_rd_atomic)
+        return EINVAL;
+    if ((has(IBV_QP_TIMEOUT) && values.timeout > 31) || (has(IBV_QP_RETRY_CNT) && values.retry_cnt > 7) ||
+        (has(IBV_QP_RNR_RETRY) && values.rnr_retry > 7) ||
+        (has(IBV_QP_MIN_RNR_TIMER) && values.min_rnr_timer > 31) ||
+        (has(IBV_QP_DEST_QPN) && values.dest_qp_num > 0xffffff))
+        return EINVAL;
+    if (has(IBV_QP_ALT_PATH) || has(IBV_QP_PATH_MIG_STATE))
+        return EOPNOTSUPP; // no automatic path migration
+    return 0;
+}
+
+void take_port(queue_pair& pair, unsigned port) {
+    auto& qp = *pair.qp;
+    const auto& card = *context::of(pair.handle()->context).card;
+    qp.port = port;
+    qp.own_lid = card.card.link == link_layer::infiniband ? lid_of(card.index, port) : std::uint16_t{0};
+    std::memcpy(qp.own_gids, card.gids[port - 1], sizeof(qp.own_gids));
+    if (qp.own_gids[1][0] == 0) // an empty entry answers to nothing
+        std::memcpy(qp.own_gids[1], qp.own_gids[0], 16);
+}
+
+// Copies what was given into the queue pair and into what ibv_query_qp() answers.
+void take_values(queue_pair& pair, const ibv_qp_attr& values, int mask) {
+    auto& qp = *pair.qp;
+    auto& kept = pair.attributes;
+    const auto has = [mask](int bit) { return (mask & bit) != 0; };
+    if (has(IBV_QP_ACCESS_FLAGS))
+        qp.access = kept.qp_access_flags = values.qp_access_flags;
+    if (has(IBV_QP_PKEY_INDEX))
+        kept.pkey_index = values.pkey_index;
+    if (has(IBV_QP_PORT)) {
+        kept.port_num = values.port_num;
+        take_port(pair, values.port_num);
+    }
+    if (has(IBV_QP_QKEY))
+        qp.qkey = kept.qkey = values.qkey;
+    if (has(IBV_QP_AV)) {
+        kept.ah_attr = values.ah_attr;
+        qp.destination = route_of(values.ah_attr);
+    }
+    if (has(IBV_QP_PATH_MTU)) {
+        kept.path_mtu = values.path_mtu;
+        qp.path_mtu = mtu_bytes(values.path_mtu);
+    }
+    if (has(IBV_QP_TIMEOUT))
+        qp.timeout = kept.timeout = values.timeout;
+    if (has(IBV_QP_RETRY_CNT))
+        qp.retry_count = kept.retry_cnt = values.retry_cnt;
+    if (has(IBV_QP_RNR_RETRY))
+        qp.rnr_retry = kept.rnr_retry = values.rnr_retry;
+    if (has(IBV_QP_RQ_PSN))
+        qp.receive_psn = kept.rq_psn = values.rq_psn & 0xffffff;
+    if (has(IBV_QP_SQ_PSN))
+        qp.send_psn = kept.sq_psn = values.sq_psn & 0xffffff;
+    if (has(IBV_QP_MAX_QP_RD_ATOMIC))
+        qp.rd_atomic = kept.max_rd_atomic = values.max_rd_atomic;
+    if (has(IBV_QP_MAX_DEST_RD_ATOMIC))
+        qp.dest_rd_atomic = kept.max_dest_rd_atomic = values.max_dest_rd_atomic;
+    if (has(IBV_QP_MIN_RNR_TIMER))
+        qp.min_rnr_timer = kept.min_rnr_timer = values.min_rnr_timer;
+    if (has(IBV_QP_DEST_QPN))
+        qp.peer_number = kept.dest_qp_num = values.dest_qp_num;
+}
+
+// Nobody works on this queue pair any more when this returns: its state says that it takes no part.
+void wait_for_both_sides(queue_pair& pair) {
+    pair.qp->sq.lock.wait_for_turn();
+    pair.qp->inbound.wait_for_turn();
+    if (const auto far = pair.far(); far.who != nullptr)
+        far.qp->sq.lock.wait_for_turn();
+}
+
+void reset(queue_pair& pair) {
+    auto& qp = *pair.qp;
+    qp.state.store(IBV_QPS_RESET);
+    wait_for_both_sides(pair);
+    purge(completion_queue::of(pair.handle()->send_cq), qp.number, true);
+    if (pair.handle()->recv_cq != pair.handle()->send_cq)
+        purge(completion_queue::of(pair.handle()->recv_cq), qp.number, true);
+    const lock_guard sends(qp.sq.lock);
+    const lock_guard receives(qp.rq.lock);
+    qp.sq.posted = qp.sq.done = qp.sq.released = 0;
+    qp.rq.posted = qp.rq.done = qp.rq.released = 0;
+    if (qp.srq != no_index && qp.taken.exchange(0) != 0) // an executor died with it
+        pair.home->own()->srqs[qp.srq].queue.released.fetch_add(1);
+    clear_connection(qp);
+    pair.other.reset();
+    pair.last_receive_told = false;
+    pair.attributes = {};
+    pair.handle()->state = IBV_QPS_RESET;
+}
+
+// A receive that was taken by an executor that died completes here.
+void complete_orphan(queue_pair& pair) {
+    auto& qp = *pair.qp;
+    if (qp.taken.load() == 0)
+        return;
+    wait_for_both_sides(pair);
+    if (qp.taken.exchange(0) == 0)
+        return;
+    completion entry{};
+    entry.wr_id = qp.taken_wr_id;
+    entry.status = IBV_WC_WR_FLUSH_ERR;
+    entry.opcode = IBV_WC_RECV;
+    entry.qp_number = qp.number;
+    entry.of_srq = qp.srq != no_index;
+    push(*pair.home->self(), qp.receive_cq, entry);
+}
+
+void change(queue_pair& pair, const ibv_qp_attr& values, int mask, ibv_qp_state to) {
+    auto& qp = *pair.qp;
+    std::shared_ptr<peer> other;
+    if (to == IBV_QPS_RTR && (mask & IBV_QP_DEST_QPN) != 0)
+        other = pair.home->find_peer(slot_of(values.dest_qp_num));
+    const lock_guard sends(qp.sq.lock);
+    const lock_guard receives(qp.rq.lock);
+    take_values(pair, values, mask);
+    if (other) {
+        pair.other = other;
+        qp.peer_incarnation = other->memory()->head.incarnation;
+    }
+    qp.state.store(to, std::memory_order_seq_cst);
+    pair.handle()->state = to;
+}
+
+int modify(queue_pair& pair, const ibv_qp_attr& values, int mask) {
+    auto& qp = *pair.qp;
+    if (!pair.home->present())
+        return EINVAL;
+    const auto from = static_cast<ibv_qp_state>(qp.state.load());
+    if ((mask & IBV_QP_CUR_STATE) != 0 && values.cur_qp_state != from)
+        return EINVAL;
+    const auto to = (mask & IBV_QP_STATE) != 0 ? values.qp_state : from;
+    const auto type = static_cast<ibv_qp_type>(qp.type);
+    if (to > IBV_QPS_ERR || !may_change(type, from, to, mask))
+        return EINVAL;
+    if (const int error = check_values(context::of(pair.handle()->context), values, mask); error != 0)
+        return error;
+    switch (to) {
+    case IBV_QPS_RESET:
+        reset(pair);
+        return 0;
+    case IBV_QPS_ERR:
+        qp.state = IBV_QPS_ERR;
+        complete_orphan(pair);
+        flush(pair);
+        return 0;
+    default:
+        break;
+    }
+    change(pair, values, mask, to);
+    if (to == IBV_QPS_RTR && qp.sender_waits.exchange(0) != 0)
+        run_waiting_sender(pair);
+    if (to == IBV_QPS_RTS && from != IBV_QPS_RTR)
+        run_send_queue(*pair.home, pair.near(), pair.far()); // what SQD held back
+    if (to == IBV_QPS_SQD && (mask & IBV_QP_EN_SQD_ASYNC_NOTIFY) != 0 && values.en_sqd_async_notify != 0)
+        raise(context::of(pair.handle()->context), {IBV_EVENT_SQ_DRAINED, pair.index, pair.serial, 0});
+    return 0;
+}
+
+void destroy(queue_pair& pair) {
+    auto& home = *pair.home;
+    auto& qp = *pair.qp;
+    reset(pair);
+    {
+        const std::lock_guard guard(home.objects);
+        home.qps[pair.index] = nullptr;
+        qp.in_use = 0;
+    }
+    wait_for_both_sides(pair);
+    auto& seen = pair.seen.qp_base;
+    ::pthread_mutex_lock(&seen.mutex);
+    while (seen.events_completed != pair.events_read)
+        ::pthread_cond_wait(&seen.cond, &seen.mutex);
+    ::pthread_mutex_unlock(&seen.mutex);
+    home.own().release(qp.sq.ring);
+    home.own().release(qp.rq.ring);
+    home.qp_places.give_back(pair.index);
+    home.qps_made.fetch_sub(1);
+}
+
+} // namespace
+
+void fill_qp_operations(verbs_context& context) {
+    context.create_qp_ex = create_qp_ex;
+}
+
+} // namespace lab::hca
+
+VERB(ibv_qp*, ibv_create_qp, (ibv_pd * pd, ibv_qp_init_attr* asked), (pd, asked), {
+    const auto made = make_qp(pd, *asked);
+    return made ? (*made)->handle() : fails(made.error());
+})
+
+VERB(int, ibv_modify_qp, (ibv_qp * qp, ibv_qp_attr* values, int mask), (qp, values, mask), {
+    const int error = modify(queue_pair::of(qp), *values, mask);
+    return error == 0 ? 0 : fails(error);
+})
+
+VERB(int, ibv_query_qp, (ibv_qp * qp, ibv_qp_attr* values, int mask, ibv_qp_init_attr* init),
+     (qp, values, mask, init), {
+         auto& pair = queue_pair::of(qp);
+         *values = pair.attributes;
+         values->qp_state = values->cur_qp_state = static_cast<ibv_qp_state>(pair.qp->state.load());
+         values->cap = pair.made_with.cap;
+         qp->state = values->qp_state;
+         *init = pair.made_with;
+         return 0;
+     })
+
+VERB(int, ibv_destroy_qp, (ibv_qp * qp), (qp), {
+    auto& pair = queue_pair::of(qp);
+    if (pair.home->present())
+        destroy(pair);
+    protection_domain::of(qp->pd).users.fetch_sub(1);
+    completion_queue::of(qp->send_cq).users.fetch_sub(1);
+    completion_queue::of(qp->recv_cq).users.fetch_sub(1);
+    if (qp->srq != nullptr)
+        shared_receive_queue::of(qp->srq).users.fetch_sub(1);
+    delete &pair;
+    return 0;
+})
+
+extern "C" [[gnu::visibility("default")]] ibv_qp_ex* ibv_qp_to_qp_ex(ibv_qp* qp) {
+    return &lab::hca::queue_pair::of(qp).seen;
+}
+
+VERB(int, ibv_query_qp_data_in_order, (ibv_qp * qp, ibv_wr_opcode opcode, uint32_t flags),
+     (qp, opcode, flags), {
+         (void)qp;
+         (void)opcode;
+         (void)flags;
+         return 1;
+     })
+
+VERB(ibv_ah*, ibv_create_ah, (ibv_pd * pd, ibv_ah_attr* address), (pd, address), {
+    if (const int error = check_address(context::of(pd->context), *address); error != 0)
+        return fails(error);
+    auto made = make_zeroed<address_handle>();
+    made->seen.context = pd->context;
+    made->seen.pd = pd;
+    made->where = route_of(*address);
+    protection_domain::of(pd).users.fetch_add(1);
+    return &made.release()->seen;
+})
+
+VERB(int, ibv_destroy_ah, (ibv_ah * ah), (ah), {
+    protection_domain::of(ah->pd).users.fetch_sub(1);
+    delete &address_handle::of(ah);
+    return 0;
+})
+
+VERB(int, ibv_init_ah_from_wc,
+     (ibv_context * handle, uint8_t port, ibv_wc* wc, ibv_grh* grh, ibv_ah_attr* into),
+     (handle, port, wc, grh, into), {
+         *into = {};
+         into->dlid = wc->slid;
+         into->sl = wc->sl;
+         into->src_path_bits = wc->dlid_path_bits;
+         into->port_num = port;
+         if ((wc->wc_flags & IBV_WC_GRH) == 0)
+             return 0;
+         into->is_global = 1;
+         into->grh.dgid = grh->sgid;
+         const auto& where = context::of(handle);
+         if (port < 1 || port > where.card->card.ports)
+             return fails(EINVAL);
+         for (uint8_t index = 0; index < gid_table_length; ++index)
+             if (std::memcmp(where.card->gids[port - 1][index], grh->dgid.raw, 16) == 0) {
+                 into->grh.sgid_index = index;
+                 break;
+             }
+         into->grh.hop_limit = 0xff;
+         return 0;
+     })
+
+VERB(ibv_ah*, ibv_create_ah_from_wc, (ibv_pd * pd, ibv_wc* wc, ibv_grh* grh, uint8_t port),
+     (pd, wc, grh, port), {
+         ibv_ah_attr address{};
+         if (::ibv_init_ah_from_wc(pd->context, port, wc, grh, &address) != 0)
+             return nullptr;
+         return ::ibv_create_ah(pd, &address);
+     })

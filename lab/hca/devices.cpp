@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "lab/hca/devices.hpp"
+
+#include <arpa/inet.h>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <ifaddrs.h>
+#include <net/if.h>
+
+namespace lab::hca {
+namespace {
+
+constexpr std::uint32_t vendor_id = 0x6764; // nobody's: no program takes it for a card that it knows
+
+constexpr std::uint8_t grh_required = 1; // IBV_QPF_GRH_REQUIRED
+
+struct line_rate {
+    unsigned gbps;
+    std::uint8_t width, speed; // as in the port attributes
+};
+// Widths 1x = 1, 4x = 2, 8x = 4; speeds QDR = 4, FDR10 = 8, FDR = 16, EDR = 32, HDR = 64, NDR = 128.
+constexpr line_rate rates[] = {{10, 1, 8},   {25, 1, 32},  {40, 2, 8},    {56, 2, 16},
+                               {100, 2, 32}, {200, 2, 64}, {400, 2, 128}, {800, 4, 128}};
+
+ibv_mtu mtu_code(unsigned bytes) {
+    return bytes >= 4096   ? IBV_MTU_4096
+           : bytes >= 2048 ? IBV_MTU_2048
+           : bytes >= 1024 ? IBV_MTU_1024
+           : bytes >= 512  ? IBV_MTU_512
+                           : IBV_MTU_256;
+}
+
+// The first IPv4 address of this host that others can use.
+in_addr host_address() {
+    in_addr found{htonl(INADDR_LOOPBACK)};
+    ifaddrs* all = nullptr;
+    if (::getifaddrs(&all) != 0)
+        return found;
+    for (const auto* each = all; each != nullptr; each = each->ifa_next)
+        if (each->ifa_addr != nullptr && each->ifa_addr->sa_family == AF_INET &&
+            (each->ifa_flags & IFF_LOOPBACK) == 0 && (each->ifa_flags & IFF_UP) != 0) {
+            sockaddr_in address{};
+            std::memcpy(&address, each->ifa_addr, sizeof(address));
+            found = address.sin_addr;
+            break;
+        }
+    ::freeifaddrs(all);
+    return found;
+}
+
+void fill_gids(device& card) {
+    for (unsigned port = 0; port < 2; ++port) {
+        std::uint8_t link_local[16] = {0xfe, 0x80};
+        const auto guid = guid_of(card.index, port + 1);
+        for (unsigned i = 0; i < 8; ++i)
+            link_local[8 + i] = static_cast<std::uint8_t>(guid >> (56 - 8 * i));
+        auto& table = card.gids[port];
+        std::memset(table, 0, sizeof(table));
+        if (card.card.link == link_layer::infiniband) {
+            std::memcpy(table[0], link_local, 16);
+            continue;
+        }
+        in_addr address = host_address();
+        if (!card.card.address.empty())
+            ::inet_pton(AF_INET, card.card.address.c_str(), &address);
+        table[0][10] = table[0][11] = 0xff;
+        std::memcpy(&table[0][12], &address, 4);
+        std::memcpy(table[1], link_local, 16);
+    }
+}
+
+device& slot_for(unsigned index) {
+    static auto* all = new device[max_hcas](); // never freed
+    return all[index];
+}
+
+} // namespace
+
+std::uint64_t guid_of(unsigned device, unsigned port) {
+    return 0x026764fffe000000ULL | device << 8 | port; // locally administered
+}
+
+tl::expected<std::vector<device*>, int> list_devices() {
+    static std::mutex mutex;
+    const std::lock_guard guard(mutex);
+    const auto entered = folder::enter(selected_name(), std::nullopt);
+    if (!entered) {
+        std::fprintf(stderr, "gaudi-lab: %s\n", entered.error().text.c_str());
+        return tl::unexpected(ENODEV);
+    }
+    std::vector<device*> found;
+    for (unsigned i = 0; i < entered->contents().hcas.size(); ++i) {
+        auto& card = slot_for(i);
+        card.index = i;
+        if (card.seen.name[0] == '\0' || !(card.card == entered->contents().hcas[i])) {
+            card.card = entered->contents().hcas[i];
+            card.seen.node_type = IBV_NODE_CA;
+            card.seen.transport_type = IBV_TRANSPORT_IB;
+            std::snprintf(card.seen.name, sizeof(card.seen.name), "vhca%u", i);
+            std::snprintf(card.seen.dev_name, sizeof(card.seen.dev_name), "uverbs-vhca%u", i);
+            const auto base = entered->path() / "sys";
+            std::snprintf(card.seen.dev_path, sizeof(card.seen.dev_path),
+                          "%s/class/infiniband_verbs/uverbs-vhca%u", base.c_str(), i);
+            std::snprintf(card.seen.ibdev_path, sizeof(card.seen.ibdev_path), "%s/class/infiniband/vhca%u",
+                          base.c_str(), i);
+            fill_gids(card);
+        }
+        found.push_back(&card);
+    }
+    return found;
+}
+
+ibv_device_attr attributes_of(const device& card) {
+    const auto& limits = card.card;
+    ibv_device_attr made{};
+    std::snprintf(made.fw_ver, sizeof(made.fw_ver), "0.1.0");
+    made.node_guid = __builtin_bswap64(guid_of(card.index, 0));
+    made.sys_image_guid = made.node_guid;
+    made.max_mr_size = UINT64_MAX;
+    made.page_size_cap = 0xfffffffffffff000;
+    made.vendor_id = vendor_id;
+    made.vendor_part_id = 1;
+    made.max_qp = static_cast<int>(limits.max_qp);
+    made.max_qp_wr = static_cast<int>(limits.max_qp_wr);
+    made.device_cap_flags = IBV_DEVICE_CURR_QP_STATE_MOD | IBV_DEVICE_PORT_ACTIVE_EVENT |
+                            IBV_DEVICE_SYS_IMAGE_GUID | IBV_DEVICE_RC_RNR_NAK_GEN;
+    made.max_sge = made.max_sge_rd = made.max_srq_sge = static_cast<int>(limits.max_sge);
+    made.max_cq = static_cast<int>(limits.max_cq);
+    made.max_cqe = static_cast<int>(limits.max_cqe);
+    made.max_mr = static_cast<int>(limits.max_mr);
+    made.max_pd = 1 << 24;
+    made.max_qp_rd_atom = made.max_qp_init_rd_atom = static_cast<int>(limits.max_rd_atomic);
+    made.max_res_rd_atom = static_cast<int>(limits.max_rd_atomic * limits.max_qp);
+    made.atomic_cap = IBV_ATOMIC_HCA;
+    made.max_ah = 1 << 24;
+    made.max_srq = static_cast<int>(limits.max_srq);
+    made.max_srq_wr = static_cast<int>(limits.max_qp_wr);
+    made.max_pkeys = 1;
+    made.local_ca_ack_delay = 15;
+    made.phys_port_cnt = static_cast<std::uint8_t>(limits.ports);
+    return made;
+}
+
+ibv_port_attr attributes_of(const device& card, unsigned port) {
+    ibv_port_attr made{};
+    const bool ethernet = card.card.link == link_layer::ethernet;
+    made.state = card.card.port_up ? IBV_PORT_ACTIVE : IBV_PORT_DOWN;
+    made.max_mtu = made.active_mtu = mtu_code(card.card.mtu);
+    made.gid_tbl_len = gid_table_length;
+    made.port_cap_flags =
+        ethernet ? IBV_PORT_CM_SUP | IBV_PORT_IP_BASED_GIDS : IBV_PORT_CM_SUP | IBV_PORT_SYS_IMAGE_GUID_SUP;
+    made.max_msg_sz = 1U << 31;
+    made.pkey_tbl_len = 1;
+    made.lid = ethernet ? std::uint16_t{0} : lid_of(card.index, port);
+    made.sm_lid = ethernet ? 0 : 1;
+    made.max_vl_num = 1;
+    for (const auto& rate : rates)
+        if (rate.gbps == card.card.speed_gbps) {
+            made.active_width = rate.width;
+            made.active_speed = rate.speed;
+        }
+    made.phys_state = card.card.port_up ? 5 : 3;
+    made.link_layer = ethernet ? IBV_LINK_LAYER_ETHERNET : IBV_LINK_LAYER_INFINIBAND;
+    made.flags = ethernet ? grh_required : std::uint8_t{0};
+    return made;
+}
+
+} // namespace lab::hca

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "lab/hca/endpoint.hpp"
+
+#include "lab/hca/verbs.hpp"
+
+namespace lab::hca {
+
+void signal(peer& who, std::uint32_t index) {
+    auto& cq = who.memory()->cqs[index];
+    if (cq.channel == no_index)
+        return;
+    if (who.signal(cq.channel, std::uint64_t{cq.serial} << 32 | index))
+        return;
+    cq.signal_owed = 1;
+    who.memory()->head.cq_attention = 1;
+    who.memory().ring();
+}
+
+void push(peer& who, std::uint32_t index, const completion& entry) {
+    auto& cq = who.memory()->cqs[index];
+    {
+        const lock_guard guard(cq.producers);
+        const auto produced = cq.produced.load(std::memory_order_relaxed);
+        if (cq.overrun.load(std::memory_order_relaxed) != 0)
+            return;
+        if (produced - cq.consumed.load(std::memory_order_acquire) >= cq.capacity) {
+            cq.overrun = 1;
+            who.memory()->head.cq_attention = 1;
+            who.memory().ring();
+            return;
+        }
+        auto& place = *who.memory().at<completion>(cq.ring + std::uint64_t{produced & (cq.capacity - 1)} *
+                                                                 sizeof(completion));
+        place = entry;
+        if (cq.timestamps != 0)
+            place.time_ns = now_ns();
+        cq.produced.store(produced + 1, std::memory_order_release);
+    }
+    if (cq.channel == no_index)
+        return;
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    auto armed = cq.armed.load(std::memory_order_relaxed);
+    const bool special = entry.solicited != 0 || entry.status != IBV_WC_SUCCESS;
+    while (armed == anything || (armed == solicited_only && special))
+        if (cq.armed.compare_exchange_weak(armed, nothing)) {
+            signal(who, index);
+            break;
+        }
+}
+
+void call_attention(const endpoint& which, std::uint32_t attention_bits) {
+    const auto index = index_of(which.qp->number);
+    which.qp->attention.fetch_or(attention_bits);
+    which.memory()->head.qp_attention[index / 64].fetch_or(1ULL << (index % 64));
+    which.memory().ring();
+}
+
+void break_down(const endpoint& which, std::uint32_t attention_bits) {
+    auto state = which.qp->state.load();
+    while (state != IBV_QPS_ERR && state != IBV_QPS_RESET && state != IBV_QPS_INIT)
+        if (which.qp->state.compare_exchange_weak(state, IBV_QPS_ERR)) {
+            call_attention(which, attention_bits | needs_flush);
+            return;
+        }
+}
+
+} // namespace lab::hca

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include "lab/hca/endpoint.hpp"
+#include "lab/hca/memory_access.hpp"
+
+namespace lab::hca {
+
+// Executes what can be executed of a send queue, in order: whoever makes a request executable calls this, the
+// poster, or the peer whose receive it waited for. `responder.who` may be null: nobody is there. Datagram
+// queue pairs find theirs by each request.
+void run_send_queue(process& here, const endpoint& requester, const endpoint& responder);
+
+// The same in two steps, for a poster that has the lock anyway. Returns when it must be looked at again.
+void lock_send_queue(const endpoint& requester);
+[[nodiscard]] std::uint64_t run_locked_send_queue(process& here, const endpoint& requester,
+                                                  const endpoint& responder);
+
+// Completes all outstanding receives as flushed. The queue pair is in the error state.
+void flush_receives(const endpoint& which);
+
+// When the head request of a send queue is given up, if nothing happens; UINT64_MAX: never, or nothing waits.
+[[nodiscard]] std::uint64_t deadline_of(const shared_qp& requester, const shared_qp* responder);
+
+} // namespace lab::hca

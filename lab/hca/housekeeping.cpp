@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "lab/hca/housekeeping.hpp"
+
+#include "lab/hca/engine.hpp"
+#include "lab/hca/objects.hpp"
+
+#include <algorithm>
+#include <bit>
+
+namespace lab::hca {
+namespace {
+
+void tell(queue_pair& qp, ibv_event_type type) {
+    raise(context::of(qp.handle()->context), {static_cast<std::uint32_t>(type), qp.index, qp.serial, 0});
+}
+
+void attend(queue_pair& qp) {
+    const auto bits = qp.qp->attention.exchange(0);
+    if ((bits & event_access_error) != 0)
+        tell(qp, IBV_EVENT_QP_ACCESS_ERR);
+    if ((bits & event_request_error) != 0)
+        tell(qp, IBV_EVENT_QP_REQ_ERR);
+    if ((bits & event_fatal) != 0)
+        tell(qp, IBV_EVENT_QP_FATAL);
+    if ((bits & event_established) != 0)
+        tell(qp, IBV_EVENT_COMM_EST);
+    if ((bits & needs_flush) != 0)
+        flush(qp);
+}
+
+void attend_qps(process& home) {
+    for (std::uint32_t word = 0; word < max_qps / 64; ++word) {
+        auto bits = home.own()->head.qp_attention[word].load(std::memory_order_relaxed);
+        if (bits == 0)
+            continue;
+        bits = home.own()->head.qp_attention[word].exchange(0);
+        for (; bits != 0; bits &= bits - 1)
+            if (auto* qp = home.qps[word * 64 + static_cast<unsigned>(std::countr_zero(bits))]; qp != nullptr)
+                attend(*qp);
+    }
+}
+
+// An overrun queue is lost: its program is told, and so are the queue pairs that use it.
+void attend_cqs(process& home) {
+    if (home.own()->head.cq_attention.exchange(0) == 0)
+        return;
+    for (auto* cq : home.cqs) {
+        if (cq == nullptr)
+            continue;
+        if (cq->cq->signal_owed.exchange(0) != 0)
+            signal(*home.self(), cq->index);
+        auto fresh = std::uint32_t{1};
+        if (!cq->cq->overrun.compare_exchange_strong(fresh, 2))
+            continue;
+        raise(context::of(cq->handle()->context), {IBV_EVENT_CQ_ERR, cq->index, cq->cq->serial, 0});
+        for (auto* qp : home.qps)
+            if (qp != nullptr && (qp->qp->send_cq == cq->index || qp->qp->receive_cq == cq->index))
+                break_down(qp->near(), event_fatal);
+    }
+}
+
+void attend_srqs(process& home) {
+    if (home.own()->head.srq_attention.exchange(0) == 0)
+        return;
+    for (auto* srq : home.srqs)
+        if (srq != nullptr && srq->srq->limit_event.exchange(0) != 0)
+            raise(context::of(srq->seen.context), {IBV_EVENT_SRQ_LIMIT_REACHED, srq->index, srq->serial, 0});
+}
+
+} // namespace
+
+std::uint64_t keep_house(process& home) {
+    const std::lock_guard guard(home.objects);
+    attend_qps(home);
+    attend_cqs(home);
+    attend_srqs(home);
+    // Requests that wait: run_send_queue() says itself when to come again.
+    for (std::uint32_t i = 0; i < home.qps_in_use; ++i)
+        if (auto* qp = home.qps[i]; qp != nullptr && qp->qp->sq.done.load() != qp->qp->sq.posted.load())
+            run_send_queue(home, qp->near(), qp->far());
+    return UINT64_MAX;
+}
+
+} // namespace lab::hca

@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "lab/hca/memory_access.hpp"
+
+#include "lab/dmabuf.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <sys/uio.h>
+
+namespace lab::hca {
+namespace {
+
+reach add_hbm(process& here, const segment& owner, const shared_mr& mr, std::uint64_t offset,
+              std::uint64_t length, side& to) {
+    const auto* view = here.hbm(mr.gaudi, mr.hbm_size);
+    if (view == nullptr)
+        return reach::unmappable;
+    const auto* piece_at = owner.at<const hbm_piece>(mr.pieces);
+    for (std::uint32_t i = 0; i < mr.piece_count && length > 0; ++i) {
+        const auto& part = piece_at[i];
+        if (offset >= part.length) {
+            offset -= part.length;
+            continue;
+        }
+        const auto taken = std::min(length, part.length - offset);
+        if (gaudi_lab_hbm_prepare(view->fd, view->base, view->size, part.offset + offset, taken) != 0)
+            return reach::unmappable; // tmpfs is full
+        to.pieces.push_back(
+            {piece::kind::hbm, reinterpret_cast<std::uint64_t>(view->base + part.offset + offset), taken});
+        length -= taken;
+        offset = 0;
+    }
+    return reach::fine;
+}
+
+// Small ones as one store, so that nobody sees half of them.
+void copy_local(std::byte* to, const std::byte* from, std::uint64_t length) {
+    switch (length) {
+    case 0:
+        return;
+    case 1:
+        *to = *from;
+        return;
+    case 2:
+        __builtin_memcpy(to, from, 2);
+        return;
+    case 4:
+        __builtin_memcpy(to, from, 4);
+        return;
+    case 8:
+        __builtin_memcpy(to, from, 8);
+        return;
+    default:
+        break;
+    }
+    if (length > 8) {
+        std::memmove(to, from, length - 8);
+        std::atomic_thread_fence(std::memory_order_release);
+        __builtin_memcpy(to + length - 8, from + length - 8, 8);
+        return;
+    }
+    std::memmove(to, from, length);
+}
+
+// Gathers what one system call can move between the two processes.
+class across {
+public:
+    across(int process, bool writing) : process_(process), writing_(writing) {}
+
+    bool add(std::uint64_t near, std::uint64_t far, std::uint64_t length, moved& sum) {
+        if (count_ + 2 > limit && !flush(sum))
+            return false;
+        // The last bytes in an entry of their own: the kernel moves entries in order.
+        if (writing_ && length > 8) {
+            put(near, far, length - 8);
+            put(near + length - 8, far + length - 8, 8);
+        } else
+            put(near, far, length);
+        return true;
+    }
+
+    bool flush(moved& sum) {
+        std::size_t first = 0;
+        while (first < count_) {
+            const auto rc = writing_ ? ::process_vm_writev(process_, near_ + first, count_ - first,
+                                                           far_ + first, count_ - first, 0)
+                                     : ::process_vm_readv(process_, near_ + first, count_ - first,
+                                                          far_ + first, count_ - first, 0);
+            if (rc < 0 && errno == EINTR)
+                continue;
+            if (rc <= 0) {
+                sum.forbidden = rc < 0 && errno == EPERM;
+                return false;
+            }
+            auto left = static_cast<std::uint64_t>(rc);
+            sum.across += left;
+            while (left > 0 && first < count_) {
+                const auto part = std::min<std::uint64_t>(left, near_[first].iov_len);
+                advance(near_[first], part);
+                advance(far_[first], part);
+                left -= part;
+                if (near_[first].iov_len == 0)
+                    ++first;
+            }
+        }
+        count_ = 0;
+        return true;
+    }
+
+private:
+    static constexpr std::size_t limit = 64;
+
+    void put(std::uint64_t near, std::uint64_t far, std::uint64_t length) {
+        near_[count_] = {reinterpret_cast<void*>(near), length};
+        far_[count_++] = {reinterpret_cast<void*>(far), length};
+    }
+    static void advance(iovec& entry, std::uint64_t by) {
+        entry.iov_base = static_cast<std::byte*>(entry.iov_base) + by;
+        entry.iov_len -= by;
+    }
+
+    int process_;
+    bool writing_;
+    std::size_t count_ = 0;
+    iovec near_[limit], far_[limit];
+};
+
+bool all_local(const side& all) {
+    return std::all_of(all.pieces.begin(), all.pieces.end(), [](const piece& each) { return each.here(); });
+}
+
+bool any_across(const side& all) {
+    return std::any_of(all.pieces.begin(), all.pieces.end(),
+                       [](const piece& each) { return each.where == piece::kind::across; });
+}
+
+// Walks both sides in step.
+template <typename Each>
+bool in_step(const side& to, const side& from, Each&& each) {
+    auto left = std::min(to.length, from.length);
+    std::size_t i = 0, j = 0;
+    std::uint64_t into = 0, outof = 0;
+    while (left > 0) {
+        const auto& target = to.pieces[i];
+        const auto& source = from.pieces[j];
+        const auto part = std::min({left, target.length - into, source.length - outof});
+        if (part > 0 && !each(target, into, source, outof, part))
+            return false;
+        left -= part;
+        into += part;
+        outof += part;
+        if (into == target.length) {
+            ++i;
+            into = 0;
+        }
+        if (outof == source.length) {
+            ++j;
+            outof = 0;
+        }
+    }
+    return true;
+}
+
+} // namespace
+
+reach find_memory(process& here, const segment& owner, std::uint32_t key, std::uint64_t address,
+                  std::uint64_t length, std::uint32_t pd, std::uint32_t rights, side& to) {
+    const auto index = key >> 8;
+    if (index >= max_mrs)
+        return reach::denied;
+    const auto& mr = owner->mrs[index];
+    if (mr.key.load(std::memory_order_seq_cst) != key || key == 0)
+        return reach::denied;
+    if (mr.pd != pd || (mr.access & rights) != rights)
+        return reach::denied;
+    if (mr.kind == mr_kind::null) {
+        to.pieces.push_back({piece::kind::null, 0, length});
+        to.length += length;
+        return reach::fine;
+    }
+    if (address < mr.iova || length > mr.length || address - mr.iova > mr.length - length)
+        return reach::denied;
+    to.length += length;
+    if (mr.kind == mr_kind::hbm)
+        return add_hbm(here, owner, mr, address - mr.iova, length, to);
+    const auto at = mr.address + (address - mr.iova);
+    if (&owner == &here.own())
+        to.pieces.push_back({piece::kind::local, at, length});
+    else {
+        to.pieces.push_back({piece::kind::across, at, length});
+        to.process = owner->head.process;
+    }
+    return reach::fine;
+}
+
+moved copy(const side& to, const side& from) {
+    moved sum;
+    if (to.pieces.size() == 1 && from.pieces.size() == 1 && all_local(to) && all_local(from)) {
+        const auto length = std::min(to.length, from.length);
+        copy_local(to.pieces[0].pointer(), from.pieces[0].pointer(), length);
+        sum.mapped = length;
+        return sum;
+    }
+    const bool writing = any_across(to);
+    across gathered(writing ? to.process : from.process, writing);
+    sum.fine = in_step(to, from,
+                       [&](const piece& target, std::uint64_t into, const piece& source, std::uint64_t outof,
+                           std::uint64_t part) {
+                           using kind = piece::kind;
+                           static const std::byte zeros[65536]{};
+                           if (target.where == kind::null)
+                               return true;
+                           if (target.here() && source.here()) {
+                               copy_local(target.pointer() + into, source.pointer() + outof, part);
+                               sum.mapped += part;
+                               return true;
+                           }
+                           if (target.here() && source.where == kind::null) {
+                               std::memset(target.pointer() + into, 0, part);
+                               return true;
+                           }
+                           if (target.here())
+                               return gathered.add(target.address + into, source.address + outof, part, sum);
+                           if (source.here())
+                               return gathered.add(source.address + outof, target.address + into, part, sum);
+                           for (std::uint64_t done = 0; done < part;
+                                done += sizeof(zeros)) // nothing, into the other process
+                               if (!gathered.add(reinterpret_cast<std::uint64_t>(zeros),
+                                                 target.address + into + done,
+                                                 std::min<std::uint64_t>(part - done, sizeof(zeros)), sum))
+                                   return false;
+                           return true;
+                       }) &&
+               gathered.flush(sum);
+    return sum;
+}
+
+} // namespace lab::hca

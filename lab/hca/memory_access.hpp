@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include "lab/hca/process.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace lab::hca {
+
+// A stretch of memory as the executing process can reach it.
+struct piece {
+    enum class kind : std::uint32_t { local, hbm, across, null };
+    kind where;
+    std::uint64_t address; // a pointer of this process, or an address in the other one
+    std::uint64_t length;
+    [[nodiscard]] bool here() const { return where == kind::local || where == kind::hbm; }
+    [[nodiscard]] std::byte* pointer() const { return reinterpret_cast<std::byte*>(address); }
+};
+
+// One side of a transfer. `process` is the one that the pieces across belong to.
+struct side {
+    std::vector<piece> pieces;
+    std::uint64_t length = 0;
+    int process = 0;
+    void clear() {
+        pieces.clear();
+        length = 0;
+    }
+};
+
+enum class reach { fine, denied, unmappable };
+
+// Appends the memory behind (key, address, length) in `owner` to `to`. denied: no such key, another PD, out
+// of range, or a right is missing.
+[[nodiscard]] reach find_memory(process& here, const segment& owner, std::uint32_t key, std::uint64_t address,
+                                std::uint64_t length, std::uint32_t pd, std::uint32_t rights, side& to);
+
+struct moved {
+    bool fine = true;
+    bool forbidden = false; // by ptrace rules
+    std::uint64_t mapped = 0, across = 0;
+};
+
+// Copies min of both lengths; the last bytes become visible last. At most one side has pieces across.
+[[nodiscard]] moved copy(const side& to, const side& from);
+
+} // namespace lab::hca

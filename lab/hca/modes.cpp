@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "lab/hca/modes.hpp"
+
+#include "lab/hca/process.hpp"
+#include "lab/world/text.hpp"
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <optional>
+#include <random>
+#include <string_view>
+
+namespace lab::hca {
+namespace {
+
+struct mode {
+    bool deferred = false;
+    std::uint64_t delay_ns = 0;
+    std::uint64_t rnr_every = 0;
+};
+
+std::optional<std::uint64_t> parse_time(std::string_view text) {
+    std::uint64_t unit = 0;
+    if (text.ends_with("us"))
+        unit = 1000;
+    else if (text.ends_with("ms"))
+        unit = 1000000;
+    else
+        return std::nullopt;
+    const auto value = parse_unsigned(text.substr(0, text.size() - 2), 1000000);
+    return value ? std::optional(*value * unit) : std::nullopt;
+}
+
+bool take(mode& into, std::string_view word) {
+    if (word == "deferred") {
+        into.deferred = true;
+        return true;
+    }
+    if (word.starts_with("delay="))
+        if (const auto time = parse_time(word.substr(6))) {
+            into.delay_ns = *time;
+            return true;
+        }
+    if (word.starts_with("rnr="))
+        if (const auto every = parse_unsigned(word.substr(4), UINT32_MAX); every && *every > 0) {
+            into.rnr_every = *every;
+            return true;
+        }
+    return false;
+}
+
+const mode& chosen() {
+    static const mode made = [] {
+        mode from_environment;
+        const char* text = std::getenv("GAUDI_LAB_HCA_MODE");
+        if (text == nullptr)
+            return from_environment;
+        std::string_view rest = text;
+        while (!rest.empty()) {
+            const auto word = rest.substr(0, rest.find(','));
+            if (!take(from_environment, trim(word))) {
+                // One that is not understood must not pass for the usual one.
+                std::fprintf(
+                    stderr,
+                    "gaudi-lab: GAUDI_LAB_HCA_MODE=%s: expected deferred, delay=TIME (50us, 2ms) or rnr=N, "
+                    "separated by commas\n",
+                    text);
+                std::_Exit(2);
+            }
+            rest.remove_prefix(std::min(rest.size(), word.size() + 1));
+        }
+        return from_environment;
+    }();
+    return made;
+}
+
+} // namespace
+
+std::uint64_t due_time() {
+    static const mode& how = chosen();
+    if (how.delay_ns != 0) {
+        thread_local std::minstd_rand random(std::random_device{}());
+        return now_ns() + random() % how.delay_ns;
+    }
+    return how.deferred ? 1 : 0;
+}
+
+bool receiver_not_ready() {
+    static const mode& how = chosen();
+    static std::atomic<std::uint64_t> deliveries{0};
+    return how.rnr_every != 0 && deliveries.fetch_add(1) % how.rnr_every == how.rnr_every - 1;
+}
+
+} // namespace lab::hca

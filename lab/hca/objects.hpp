@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include "lab/hca/endpoint.hpp"
+#include "lab/hca/verbs.hpp"
+#include "lab/world/description.hpp"
+
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+// What stands behind the handles of libibverbs: each begins with the structure that programs see.
+namespace lab::hca {
+
+// A card as programs see it. Lives for ever: programs keep the pointer after they freed the list.
+struct device {
+    ibv_device seen;
+    // libmlx5 and libefa look behind ibv_device for a driver of their own and must find none.
+    std::byte slack[1024];
+    unsigned index;
+    hca_card card;
+    std::uint8_t gids[2][2][16]; // port, index
+};
+
+struct context {
+    verbs_context seen;
+    std::shared_ptr<process> home;
+    device* card;
+    int async_pipe[2] = {-1, -1};
+
+    static context& of(ibv_context* handle) {
+        return *reinterpret_cast<context*>(reinterpret_cast<std::byte*>(handle) -
+                                           offsetof(verbs_context, context));
+    }
+    static context& of(const ibv_context* handle) { return of(const_cast<ibv_context*>(handle)); }
+    [[nodiscard]] ibv_context* handle() { return &seen.context; }
+};
+
+struct protection_domain {
+    ibv_pd seen;
+    std::uint32_t id;
+    std::atomic<int> users{0};
+
+    static protection_domain& of(ibv_pd* handle) { return *reinterpret_cast<protection_domain*>(handle); }
+};
+
+struct memory_region {
+    ibv_mr seen;
+    std::uint32_t index;
+    int dmabuf = -1; // our own reference: it pins the Gaudi
+    bool device_memory = false;
+
+    static memory_region& of(ibv_mr* handle) { return *reinterpret_cast<memory_region*>(handle); }
+};
+
+struct address_handle {
+    ibv_ah seen;
+    route where;
+
+    static address_handle& of(ibv_ah* handle) { return *reinterpret_cast<address_handle*>(handle); }
+};
+
+struct completion_channel {
+    ibv_comp_channel seen;
+    std::uint32_t index;
+    std::filesystem::path path;
+
+    static completion_channel& of(ibv_comp_channel* handle) {
+        return *reinterpret_cast<completion_channel*>(handle);
+    }
+};
+
+struct completion_queue {
+    union {
+        ibv_cq_ex seen;
+        std::byte slack[sizeof(ibv_cq_ex) + 128]; // newer headers may have grown it
+    };
+    process* home;
+    std::uint32_t index;
+    shared_cq* cq;
+    completion* ring;
+    std::atomic<int> users{0};
+    std::uint32_t events_read = 0, async_events_read = 0; // under seen.mutex
+    std::uint32_t empty_polls = 0;
+    completion now; // what an extended poll stands at
+
+    completion_queue() : slack{} {}
+    static completion_queue& of(ibv_cq* handle) { return *reinterpret_cast<completion_queue*>(handle); }
+    static completion_queue& of(ibv_cq_ex* handle) { return *reinterpret_cast<completion_queue*>(handle); }
+    [[nodiscard]] ibv_cq* handle() { return reinterpret_cast<ibv_cq*>(&seen); }
+};
+
+struct shared_receive_queue {
+    ibv_srq seen;
+    process* home;
+    std::uint32_t index;
+    shared_srq* srq;
+    std::atomic<int> users{0};
+    std::uint32_t serial;
+    std::uint32_t events_read = 0;
+
+    static shared_receive_queue& of(ibv_srq* handle) {
+        return *reinterpret_cast<shared_receive_queue*>(handle);
+    }
+};
+
+// A request being put together by the ibv_wr_* functions.
+struct built_request {
+    ibv_send_wr wr;
+    std::vector<ibv_sge> entries;
+    std::vector<std::byte> inlined;
+};
+
+struct queue_pair {
+    union {
+        ibv_qp_ex seen;
+        std::byte slack[sizeof(ibv_qp_ex) + 128];
+    };
+    process* home;
+    std::uint32_t index;
+    std::uint32_t serial;
+    shared_qp* qp;
+    std::shared_ptr<peer> other; // of a connected pair, from RTR on; changed under both queues' locks
+    ibv_qp_init_attr made_with;
+    ibv_qp_attr attributes;
+    std::uint32_t events_read = 0;
+    bool last_receive_told = false;
+    std::mutex building;
+    std::vector<built_request> built;
+    int build_error = 0;
+
+    queue_pair() : slack{} {}
+    static queue_pair& of(ibv_qp* handle) { return *reinterpret_cast<queue_pair*>(handle); }
+    static queue_pair& of(ibv_qp_ex* handle) { return *reinterpret_cast<queue_pair*>(handle); }
+    [[nodiscard]] ibv_qp* handle() { return &seen.qp_base; }
+    [[nodiscard]] endpoint near() const { return {home->self().get(), qp}; }
+    [[nodiscard]] endpoint far() const {
+        if (!other)
+            return {};
+        return {other.get(), &other->memory()->qps[index_of(qp->peer_number)]};
+    }
+};
+
+// Events that are not completions. Written to the context's pipe, read by ibv_get_async_event.
+struct async_record {
+    std::uint32_t type;   // ibv_event_type
+    std::uint32_t object; // index
+    std::uint32_t serial;
+    std::uint32_t port;
+};
+void raise(context& where, const async_record& what);
+
+// The peer's sends that waited for this queue pair may run now.
+void run_waiting_sender(queue_pair& qp);
+// Takes the completions of a queue pair that goes away out of a completion queue.
+void purge(completion_queue& cq, std::uint32_t qp_number, bool also_receives_of_srq);
+// Error state: everything outstanding is completed as flushed.
+void flush(queue_pair& qp);
+// Waits until nobody who began before works on memory or queues of this process.
+void wait_for_executors(process& home);
+
+[[nodiscard]] std::uint16_t lid_of(unsigned device, unsigned port);
+
+} // namespace lab::hca

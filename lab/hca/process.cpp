@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "lab/hca/process.hpp"
+
+#include "lab/dmabuf.h"
+#include "lab/hca/housekeeping.hpp"
+
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <ctime>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+namespace lab::hca {
+namespace {
+
+thread_local bool is_guard = false;
+
+} // namespace
+
+std::uint64_t now_ns() {
+    timespec now{};
+    ::clock_gettime(CLOCK_MONOTONIC, &now);
+    return static_cast<std::uint64_t>(now.tv_sec) * 1000000000 + static_cast<std::uint64_t>(now.tv_nsec);
+}
+
+peer::peer(std::shared_ptr<segment> memory, std::filesystem::path folder)
+    : memory_(std::move(memory)), folder_(std::move(folder)) {}
+
+peer::~peer() {
+    for (const auto& [index, fd] : channels_)
+        ::close(fd);
+}
+
+bool peer::signal(std::uint32_t channel, std::uint64_t event) {
+    const std::lock_guard guard(mutex_);
+    auto found = channels_.find(channel);
+    if (found == channels_.end()) {
+        const auto path = folder_ / (std::to_string(memory_->slot()) + ".channel" + std::to_string(channel));
+        const int fd = ::open(path.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW);
+        if (fd < 0)
+            return false;
+        found = channels_.emplace(channel, fd).first;
+    }
+    if (::write(found->second, &event, sizeof(event)) == sizeof(event))
+        return true;
+    if (errno != EAGAIN) { // the channel was destroyed, and another may have its number
+        ::close(found->second);
+        channels_.erase(found);
+    }
+    return false;
+}
+
+process::process(folder lab, std::shared_ptr<segment> own)
+    : qps(max_qps), cqs(max_cqs), srqs(max_srqs), lab_(std::move(lab)), own_(std::move(own)),
+      self_(std::make_shared<peer>(own_, lab_.path() / "hca")) {}
+
+tl::expected<std::shared_ptr<process>, int> process::join() {
+    const std::lock_guard guard(joining_);
+    if (auto there = joined_.lock(); there && there->present())
+        return there;
+    static const bool watching = ::pthread_atfork(nullptr, nullptr, after_fork) == 0;
+    (void)watching;
+    auto entered = folder::enter(selected_name(), std::nullopt);
+    if (!entered) {
+        std::fprintf(stderr, "gaudi-lab: %s\n", entered.error().text.c_str());
+        return tl::unexpected(ENODEV);
+    }
+    auto memory = segment::make(entered->path() / "hca");
+    if (!memory)
+        return tl::unexpected(memory.error());
+    std::shared_ptr<process> made(new process(std::move(*entered), *memory));
+    shared_lock::self = made->own_->party();
+    shared_lock::is_dead = party_is_dead;
+    current_ = made.get();
+    // The program's signals are not for the guard.
+    sigset_t all, before;
+    ::sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, &before);
+    try {
+        made->guard_ = std::thread([self = made.get()] { self->guard(); });
+    } catch (const std::system_error&) {
+        ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+        return tl::unexpected(EAGAIN);
+    }
+    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    while (!made->guarding_.load())
+        ::sched_yield(); // until it holds the sign of life
+    joined_ = made;
+    return made;
+}
+
+process::~process() {
+    if (!present() && own_->ours() == false)
+        return;
+    ending_ = true;
+    ring();
+    if (guard_.joinable())
+        guard_.join();
+    if (present())
+        current_ = nullptr;
+    for (const auto& slot : hbm_)
+        if (const auto* view = slot.load(); view != nullptr) {
+            ::munmap(view->base, view->file_size);
+            ::close(view->fd);
+            delete view;
+        }
+}
+
+void process::after_fork() {
+    // The child has its parent's objects but not its place in the lab: it starts without any. What is left
+    // here stays mapped and unused.
+    if (auto* parents = current_.exchange(nullptr); parents != nullptr) {
+        parents->own_->disown();
+        if (parents->guard_.joinable())
+            (void)new (std::nothrow)
+                std::thread(std::move(parents->guard_)); // no such thread here: left behind
+    }
+    new (&joining_) std::mutex;
+    new (&joined_) std::weak_ptr<process>;
+    shared_lock::self = 0;
+}
+
+std::shared_ptr<peer> process::find_peer(std::uint32_t slot) {
+    if (slot == own_->slot())
+        return self_;
+    const std::lock_guard guard(peers_mutex_);
+    if (const auto known = peers_.find(slot); known != peers_.end())
+        if (auto there = known->second.lock(); there && there->memory().alive())
+            return there;
+    auto opened = segment::open(hca_folder(), slot);
+    if (!opened)
+        return nullptr;
+    auto made = std::make_shared<peer>(*opened, hca_folder());
+    peers_[slot] = made;
+    constexpr std::size_t kept = 64;
+    if (recent_.size() >= kept)
+        recent_.erase(recent_.begin());
+    recent_.push_back(made);
+    return made;
+}
+
+const hbm_view* process::hbm(std::uint32_t gaudi, std::uint64_t size) {
+    if (gaudi >= hbm_.size())
+        return nullptr;
+    if (const auto* known = hbm_[gaudi].load(std::memory_order_acquire); known != nullptr)
+        return known;
+    const std::lock_guard guard(hbm_mutex_);
+    if (const auto* known = hbm_[gaudi].load(); known != nullptr)
+        return known;
+    const int fd = ::open((lab_.device_folder(gaudi) / "hbm").c_str(), O_RDWR | O_CLOEXEC);
+    if (fd < 0)
+        return nullptr;
+    struct stat status {};
+    const auto file_size = gaudi_lab_hbm_file_size(size);
+    if (::fstat(fd, &status) == 0 && static_cast<std::uint64_t>(status.st_size) == file_size)
+        if (void* at = ::mmap(nullptr, file_size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+            at != MAP_FAILED) {
+            ::madvise(at, file_size, MADV_DONTDUMP);
+            const auto* made = new hbm_view{fd, static_cast<unsigned char*>(at), size, file_size};
+            hbm_[gaudi].store(made, std::memory_order_release);
+            return made;
+        }
+    ::close(fd);
+    return nullptr;
+}
+
+bool process::party_is_dead(party who) {
+    const auto slot = who & (max_slots - 1);
+    auto* here = current_.load();
+    if (here == nullptr || who == shared_lock::self)
+        return false;
+    const auto found = here->find_peer(slot);
+    return !found || found->memory().party() != who || !found->memory().alive();
+}
+
+void process::look_at(std::uint64_t when_ns) {
+    auto seen = look_at_ns_.load();
+    while (when_ns < seen)
+        if (look_at_ns_.compare_exchange_weak(seen, when_ns)) {
+            if (!is_guard)
+                ring();
+            return;
+        }
+}
+
+void process::guard() {
+    ::pthread_setname_np(::pthread_self(), "vhca-guard");
+    auto& head = own_->operator->()->head;
+    is_guard = true;
+    ::pthread_mutex_lock(&head.life);
+    guarding_ = true;
+    while (!ending_) {
+        const auto seen = head.doorbell.load(std::memory_order_acquire);
+        look_at_ns_ = UINT64_MAX;
+        const auto next = keep_house(*this);
+        auto limit = look_at_ns_.load();
+        while (next < limit && !look_at_ns_.compare_exchange_weak(limit, next)) {
+        }
+        limit = look_at_ns_.load();
+        const auto now = now_ns();
+        constexpr std::uint64_t long_time = 3600ULL * 1000000000;
+        if (ending_ || limit <= now)
+            continue;
+        futex_wait(head.doorbell, seen, limit == UINT64_MAX ? long_time : limit - now);
+    }
+    ::pthread_mutex_unlock(&head.life);
+}
+
+} // namespace lab::hca

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include "lab/hca/segment.hpp"
+#include "lab/hca/table.hpp"
+#include "lab/world/folder.hpp"
+
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+namespace lab::hca {
+
+[[nodiscard]] std::uint64_t now_ns();
+
+// A segment of another process with what this one opened for it. Shared by the queue pairs that talk to it.
+class peer {
+public:
+    explicit peer(std::shared_ptr<segment> memory, std::filesystem::path folder);
+    ~peer();
+    peer(const peer&) = delete;
+    peer& operator=(const peer&) = delete;
+
+    [[nodiscard]] segment& memory() const { return *memory_; }
+    // Writes an event into a completion channel of that process. False: it could not be opened or is full.
+    bool signal(std::uint32_t channel, std::uint64_t event);
+
+private:
+    std::shared_ptr<segment> memory_;
+    std::filesystem::path folder_;
+    std::mutex mutex_;
+    std::unordered_map<std::uint32_t, int> channels_;
+};
+
+// Memory of a virtual Gaudi, mapped as a whole.
+struct hbm_view {
+    int fd = -1;
+    unsigned char* base = nullptr;
+    std::uint64_t size = 0;      // of the memory
+    std::uint64_t file_size = 0; // with the granule states
+};
+
+struct queue_pair;
+struct completion_queue;
+struct shared_receive_queue;
+
+// What this process is to the lab: one object from the first opened device to the last closed one.
+class process : public std::enable_shared_from_this<process> {
+public:
+    ~process();
+    process(const process&) = delete;
+    process& operator=(const process&) = delete;
+
+    // Joins the lab, or returns the object that there is. errno on failure.
+    static tl::expected<std::shared_ptr<process>, int> join();
+    // Whether a handle of `home` may be used here and now: not in a child that forked.
+    [[nodiscard]] bool present() const { return current_.load(std::memory_order_relaxed) == this; }
+
+    [[nodiscard]] segment& own() const { return *own_; }
+    [[nodiscard]] const std::shared_ptr<peer>& self() const { return self_; }
+    [[nodiscard]] const folder& lab() const { return lab_; }
+    [[nodiscard]] std::filesystem::path hca_folder() const { return lab_.path() / "hca"; }
+
+    // The process that has this slot now; nothing if nobody has, or nobody that we may look at.
+    [[nodiscard]] std::shared_ptr<peer> find_peer(std::uint32_t slot);
+    // nullptr: it cannot be mapped.
+    [[nodiscard]] const hbm_view* hbm(std::uint32_t gaudi, std::uint64_t size);
+
+    // Local objects by index, for the guard. Changing them needs the mutex.
+    std::mutex objects;
+    std::vector<queue_pair*> qps;
+    std::vector<completion_queue*> cqs;
+    std::vector<shared_receive_queue*> srqs;
+    std::uint32_t qps_in_use = 0; // behind the highest index ever used
+    std::uint32_t next_serial = 1;
+    std::atomic<std::uint32_t> next_pd{1};
+    place_table qp_places{max_qps}, cq_places{max_cqs}, srq_places{max_srqs}, region_places{max_mrs, 1},
+        channel_places{max_channels};
+    std::atomic<std::uint32_t> qps_made{0}, cqs_made{0}, srqs_made{0}, regions_in_use{0};
+
+    // Asks the guard to look at the waiting requests at this time, at the latest.
+    void look_at(std::uint64_t when_ns);
+    void ring() { own_->ring(); }
+
+private:
+    process(folder lab, std::shared_ptr<segment> own);
+    void guard();
+    static bool party_is_dead(party who);
+    static void after_fork();
+
+    static inline std::atomic<process*> current_{nullptr};
+    static inline std::mutex joining_;
+    static inline std::weak_ptr<process> joined_;
+
+    folder lab_;
+    std::shared_ptr<segment> own_;
+    std::shared_ptr<peer> self_;
+    std::mutex peers_mutex_;
+    std::unordered_map<std::uint32_t, std::weak_ptr<peer>> peers_;
+    std::vector<std::shared_ptr<peer>> recent_; // keeps the peers of datagrams mapped for a while
+    std::mutex hbm_mutex_;
+    std::array<std::atomic<const hbm_view*>, lab::max_gaudis> hbm_{};
+    std::atomic<std::uint64_t> look_at_ns_{UINT64_MAX};
+    std::atomic<bool> ending_{false};
+    std::atomic<bool> guarding_{false};
+    std::thread guard_;
+};
+
+} // namespace lab::hca

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "lab/hca/receive.hpp"
+
+#include "lab/hca/engine.hpp"
+#include "lab/hca/verbs.hpp"
+
+#include <algorithm>
+
+namespace lab::hca {
+namespace {
+
+void note_taken(const endpoint& responder, const taken_receive& taken) {
+    responder.qp->taken_wr_id = taken.wr_id;
+    responder.qp->taken.store(1, std::memory_order_release);
+}
+
+void read_request(const endpoint& responder, const shared_queue& queue, std::uint32_t place,
+                  taken_receive& into) {
+    const auto& request = responder.request<receive_request>(queue, place);
+    into.wr_id = request.wr_id;
+    into.entry_count = std::min(request.entries, max_scatter);
+    const auto* entries = reinterpret_cast<const scatter_entry*>(&request + 1);
+    std::copy_n(entries, into.entry_count, into.entries);
+}
+
+void check_limit(const endpoint& responder, shared_srq& srq, std::uint32_t left) {
+    const auto limit = srq.limit.load(std::memory_order_relaxed);
+    if (limit == 0 || left >= limit)
+        return;
+    srq.limit = 0; // one event an arming
+    srq.limit_event = 1;
+    responder.memory()->head.srq_attention = 1;
+    responder.memory().ring();
+}
+
+} // namespace
+
+bool take_receive(const endpoint& responder, taken_receive& into) {
+    auto& qp = *responder.qp;
+    auto* srq = qp.srq == no_index ? nullptr : &responder.memory()->srqs[qp.srq];
+    auto& queue = srq != nullptr ? srq->queue : qp.rq;
+    const lock_guard guard(queue.lock);
+    const auto place = queue.done.load(std::memory_order_relaxed);
+    const auto posted = queue.posted.load(std::memory_order_acquire);
+    if (place == posted) {
+        qp.sender_waits.store(1);
+        if (srq != nullptr)
+            srq->senders_wait.store(1);
+        return false;
+    }
+    into.of_srq = srq != nullptr;
+    read_request(responder, queue, place, into);
+    note_taken(responder, into);
+    queue.done.store(place + 1, std::memory_order_release);
+    if (srq != nullptr)
+        check_limit(responder, *srq, posted - place - 1);
+    return true;
+}
+
+reach find_buffers(process& here, const endpoint& responder, const taken_receive& taken, side& to) {
+    const auto pd = taken.of_srq ? responder.memory()->srqs[responder.qp->srq].pd : responder.qp->pd;
+    for (unsigned i = 0; i < taken.entry_count; ++i)
+        if (taken.entries[i].length != 0)
+            if (const auto found =
+                    find_memory(here, responder.memory(), taken.entries[i].key, taken.entries[i].address,
+                                taken.entries[i].length, pd, IBV_ACCESS_LOCAL_WRITE, to);
+                found != reach::fine)
+                return found;
+    return reach::fine;
+}
+
+void complete_receive(const endpoint& responder, const taken_receive& taken, completion& entry) {
+    entry.of_srq = taken.of_srq;
+    push(*responder.who, responder.qp->receive_cq, entry);
+    responder.qp->taken.store(0, std::memory_order_release);
+}
+
+void flush_receives(const endpoint& which) {
+    auto& qp = *which.qp;
+    completion entry{};
+    entry.status = IBV_WC_WR_FLUSH_ERR;
+    entry.opcode = IBV_WC_RECV;
+    entry.qp_number = qp.number;
+    // What an executor that died had taken comes first; one that lives completes it itself.
+    if (qp.srq != no_index)
+        return; // a shared queue's receives belong to the others too
+    for (;;) {
+        taken_receive taken;
+        {
+            const lock_guard guard(qp.rq.lock);
+            const auto place = qp.rq.done.load();
+            if (place == qp.rq.posted.load())
+                return;
+            read_request(which, qp.rq, place, taken);
+            qp.rq.done = place + 1;
+        }
+        entry.wr_id = taken.wr_id;
+        push(*which.who, qp.receive_cq, entry);
+    }
+}
+
+} // namespace lab::hca

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "lab/hca/shared_lock.hpp"
+
+#include <climits>
+#include <ctime>
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+namespace lab::hca {
+namespace {
+
+constexpr int spins = 200;                                // about as long as a short turn lasts
+constexpr std::uint64_t look_after_ns = 10 * 1000 * 1000; // how soon a dead holder is noticed
+
+void relax() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+}
+
+} // namespace
+
+void futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t seen, std::uint64_t nanoseconds) {
+    const timespec limit{static_cast<time_t>(nanoseconds / 1000000000),
+                         static_cast<long>(nanoseconds % 1000000000)};
+    ::syscall(SYS_futex, &word, FUTEX_WAIT, seen, &limit, nullptr, 0);
+}
+
+void futex_wake(std::atomic<std::uint32_t>& word, int how_many) {
+    ::syscall(SYS_futex, &word, FUTEX_WAKE, how_many, nullptr, nullptr, 0);
+}
+
+bool shared_lock::wait_and_lock() {
+    for (int i = 0; i < spins; ++i) {
+        std::uint32_t free = 0;
+        if (word_.load(std::memory_order_relaxed) == 0 && word_.compare_exchange_weak(free, self))
+            return false;
+        relax();
+    }
+    // From here on the lock is taken as contended: others may sleep behind us.
+    auto seen = word_.load(std::memory_order_relaxed);
+    for (;;) {
+        if (seen == 0) {
+            if (word_.compare_exchange_weak(seen, self | contended))
+                return false;
+            continue;
+        }
+        if ((seen & contended) == 0 && !word_.compare_exchange_weak(seen, seen | contended))
+            continue;
+        seen |= contended;
+        futex_wait(word_, seen, look_after_ns);
+        const auto now = word_.load(std::memory_order_relaxed);
+        if (now == seen && is_dead(seen & party_mask) &&
+            word_.compare_exchange_strong(seen, self | contended))
+            return true;
+        seen = word_.load(std::memory_order_relaxed);
+    }
+}
+
+void shared_lock::wake() {
+    futex_wake(word_, 1);
+}
+
+void shared_lock::wait_for_turn() const {
+    const auto turn = turns_.load(std::memory_order_seq_cst);
+    auto held = word_.load(std::memory_order_seq_cst);
+    for (unsigned tries = 0; held != 0 && turns_.load(std::memory_order_acquire) == turn; ++tries) {
+        if (tries > 1000) { // a long turn, or one that will never end
+            if (is_dead(held & party_mask))
+                return;
+            ::sched_yield();
+        } else
+            relax();
+        held = word_.load(std::memory_order_acquire);
+    }
+}
+
+} // namespace lab::hca

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace lab::hca {
+
+// Who may hold a lock: a process, by its slot in the lab and the low bits of its incarnation. Never 0.
+using party = std::uint32_t;
+constexpr party party_mask = 0x7fffffff;
+
+// A lock in memory that several processes share. Zero is free. The holder is written by the same instruction
+// that takes the lock, so one whose process was killed is always recognised and passed on; what it protects
+// must stay sound at every instruction. Waiting threads sleep.
+class shared_lock {
+public:
+    // True: taken over from a process that died holding it.
+    bool lock() {
+        std::uint32_t free = 0;
+        if (word_.compare_exchange_strong(free, self, std::memory_order_seq_cst, std::memory_order_relaxed))
+            return false;
+        return wait_and_lock();
+    }
+    void unlock() {
+        // Only the holder counts; whoever waits for the end of a turn compares.
+        turns_.store(turns_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+        if ((word_.exchange(0, std::memory_order_release) & contended) != 0)
+            wake();
+    }
+    // Returns when no turn that was under way at the call is any more. The caller has published, with
+    // sequential consistency, what later turns must see.
+    void wait_for_turn() const;
+
+    // The process that this code runs in; set once, and again in a forked child.
+    static inline party self = 0;
+    // Whether a party has ended. Set together with `self`.
+    static inline bool (*is_dead)(party) = nullptr;
+
+private:
+    static constexpr std::uint32_t contended = 0x80000000;
+    bool wait_and_lock();
+    void wake();
+
+    std::atomic<std::uint32_t> word_;
+    std::atomic<std::uint32_t> turns_;
+};
+
+class lock_guard {
+public:
+    explicit lock_guard(shared_lock& lock) : lock_(lock) { lock_.lock(); }
+    ~lock_guard() { lock_.unlock(); }
+    lock_guard(const lock_guard&) = delete;
+    lock_guard& operator=(const lock_guard&) = delete;
+
+private:
+    shared_lock& lock_;
+};
+
+// Sleeping on a word of shared memory. Returns on a wake, a change, a signal or after the time.
+void futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t seen, std::uint64_t nanoseconds);
+void futex_wake(std::atomic<std::uint32_t>& word, int how_many);
+
+} // namespace lab::hca

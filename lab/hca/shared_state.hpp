@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include "lab/hca/shared_lock.hpp"
+
+#include <atomic>
+#include <cstdint>
+
+// What lies in the memory that the processes of a lab share. Plain records; all zeros is "not there". Indices
+// and offsets instead of pointers, since every process has it at another address.
+namespace lab::hca {
+
+// A queue pair's number tells the process that owns it: 10 bits of slot, 14 bits of index.
+constexpr unsigned index_bits = 14;
+constexpr std::uint32_t max_slots = 1U << 10; // slot 0 is nobody's: queue pairs 0 and 1 are special
+constexpr std::uint32_t max_qps = 1U << index_bits;
+constexpr std::uint32_t max_cqs = 1U << 14;
+constexpr std::uint32_t max_srqs = 1U << 12;
+constexpr std::uint32_t max_mrs = 1U << 16;
+constexpr std::uint32_t max_channels = 1U << 12;
+
+constexpr std::uint32_t slot_of(std::uint32_t qp_number) {
+    return qp_number >> index_bits;
+}
+constexpr std::uint32_t index_of(std::uint32_t qp_number) {
+    return qp_number & (max_qps - 1);
+}
+
+constexpr std::uint32_t no_index = 0xffffffff;
+
+struct scatter_entry {
+    std::uint64_t address;
+    std::uint32_t length;
+    std::uint32_t key;
+};
+
+// Where a packet goes: by LID, or by GID.
+struct route {
+    std::uint8_t gid[16];
+    std::uint16_t lid;
+    std::uint8_t by_gid;
+    std::uint8_t port;
+};
+
+struct datagram_target {
+    route where;
+    std::uint32_t qp_number;
+    std::uint32_t qkey;
+};
+
+struct rdma_target {
+    std::uint64_t address;
+    std::uint64_t compare_or_add;
+    std::uint64_t swap;
+    std::uint32_t key;
+};
+
+// One send request. Scatter entries or inline bytes follow it in the ring.
+struct send_request {
+    std::uint64_t wr_id;
+    std::uint32_t immediate; // network order
+    std::uint32_t inline_length;
+    std::uint16_t entries;
+    std::uint8_t opcode; // ibv_wr_opcode
+    std::uint8_t flags;  // ibv_send_flags
+    std::uint32_t reserved;
+    std::uint64_t due_ns; // deferred mode: not before
+    union {
+        rdma_target rdma;
+        datagram_target datagram;
+    };
+};
+static_assert(sizeof(send_request) == 64);
+
+struct receive_request {
+    std::uint64_t wr_id;
+    std::uint32_t entries;
+    std::uint32_t reserved;
+};
+
+// A ring of requests. Counters run freely. posted - done are outstanding in the device, posted - released
+// hold a place: as on a real device a place is free again when a completion at or behind it was polled.
+struct shared_queue {
+    shared_lock lock;
+    std::atomic<std::uint32_t> posted;
+    std::atomic<std::uint32_t> done;
+    std::atomic<std::uint32_t> released;
+    std::uint32_t capacity; // a power of two at least as large as what was granted
+    std::uint32_t granted;
+    std::uint32_t stride;
+    std::uint64_t ring; // offset in the segment
+    std::uint32_t max_entries;
+    std::uint32_t max_inline;
+};
+
+enum class wait_reason : std::uint32_t { none, receive, peer };
+
+// What went wrong at a queue pair, noted by whoever saw it, told to the program by its owner.
+enum attention_bit : std::uint32_t {
+    needs_flush = 1,
+    event_access_error = 2,
+    event_request_error = 4,
+    event_fatal = 8,
+    event_established = 16,
+};
+
+struct way_counters {
+    std::atomic<std::uint64_t> messages, bytes, errors;
+    std::atomic<std::uint64_t> bytes_mapped, bytes_copied_across, bytes_tcp;
+};
+
+struct shared_qp {
+    std::atomic<std::uint32_t> in_use;
+    std::uint32_t number;
+    std::uint32_t device;
+    std::uint32_t type; // ibv_qp_type
+    std::uint32_t pd;
+    std::uint32_t send_cq, receive_cq, srq; // indices; srq may be no_index
+    std::uint32_t signal_all;
+    std::atomic<std::uint32_t> state; // ibv_qp_state
+    std::uint32_t access;
+    std::uint32_t peer_number;
+    std::atomic<std::uint64_t> peer_incarnation; // 0: not yet met
+    route destination;
+    std::uint8_t own_gids[2][16]; // what its port answers to
+    std::uint16_t own_lid;
+    std::uint32_t send_psn, receive_psn;
+    std::uint32_t qkey;
+    std::uint32_t port;
+    std::uint32_t path_mtu; // bytes
+    std::uint8_t timeout, retry_count, rnr_retry, min_rnr_timer, rd_atomic, dest_rd_atomic;
+    shared_queue sq, rq;
+    std::atomic<std::uint32_t> sender_waits; // the peer's head request waits for us
+    std::atomic<std::uint32_t> attention;
+    std::atomic<std::uint32_t> waits; // wait_reason of the head request
+    std::atomic<std::uint64_t> waits_since_ns;
+    // The receive that an executor has taken and not completed: if it dies, the owner completes it.
+    std::atomic<std::uint32_t> taken;
+    std::uint64_t taken_wr_id;
+    std::uint32_t taken_place;
+    shared_lock inbound; // held around a delivery to a datagram queue pair
+    way_counters counted;
+};
+
+struct completion {
+    std::uint64_t wr_id;
+    std::uint64_t time_ns;
+    std::uint32_t status, opcode;
+    std::uint32_t byte_count, immediate;
+    std::uint32_t qp_number, source_qp;
+    std::uint32_t flags;
+    std::uint32_t place; // counter of the request in its queue
+    std::uint16_t source_lid;
+    std::uint8_t service_level, path_bits;
+    std::uint8_t solicited, of_send_queue, of_srq, reserved;
+    std::uint32_t vendor_error;
+    std::uint32_t reserved2;
+};
+static_assert(sizeof(completion) == 64);
+
+enum armed_for : std::uint32_t { nothing = 0, solicited_only = 1, anything = 2 };
+
+struct shared_cq {
+    std::atomic<std::uint32_t> in_use;
+    std::uint32_t device;
+    shared_lock producers;
+    shared_lock consumers;
+    std::uint64_t ring;
+    std::uint32_t capacity; // a power of two
+    std::uint32_t channel;  // index or no_index
+    std::uint32_t timestamps;
+    std::uint32_t serial; // tells events of this queue from those of one that had its index
+    alignas(64) std::atomic<std::uint32_t> produced;
+    std::atomic<std::uint32_t> armed;
+    std::atomic<std::uint32_t> overrun;
+    std::atomic<std::uint32_t> signal_owed; // the producer could not signal; the owner's guard does
+    alignas(64) std::atomic<std::uint32_t> consumed;
+};
+
+struct shared_srq {
+    std::atomic<std::uint32_t> in_use;
+    std::uint32_t device;
+    std::uint32_t pd;
+    std::atomic<std::uint32_t> limit;
+    std::atomic<std::uint32_t> limit_event;
+    std::atomic<std::uint32_t> senders_wait;
+    shared_queue queue;
+};
+
+enum class mr_kind : std::uint32_t { none, host, hbm, null };
+
+struct hbm_piece {
+    std::uint64_t offset; // in the device's memory
+    std::uint64_t length;
+};
+
+struct shared_mr {
+    std::atomic<std::uint32_t> key; // 0: invalid
+    std::uint32_t generation;       // of the last key made
+    std::uint32_t pd;
+    std::uint32_t access;
+    mr_kind kind;
+    std::uint32_t gaudi; // index of the card, for hbm
+    std::uint64_t iova;
+    std::uint64_t length;
+    std::uint64_t address;  // in the owner, for host
+    std::uint64_t hbm_size; // of the whole card
+    std::uint64_t pieces;   // offset of hbm_piece[] in the segment
+    std::uint32_t piece_count;
+    std::uint32_t reserved;
+};
+
+} // namespace lab::hca
