@@ -9,7 +9,7 @@ SOURCES := $(shell find abi include src lab tools examples tests bench -name '*.
 CTEST := ctest --output-on-failure --no-tests=error --timeout 300
 TEST_ENV = unset GAUDI_LAB GAUDI_LAB_ROOT GAUDI_LAB_TRACE GAUDI_LAB_FAULTS GAUDI_DIRECT_HLTHUNK HLS_MODULE_ID HABANA_VISIBLE_DEVICES HABANA_VISIBLE_MODULES;
 
-.PHONY: release setup build-% demo test test-full bench install format format-check lint help clean $(LABELS:%=test-%)
+.PHONY: release ucx setup build-% demo test test-full bench install format format-check lint help clean $(LABELS:%=test-%)
 
 release: setup build-release ## build what users install, into build/release/bin and build/release/lib
 
@@ -51,6 +51,9 @@ format: setup ## format the sources in place
 
 format-check: setup
 	@clang-format --dry-run -Werror $(SOURCES)
+
+ucx: ## stock UCX 1.22.0 and 1.23.0, fetched and unpacked under .deps/ucx
+	@.ci/ucx
 
 lint: ## clang-tidy, and a build with the other compiler
 	@.ci/setup lint

@@ -20,7 +20,7 @@ struct lab_run_options {
     std::string name;
     std::optional<unsigned> gaudis, hcas;
     std::optional<std::string> generation;
-    std::string config, faults;
+    std::string config, faults, ucx;
     std::vector<std::string> command;
 };
 [[nodiscard]] int lab_run(const lab_run_options& options);

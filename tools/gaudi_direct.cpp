@@ -43,6 +43,8 @@ void add_lab(CLI::App& program, chosen& options) {
     run->add_option("--generation", options.run.generation, "gaudi, gaudi2 or gaudi3 (gaudi2 in a new lab)");
     run->add_option("--config", options.run.config, "Lab description; see gaudi-lab-description(5)");
     run->add_option("--faults", options.run.faults, "Fault script; see gaudi-lab-faults(5)");
+    run->add_option("--ucx", options.run.ucx,
+                    "Run with the UCX under this prefix: its bin and lib come first");
     run->add_option("command", options.run.command, "The program and its arguments, behind --")->required();
     run->positionals_at_end();
     run->callback([&options] { options.outcome = tools::lab_run(options.run); });

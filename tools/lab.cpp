@@ -66,18 +66,32 @@ lab::result<void> check_faults(const std::string& path) {
     return {};
 }
 
+void put_in_front(const char* variable, const fs::path& entry) {
+    const char* rest = std::getenv(variable);
+    const auto value =
+        rest != nullptr && *rest != '\0' ? fmt::format("{}:{}", entry.string(), rest) : entry.string();
+    ::setenv(variable, value.c_str(), 1);
+}
+
+lab::result<void> check_ucx(const std::string& prefix) {
+    if (prefix.empty() || fs::exists(fs::path(prefix) / "lib" / "libucs.so.0"))
+        return {};
+    return tl::unexpected(lab::problem{
+        fmt::format("--ucx {}: there is no lib/libucs.so.0 under it; `make ucx` lays out two", prefix)});
+}
+
 void set_environment(const lab_run_options& options) {
-    const char* path = std::getenv("LD_LIBRARY_PATH");
-    const auto libraries =
-        lab_folder().string() + (path != nullptr && *path != '\0' ? fmt::format(":{}", path) : "");
-    ::setenv("LD_LIBRARY_PATH", libraries.c_str(), 1); // programs linked to libhl-thunk.so by name
+    if (!options.ucx.empty()) {
+        const auto prefix = fs::absolute(options.ucx);
+        put_in_front("PATH", prefix / "bin");
+        put_in_front("LD_LIBRARY_PATH", prefix / "lib");
+        ::setenv("GAUDI_LAB_HCA_QUIRKS", "ucx-fence", 0);
+    }
+    put_in_front("LD_LIBRARY_PATH", lab_folder()); // programs linked to libhl-thunk.so by name
     ::setenv("GAUDI_DIRECT_HLTHUNK", lab_hlthunk().c_str(), 1);
     // The virtual NIC: under programs linked to libibverbs by preload, for our own library by its path.
-    const char* others = std::getenv("LD_PRELOAD");
-    const auto preload = fmt::format(
-        "{}:{}{}{}", (lab_folder() / "libvhca.so").string(), (lab_folder() / "libvhca-node.so").string(),
-        others != nullptr && *others != '\0' ? ":" : "", others != nullptr ? others : "");
-    ::setenv("LD_PRELOAD", preload.c_str(), 1);
+    put_in_front("LD_PRELOAD", lab_folder() / "libvhca-node.so");
+    put_in_front("LD_PRELOAD", lab_folder() / "libvhca.so");
     ::setenv("GAUDI_DIRECT_VERBS", (lab_folder() / "libvhca.so").c_str(), 1);
     ::setenv("GAUDI_LAB", options.name.c_str(), 1);
     if (!options.faults.empty())
@@ -149,6 +163,8 @@ int lab_run(const lab_run_options& options) {
     if (!wanted)
         return complain(wanted.error());
     if (auto checked = check_faults(options.faults); !checked)
+        return complain(checked.error());
+    if (auto checked = check_ucx(options.ucx); !checked)
         return complain(checked.error());
     auto entered = lab::folder::enter(options.name, *wanted);
     if (!entered)

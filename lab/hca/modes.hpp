@@ -13,7 +13,11 @@ namespace lab::hca {
 //                   other, requests of one queue pair never do
 [[nodiscard]] std::uint64_t due_time();
 
-// Whether this delivery is to find no receive although there is one (mode rnr=N: every N-th).
+// GAUDI_LAB_HCA_QUIRKS=ucx-fence: an RDMA read of 8 bytes at address 0 with key 0xff succeeds.
+[[nodiscard]] bool answers_ucx_fence();
+
+// Whether this delivery is to find no receive although there is one (mode rnr=N: every N-th); it is tried
+// again after the timer.
 [[nodiscard]] bool receiver_not_ready();
 
 } // namespace lab::hca
