@@ -13,3 +13,19 @@ int watch(const char* name, int (*body)(void*), void* state) {
 }
 
 } // namespace lab::hca
+
+// For tests: another script than the environment's, and how many faults it brought.
+extern "C" {
+
+[[gnu::visibility("default")]] int gaudi_lab_hca_arm_faults(const char* script) {
+    auto rules = lab::parse_faults(script, "script");
+    if (!rules)
+        return EINVAL;
+    lab::faults().arm(std::move(*rules));
+    return 0;
+}
+
+[[gnu::visibility("default")]] unsigned long gaudi_lab_hca_faults_fired(void) {
+    return lab::faults().fired();
+}
+}

@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Memory of a virtual Gaudi as a region of the virtual NIC.
+#include "tests/hca/verbs_node.hpp"
+#include "tests/support/card.hpp"
+#include "tests/support/child.hpp"
+#include "tests/support/test_lab.hpp"
+
+#include <csignal>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+namespace {
+
+using namespace testing_support;
+
+// A Gaudi with memory, exported, and a NIC that has it registered under the device address.
+class dmabuf_test : public test_lab {
+protected:
+    void SetUp() override {
+        describe("gaudis = 2\nhbm_pages = 4\n");
+        gaudi.emplace();
+        ASSERT_GE(gaudi->fd, 0);
+        at = gaudi->memory(dram_page);
+        ASSERT_NE(at, 0U);
+        fd = gaudi->dmabuf(at, dram_page);
+        ASSERT_GE(fd, 0);
+    }
+    void TearDown() override {
+        if (fd >= 0)
+            ::close(fd);
+        gaudi.reset();
+        test_lab::TearDown();
+    }
+    mr_handle register_it(const node& where, std::uint64_t offset = 0, std::size_t length = 1 << 20,
+                          int access = all_access) const {
+        return mr_handle(ibv_reg_dmabuf_mr(where.pd.get(), offset, length, at + offset, fd, access));
+    }
+    // Through the device's own DMA engine: what is really in HBM.
+    std::vector<unsigned char> device_bytes(std::uint64_t offset, std::size_t length) {
+        host_memory buffer(*gaudi, 65536);
+        EXPECT_EQ(copy(*gaudi, at + offset, buffer.address, static_cast<std::uint32_t>(length), 4), 0);
+        return {buffer.bytes().begin(), buffer.bytes().begin() + static_cast<std::ptrdiff_t>(length)};
+    }
+
+    std::optional<card> gaudi;
+    std::uint64_t at = 0;
+    int fd = -1;
+};
+
+TEST_F(dmabuf_test, write_read_send_and_atomics) {
+    two_nodes both;
+    const auto mr = register_it(both.right);
+    ASSERT_TRUE(mr) << std::strerror(errno);
+    for (std::size_t i = 0; i < 60000; ++i)
+        both.left.memory[i] = static_cast<unsigned char>(i * 7);
+    ASSERT_EQ(
+        request(IBV_WR_RDMA_WRITE).from(both.left.entry(0, 60000)).at(at + 4321, mr->rkey).post(both.a.get()),
+        0);
+    (void)both.left.expect_wc();
+    const auto seen = device_bytes(4321, 60000);
+    EXPECT_EQ(std::memcmp(seen.data(), both.left.memory.data(), 60000), 0);
+    std::fill(both.left.memory.begin(), both.left.memory.end(), 0);
+    ASSERT_EQ(
+        request(IBV_WR_RDMA_READ).from(both.left.entry(0, 60000)).at(at + 4321, mr->rkey).post(both.a.get()),
+        0);
+    (void)both.left.expect_wc();
+    EXPECT_EQ(std::memcmp(seen.data(), both.left.memory.data(), 60000), 0);
+    ASSERT_EQ(post_receive(both.b.get(), {{at + 200000, 1000, mr->lkey}}), 0);
+    ASSERT_EQ(request(IBV_WR_SEND).from(both.left.entry(5, 1000)).post(both.a.get()), 0);
+    (void)both.left.expect_wc();
+    EXPECT_EQ(both.right.expect_wc().byte_len, 1000U);
+    EXPECT_EQ(device_bytes(200000, 1000)[999], seen[1004]);
+    const std::uint64_t zero = 0;
+    std::memcpy(both.left.memory.data(), &zero, 8);
+    ASSERT_EQ(
+        request(IBV_WR_RDMA_WRITE).from(both.left.entry(0, 8)).at(at + 512, mr->rkey).post(both.a.get()), 0);
+    for (int i = 0; i < 5; ++i)
+        ASSERT_EQ(request(IBV_WR_ATOMIC_FETCH_AND_ADD)
+                      .from(both.left.entry(8, 8))
+                      .atomic(at + 512, mr->rkey, 3)
+                      .post(both.a.get()),
+                  0);
+    for (int i = 0; i < 6; ++i)
+        (void)both.left.expect_wc();
+    EXPECT_EQ(device_bytes(512, 8)[0], 15);
+}
+
+TEST_F(dmabuf_test, from_device_to_device_without_the_host) {
+    card second("0000:1a:00.0");
+    const auto there = second.memory(dram_page);
+    const int other = second.dmabuf(there, dram_page);
+    ASSERT_GE(other, 0);
+    {
+        two_nodes both;
+        const auto mine = register_it(both.left);
+        const mr_handle theirs(ibv_reg_dmabuf_mr(both.right.pd.get(), 0, 1 << 20, there, other, all_access));
+        ASSERT_TRUE(mine && theirs);
+        host_memory buffer(*gaudi, 65536);
+        for (std::size_t i = 0; i < 65536; ++i)
+            buffer.bytes()[i] = static_cast<unsigned char>(i * 13);
+        ASSERT_EQ(copy(*gaudi, buffer.address, at, 65536), 0);
+        ASSERT_EQ(request(IBV_WR_RDMA_WRITE)
+                      .from({at, 65536, mine->lkey})
+                      .at(there + 100, theirs->rkey)
+                      .post(both.a.get()),
+                  0);
+        (void)both.left.expect_wc();
+        host_memory back(second, 65536);
+        ASSERT_EQ(copy(second, there + 100, back.address, 65536, 4), 0);
+        EXPECT_EQ(back.bytes(), buffer.bytes());
+    }
+    ::close(other);
+}
+
+TEST_F(dmabuf_test, scatter_over_regions_of_different_kinds) {
+    two_nodes both;
+    const auto mr = register_it(both.right);
+    for (std::size_t i = 0; i < 300; ++i)
+        both.left.memory[i] = static_cast<unsigned char>(i);
+    ASSERT_EQ(post_receive(both.b.get(),
+                           {both.right.entry(0, 100), {at + 64, 100, mr->lkey}, both.right.entry(500, 100)}),
+              0);
+    ASSERT_EQ(request(IBV_WR_SEND).from(both.left.entry(0, 300)).post(both.a.get()), 0);
+    (void)both.right.expect_wc();
+    EXPECT_EQ(both.right.memory[99], 99);
+    EXPECT_EQ(device_bytes(64, 100)[0], 100);
+    EXPECT_EQ(device_bytes(64, 100)[99], 199);
+    EXPECT_EQ(both.right.memory[500], 200);
+}
+
+TEST_F(dmabuf_test, rules_of_registration) {
+    node here;
+    const auto refused = [&](std::uint64_t offset, std::size_t length, std::uint64_t iova, int which,
+                             int access) {
+        errno = 0;
+        const mr_handle made(ibv_reg_dmabuf_mr(here.pd.get(), offset, length, iova, which, access));
+        return made ? 0 : errno;
+    };
+    EXPECT_EQ(refused(0, 4096, 0, -1, all_access), EBADF) << "how programs ask whether it is supported";
+    EXPECT_EQ(refused(0, 0, 1, -1, -1), EBADF) << "before anything else";
+    const int plain = ::memfd_create("plain", MFD_CLOEXEC);
+    ASSERT_EQ(::ftruncate(plain, 65536), 0);
+    EXPECT_EQ(refused(0, 4096, 0, plain, all_access), EINVAL) << "not a DMA-BUF";
+    ::close(plain);
+    EXPECT_EQ(refused(8, 4096, at, fd, all_access), EINVAL) << "offset and address differ within the page";
+    EXPECT_EQ(refused(8, 4096, at + 8, fd, all_access), 0);
+    EXPECT_EQ(refused(0, dram_page, at, fd, all_access), 0);
+    EXPECT_EQ(refused(4096, dram_page, at, fd, all_access), EINVAL) << "beyond the end";
+    EXPECT_EQ(refused(dram_page, 1, at, fd, all_access), EINVAL);
+    EXPECT_EQ(refused(0, 0, at, fd, all_access), EINVAL);
+    EXPECT_EQ(refused(0, 4096, at, fd, all_access | IBV_ACCESS_ON_DEMAND), EOPNOTSUPP);
+    EXPECT_EQ(refused(0, 4096, at, fd, all_access | IBV_ACCESS_MW_BIND), EOPNOTSUPP);
+    EXPECT_EQ(refused(0, 4096, at, fd, all_access | IBV_ACCESS_ZERO_BASED), EINVAL);
+    EXPECT_EQ(refused(0, 4096, at, fd, IBV_ACCESS_REMOTE_WRITE), EINVAL);
+    EXPECT_EQ(refused(0, 4096, at, fd, all_access | IBV_ACCESS_RELAXED_ORDERING), 0);
+    EXPECT_EQ(refused(0, 4096, 0x7000, fd, all_access), 0) << "any address that fits the page";
+}
+
+TEST_F(dmabuf_test, bounds_are_those_of_the_region) {
+    two_nodes both;
+    const auto mr = register_it(both.right, 8192, 4096);
+    ASSERT_TRUE(mr);
+    ASSERT_EQ(
+        request(IBV_WR_RDMA_WRITE).from(both.left.entry(0, 4096)).at(at + 8192, mr->rkey).post(both.a.get()),
+        0);
+    (void)both.left.expect_wc();
+    ASSERT_EQ(
+        request(IBV_WR_RDMA_WRITE).from(both.left.entry(0, 8)).at(at + 8184, mr->rkey).post(both.a.get()), 0);
+    (void)both.left.expect_wc(IBV_WC_REM_ACCESS_ERR);
+    EXPECT_EQ(next_event(both.right.context.get()), IBV_EVENT_QP_ACCESS_ERR);
+}
+
+TEST_F(dmabuf_test, the_region_outlives_the_descriptor_and_pins_the_device) {
+    {
+        two_nodes both;
+        const auto mr = register_it(both.right);
+        ASSERT_TRUE(mr);
+        ::close(fd);
+        fd = -1;
+        both.left.memory[0] = 77;
+        ASSERT_EQ(request(IBV_WR_RDMA_WRITE).from(both.left.entry(0, 8)).at(at, mr->rkey).post(both.a.get()),
+                  0);
+        (void)both.left.expect_wc();
+        EXPECT_EQ(device_bytes(0, 1)[0], 77);
+        gaudi->close(); // the owner goes; the region stays
+        const int again = hlthunk_open(HLTHUNK_DEVICE_DONT_CARE, "0000:19:00.0");
+        EXPECT_LT(again, 0) << "busy while the region lives";
+        std::fill(both.left.memory.begin(), both.left.memory.end(), 0);
+        ASSERT_EQ(request(IBV_WR_RDMA_READ).from(both.left.entry(0, 8)).at(at, mr->rkey).post(both.a.get()),
+                  0);
+        (void)both.left.expect_wc();
+        EXPECT_EQ(both.left.memory[0], 77);
+    }
+    int free_again = -1;
+    for (int i = 0; i < 200 && free_again < 0; ++i) {
+        free_again = hlthunk_open(HLTHUNK_DEVICE_DONT_CARE, "0000:19:00.0");
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    EXPECT_GE(free_again, 0);
+    hlthunk_close(free_again);
+}
+
+TEST_F(dmabuf_test, a_device_that_another_process_owns) {
+    // The child registers what the parent exported, and the parent writes into it through the NIC.
+    gate to_child, to_parent;
+    auto* shared = static_cast<address*>(
+        ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+    child peer([&] {
+        const int mine = to_child.receive();
+        node here;
+        const mr_handle mr(ibv_reg_dmabuf_mr(here.pd.get(), 0, 1 << 20, at, mine, all_access));
+        if (!mr)
+            return 2;
+        ::close(mine);
+        const auto qp = here.make_qp();
+        shared[1] = here.address_of(qp.get());
+        shared[1].key = mr->rkey;
+        to_parent.open();
+        if (!to_child.wait())
+            return 3;
+        connect(qp.get(), shared[1], shared[0]);
+        to_parent.open();
+        return to_child.wait() ? 0 : 4;
+    });
+    to_child.send(fd);
+    ASSERT_TRUE(to_parent.wait());
+    node here;
+    const auto qp = here.make_qp();
+    shared[0] = here.address_of(qp.get());
+    connect(qp.get(), shared[0], shared[1]);
+    to_child.open();
+    ASSERT_TRUE(to_parent.wait());
+    here.memory[3] = 123;
+    ASSERT_EQ(request(IBV_WR_RDMA_WRITE).from(here.entry(0, 8)).at(at + 64, shared[1].key).post(qp.get()), 0);
+    (void)here.expect_wc();
+    EXPECT_EQ(device_bytes(64, 8)[3], 123);
+    peer.kill_it(); // the owner of the region goes: the next access finds nobody
+    ASSERT_EQ(peer.wait(), 128 + SIGKILL);
+    ASSERT_EQ(request(IBV_WR_RDMA_WRITE).from(here.entry(0, 8)).at(at + 64, shared[1].key).post(qp.get()), 0);
+    (void)here.expect_wc(IBV_WC_RETRY_EXC_ERR);
+    ::munmap(shared, 4096);
+}
+
+TEST_F(dmabuf_test, a_card_without_the_capability) {
+    ::close(fd);
+    fd = -1;
+    gaudi->close();
+    describe("gaudis = 1\ndmabuf = no\n");
+    node here;
+    errno = 0;
+    EXPECT_EQ(ibv_reg_dmabuf_mr(here.pd.get(), 0, 4096, 0, -1, all_access), nullptr);
+    EXPECT_EQ(errno, EOPNOTSUPP);
+}
+
+} // namespace
