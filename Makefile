@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := release
 PREFIX ?= /usr/local
-LABELS := gaudi dmabuf detection ucm verification critical
+LABELS := gaudi dmabuf detection ucm verification critical hca judges
 SOURCES := $(shell find abi include src lab tools examples tests bench -name '*.hpp' -o -name '*.cpp' -o -name '*.h' -o -name '*.c')
 # Tests run in a lab of their own, which goes when they are done.
 CTEST := ctest --output-on-failure --no-tests=error --timeout 300
@@ -24,7 +24,7 @@ demo: release ## two virtual Gaudis: allocate, export, copy across, check every 
 	@build/release/bin/gaudi-direct lab run --lab demo --gaudis 2 --generation gaudi2 -- build/release/bin/example_two_devices; \
 	 status=$$?; build/release/bin/gaudi-direct lab clean demo; exit $$status
 
-test: setup format-check build-release build-asan ## what CI runs: format, headers, warnings, all tests, the fast ones under ASan and UBSan
+test: setup ucx format-check build-release build-asan ## what CI runs: format, headers, warnings, all tests, the fast ones under ASan and UBSan
 	@$(TEST_ENV) cd build/release && $(CTEST) -LE full
 	@$(TEST_ENV) cd build/asan && $(CTEST) -LE 'full|slow'
 

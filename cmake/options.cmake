@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 option(GAUDI_DIRECT_TOOLS "build the command-line tools" ON)
 option(GAUDI_DIRECT_TESTS "build the tests" ON)
+option(GAUDI_DIRECT_UCX "test with the UCX under .deps/ucx; make ucx" ON)
 option(GAUDI_DIRECT_BENCH "build the benchmarks" OFF)
 option(GAUDI_DIRECT_WERROR "treat warnings as errors" ON)
 set(GAUDI_DIRECT_SANITIZE "" CACHE STRING "sanitizers, as for -fsanitize=")

@@ -81,7 +81,7 @@ void release_place(segment& own, const completion& entry) {
     auto& qp = own->qps[index_of(entry.qp_number)];
     if (entry.of_send_queue != 0)
         qp.sq.released.store(entry.place + 1, std::memory_order_release);
-    else if (entry.of_srq != 0)
+    else if (qp.receives_polled.store(entry.place, std::memory_order_relaxed); entry.of_srq != 0)
         own->srqs[qp.srq].queue.released.fetch_add(1, std::memory_order_release);
     else
         qp.rq.released.store(qp.rq.released.load(std::memory_order_relaxed) + 1, std::memory_order_release);
@@ -153,9 +153,9 @@ int req_notify_cq(ibv_cq* handle, int only_solicited) {
     auto armed = cq.cq->armed.load();
     while (armed < wanted && !cq.cq->armed.compare_exchange_weak(armed, wanted)) {
     }
-    std::atomic_thread_fence(std::memory_order_seq_cst);
     // What lies there unpolled raises the event at once: programs poll first and arm last.
-    if (is_empty(cq) || (wanted == solicited_only && !any_special(cq)))
+    const bool empty = cq.cq->produced.load(std::memory_order_seq_cst) == cq.cq->consumed.load();
+    if (empty || (wanted == solicited_only && !any_special(cq)))
         return 0;
     if (cq.cq->armed.exchange(nothing) != nothing)
         signal(*cq.home->self(), cq.index);

@@ -124,7 +124,7 @@ int post_receives(queue_pair& pair, ibv_recv_wr* wr, ibv_recv_wr** bad) {
         return error;
     }
     {
-        const lock_guard guard(qp.rq.lock);
+        const receive_queue_guard guard(pair.home->own(), qp.rq);
         error = append(pair.home->own(), qp.rq, wr, bad);
     }
     if (qp.state.load() == IBV_QPS_ERR)
@@ -154,7 +154,7 @@ int post_shared(shared_receive_queue& srq, ibv_recv_wr* wr, ibv_recv_wr** bad) {
     }
     int error = 0;
     {
-        const lock_guard guard(srq.srq->queue.lock);
+        const receive_queue_guard guard(srq.home->own(), srq.srq->queue);
         error = append(srq.home->own(), srq.srq->queue, wr, bad);
     }
     if (srq.srq->senders_wait.load() != 0 && srq.srq->senders_wait.exchange(0) != 0)

@@ -69,6 +69,8 @@ void clear_connection(shared_qp& qp) {
     qp.access = 0;
     qp.qkey = 0;
     qp.sender_waits = qp.waits = qp.attention = qp.taken = 0;
+    qp.taken_sequence = 0;
+    qp.receives_polled = 0;
 }
 
 int check_init(const context& where, const ibv_qp_init_attr& asked) {
@@ -287,14 +289,6 @@ void take_values(queue_pair& pair, const ibv_qp_attr& values, int mask) {
         qp.peer_number = kept.dest_qp_num = values.dest_qp_num;
 }
 
-// Nobody works on this queue pair any more when this returns: its state says that it takes no part.
-void wait_for_both_sides(queue_pair& pair) {
-    pair.qp->sq.lock.wait_for_turn();
-    pair.qp->inbound.wait_for_turn();
-    if (const auto far = pair.far(); far.who != nullptr)
-        far.qp->sq.lock.wait_for_turn();
-}
-
 void reset(queue_pair& pair) {
     auto& qp = *pair.qp;
     qp.state.store(IBV_QPS_RESET);
@@ -303,7 +297,7 @@ void reset(queue_pair& pair) {
     if (pair.handle()->recv_cq != pair.handle()->send_cq)
         purge(completion_queue::of(pair.handle()->recv_cq), qp.number, true);
     const lock_guard sends(qp.sq.lock);
-    const lock_guard receives(qp.rq.lock);
+    const receive_queue_guard receives(pair.home->own(), qp.rq);
     qp.sq.posted = qp.sq.done = qp.sq.released = 0;
     qp.rq.posted = qp.rq.done = qp.rq.released = 0;
     if (qp.srq != no_index && qp.taken.exchange(0) != 0) // an executor died with it
@@ -315,30 +309,13 @@ void reset(queue_pair& pair) {
     pair.handle()->state = IBV_QPS_RESET;
 }
 
-// A receive that was taken by an executor that died completes here.
-void complete_orphan(queue_pair& pair) {
-    auto& qp = *pair.qp;
-    if (qp.taken.load() == 0)
-        return;
-    wait_for_both_sides(pair);
-    if (qp.taken.exchange(0) == 0)
-        return;
-    completion entry{};
-    entry.wr_id = qp.taken_wr_id;
-    entry.status = IBV_WC_WR_FLUSH_ERR;
-    entry.opcode = IBV_WC_RECV;
-    entry.qp_number = qp.number;
-    entry.of_srq = qp.srq != no_index;
-    push(*pair.home->self(), qp.receive_cq, entry);
-}
-
 void change(queue_pair& pair, const ibv_qp_attr& values, int mask, ibv_qp_state to) {
     auto& qp = *pair.qp;
     std::shared_ptr<peer> other;
     if (to == IBV_QPS_RTR && (mask & IBV_QP_DEST_QPN) != 0)
         other = pair.home->find_peer(slot_of(values.dest_qp_num));
     const lock_guard sends(qp.sq.lock);
-    const lock_guard receives(qp.rq.lock);
+    const receive_queue_guard receives(pair.home->own(), qp.rq);
     take_values(pair, values, mask);
     if (other) {
         pair.other = other;
@@ -367,7 +344,6 @@ int modify(queue_pair& pair, const ibv_qp_attr& values, int mask) {
         return 0;
     case IBV_QPS_ERR:
         qp.state = IBV_QPS_ERR;
-        complete_orphan(pair);
         flush(pair);
         return 0;
     default:

@@ -95,7 +95,7 @@ VERB(int, ibv_modify_srq, (ibv_srq * handle, ibv_srq_attr* values, int mask), (h
     if ((mask & IBV_SRQ_LIMIT) != 0) {
         if (values->srq_limit > srq.queue.granted)
             return fails(EINVAL);
-        const lab::hca::lock_guard guard(srq.queue.lock);
+        const receive_queue_guard guard(shared_receive_queue::of(handle).home->own(), srq.queue);
         srq.limit = values->srq_limit;
     }
     return 0;

@@ -34,12 +34,14 @@ void push(peer& who, std::uint32_t index, const completion& entry) {
         place = entry;
         if (cq.timestamps != 0)
             place.time_ns = now_ns();
-        cq.produced.store(produced + 1, std::memory_order_release);
+        // Published, then armed is looked at; whoever arms does it the other way round. One of the two sees
+        // the other.
+        cq.produced.store(produced + 1,
+                          cq.channel == no_index ? std::memory_order_release : std::memory_order_seq_cst);
     }
     if (cq.channel == no_index)
         return;
-    std::atomic_thread_fence(std::memory_order_seq_cst);
-    auto armed = cq.armed.load(std::memory_order_relaxed);
+    auto armed = cq.armed.load(std::memory_order_seq_cst);
     const bool special = entry.solicited != 0 || entry.status != IBV_WC_SUCCESS;
     while (armed == anything || (armed == solicited_only && special))
         if (cq.armed.compare_exchange_weak(armed, nothing)) {

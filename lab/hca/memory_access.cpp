@@ -35,6 +35,14 @@ reach add_hbm(process& here, const segment& owner, const shared_mr& mr, std::uin
     return reach::fine;
 }
 
+void order_stores() {
+#if defined(__x86_64__)
+    asm volatile("" ::: "memory"); // the processor keeps the order of stores
+#else
+    std::atomic_thread_fence(std::memory_order_release);
+#endif
+}
+
 // Small ones as one store, so that nobody sees half of them.
 void copy_local(std::byte* to, const std::byte* from, std::uint64_t length) {
     switch (length) {
@@ -57,7 +65,7 @@ void copy_local(std::byte* to, const std::byte* from, std::uint64_t length) {
     }
     if (length > 8) {
         std::memmove(to, from, length - 8);
-        std::atomic_thread_fence(std::memory_order_release);
+        order_stores();
         __builtin_memcpy(to + length - 8, from + length - 8, 8);
         return;
     }

@@ -2,6 +2,7 @@
 #include "lab/hca/objects.hpp"
 
 #include "lab/hca/engine.hpp"
+#include "lab/hca/receive.hpp"
 
 #include <unistd.h>
 
@@ -20,7 +21,7 @@ void raise(context& where, const async_record& what) {
 void run_waiting_sender(queue_pair& qp) {
     std::shared_ptr<peer> other;
     {
-        const lock_guard guard(qp.qp->rq.lock);
+        const receive_queue_guard guard(qp.home->own(), qp.qp->rq);
         other = qp.other;
     }
     if (!other || !other->memory().alive())
@@ -57,11 +58,22 @@ void purge(completion_queue& cq, std::uint32_t qp_number, bool also_receives_of_
 void flush(queue_pair& qp) {
     qp.handle()->state = IBV_QPS_ERR;
     run_send_queue(*qp.home, qp.near(), qp.far());
+    if (qp.qp->taken.load() != 0) {
+        wait_for_both_sides(qp); // one that lives completes it itself
+        complete_orphan(qp.near());
+    }
     flush_receives(qp.near());
     if (qp.qp->srq != no_index && !qp.last_receive_told) {
         qp.last_receive_told = true;
         raise(context::of(qp.handle()->context), {IBV_EVENT_QP_LAST_WQE_REACHED, qp.index, qp.serial, 0});
     }
+}
+
+void wait_for_both_sides(queue_pair& pair) {
+    pair.qp->sq.lock.wait_for_turn();
+    pair.qp->inbound.wait_for_turn();
+    if (const auto far = pair.far(); far.who != nullptr)
+        far.qp->sq.lock.wait_for_turn();
 }
 
 void wait_for_executors(process& home) {

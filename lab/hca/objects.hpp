@@ -157,6 +157,8 @@ void run_waiting_sender(queue_pair& qp);
 void purge(completion_queue& cq, std::uint32_t qp_number, bool also_receives_of_srq);
 // Error state: everything outstanding is completed as flushed.
 void flush(queue_pair& qp);
+// Waits until no executor works on this queue pair that began before: its state says that it takes no part.
+void wait_for_both_sides(queue_pair& pair);
 // Waits until nobody who began before works on memory or queues of this process.
 void wait_for_executors(process& home);
 

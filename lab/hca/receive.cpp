@@ -9,9 +9,26 @@
 namespace lab::hca {
 namespace {
 
-void note_taken(const endpoint& responder, const taken_receive& taken) {
-    responder.qp->taken_wr_id = taken.wr_id;
-    responder.qp->taken.store(1, std::memory_order_release);
+void note_taken(const endpoint& responder, const taken_receive& taken, std::uint32_t place) {
+    auto& qp = *responder.qp;
+    qp.taken_wr_id = taken.wr_id;
+    qp.taken_place = place;
+    ++qp.taken_sequence;
+    qp.taken.store(1, std::memory_order_release);
+}
+
+bool was_completed(const endpoint& which) {
+    const auto& qp = *which.qp;
+    if (qp.receives_polled.load() == qp.taken_sequence)
+        return true;
+    const auto& cq = which.cq(qp.receive_cq);
+    for (auto at = cq.consumed.load(); at != cq.produced.load(); ++at) {
+        const auto& entry = *which.memory().at<completion>(cq.ring + std::uint64_t{at & (cq.capacity - 1)} *
+                                                                         sizeof(completion));
+        if (entry.qp_number == qp.number && entry.of_send_queue == 0 && entry.place == qp.taken_sequence)
+            return true;
+    }
+    return false;
 }
 
 void read_request(const endpoint& responder, const shared_queue& queue, std::uint32_t place,
@@ -35,11 +52,22 @@ void check_limit(const endpoint& responder, shared_srq& srq, std::uint32_t left)
 
 } // namespace
 
+receive_queue_guard::receive_queue_guard(segment& owner, shared_queue& queue) : queue_(queue) {
+    if (!queue.lock.lock())
+        return;
+    if (queue.taking != 0) {
+        auto& qp = owner->qps[queue.taking - 1];
+        if (qp.taken_place == queue.done.load()) // noted, but still in the queue
+            qp.taken = 0;
+        queue.taking = 0;
+    }
+}
+
 bool take_receive(const endpoint& responder, taken_receive& into) {
     auto& qp = *responder.qp;
     auto* srq = qp.srq == no_index ? nullptr : &responder.memory()->srqs[qp.srq];
     auto& queue = srq != nullptr ? srq->queue : qp.rq;
-    const lock_guard guard(queue.lock);
+    const receive_queue_guard guard(responder.memory(), queue);
     const auto place = queue.done.load(std::memory_order_relaxed);
     const auto posted = queue.posted.load(std::memory_order_acquire);
     if (place == posted) {
@@ -50,8 +78,10 @@ bool take_receive(const endpoint& responder, taken_receive& into) {
     }
     into.of_srq = srq != nullptr;
     read_request(responder, queue, place, into);
-    note_taken(responder, into);
+    std::atomic_ref(queue.taking).store(index_of(qp.number) + 1, std::memory_order_release);
+    note_taken(responder, into, place);
     queue.done.store(place + 1, std::memory_order_release);
+    std::atomic_ref(queue.taking).store(0, std::memory_order_release);
     if (srq != nullptr)
         check_limit(responder, *srq, posted - place - 1);
     return true;
@@ -71,8 +101,23 @@ reach find_buffers(process& here, const endpoint& responder, const taken_receive
 
 void complete_receive(const endpoint& responder, const taken_receive& taken, completion& entry) {
     entry.of_srq = taken.of_srq;
+    entry.place = responder.qp->taken_sequence;
     push(*responder.who, responder.qp->receive_cq, entry);
     responder.qp->taken.store(0, std::memory_order_release);
+}
+
+void complete_orphan(const endpoint& which) {
+    auto& qp = *which.qp;
+    if (qp.taken.exchange(0) == 0 || was_completed(which))
+        return;
+    completion entry{};
+    entry.wr_id = qp.taken_wr_id;
+    entry.status = IBV_WC_WR_FLUSH_ERR;
+    entry.opcode = IBV_WC_RECV;
+    entry.qp_number = qp.number;
+    entry.of_srq = qp.srq != no_index;
+    entry.place = qp.taken_sequence;
+    push(*which.who, qp.receive_cq, entry);
 }
 
 void flush_receives(const endpoint& which) {
@@ -81,13 +126,12 @@ void flush_receives(const endpoint& which) {
     entry.status = IBV_WC_WR_FLUSH_ERR;
     entry.opcode = IBV_WC_RECV;
     entry.qp_number = qp.number;
-    // What an executor that died had taken comes first; one that lives completes it itself.
     if (qp.srq != no_index)
         return; // a shared queue's receives belong to the others too
     for (;;) {
         taken_receive taken;
         {
-            const lock_guard guard(qp.rq.lock);
+            const receive_queue_guard guard(which.memory(), qp.rq);
             const auto place = qp.rq.done.load();
             if (place == qp.rq.posted.load())
                 return;

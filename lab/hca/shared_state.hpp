@@ -91,6 +91,7 @@ struct shared_queue {
     std::uint64_t ring; // offset in the segment
     std::uint32_t max_entries;
     std::uint32_t max_inline;
+    std::uint32_t taking; // receives: index + 1 of the queue pair whose executor is taking one just now
 };
 
 enum class wait_reason : std::uint32_t { none, receive, peer };
@@ -137,7 +138,9 @@ struct shared_qp {
     // The receive that an executor has taken and not completed: if it dies, the owner completes it.
     std::atomic<std::uint32_t> taken;
     std::uint64_t taken_wr_id;
-    std::uint32_t taken_place;
+    std::uint32_t taken_place;    // in its queue
+    std::uint32_t taken_sequence; // among the receives of this queue pair
+    std::atomic<std::uint32_t> receives_polled;
     shared_lock inbound; // held around a delivery to a datagram queue pair
     way_counters counted;
 };

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Other people's programs, unmodified, judge the virtual HCA: Debian's ibverbs-utils and perftest, stock UCX.
+#include "tests/judges/two_programs.hpp"
+
+#include <algorithm>
+
+namespace {
+
+using namespace testing_support;
+
+#define EXPECT_HAS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
+
+TEST_F(judge, devices_are_listed) {
+    const auto list = run_program(in_lab("--hcas 2", "ibv_devices"), {"GAUDI_DIRECT_HLTHUNK"});
+    EXPECT_EQ(list.status, 0);
+    EXPECT_HAS(list.output, "vhca0           \t026764fffe000000");
+    EXPECT_HAS(list.output, "vhca1");
+    const auto info = run_program(in_lab("", "ibv_devinfo -v"), {"GAUDI_DIRECT_HLTHUNK"});
+    EXPECT_EQ(info.status, 0);
+    EXPECT_HAS(info.output, "hca_id:\tvhca0");
+    EXPECT_HAS(info.output, "PORT_ACTIVE (4)");
+    EXPECT_HAS(info.output, "atomic_cap:\t\t\tATOMIC_HCA (1)");
+    EXPECT_HAS(info.output, "GID[  0]:\t\tfe80:0000:0000:0000:0267:64ff:fe00:0001");
+}
+
+TEST_F(judge, on_demand_paging_is_said_to_be_absent) {
+    const auto shown = run_program(in_lab("", "ibv_rc_pingpong -o"), {"GAUDI_DIRECT_HLTHUNK"});
+    EXPECT_EQ(shown.status, 1);
+    EXPECT_HAS(shown.output, "isn't ODP capable");
+}
+
+// A line is a command; the client gets the server's name behind it.
+class pair_of : public judge, public ::testing::WithParamInterface<const char*> {
+protected:
+    void expect_both(const std::string& options, const std::string& command, const std::string& port_flag,
+                     const std::string& before_host = "") {
+        const auto port = free_port();
+        const auto server = fmt::format("{} {} {}", command, port_flag, port);
+        const auto client = before_host.empty()
+                                ? server + " localhost"
+                                : fmt::format("{} localhost {} {}", before_host, port_flag, port);
+        const auto both = run_both(in_lab(options, server), in_lab(options, client), port);
+        EXPECT_EQ(both.server.status, 0) << both.server.output;
+        EXPECT_EQ(both.client.status, 0) << both.client.output;
+    }
+};
+
+std::string name_of(const ::testing::TestParamInfo<const char*>& info) {
+    std::string name = info.param;
+    std::replace_if(
+        name.begin(), name.end(), [](unsigned char c) { return std::isalnum(c) == 0; }, '_');
+    return name;
+}
+
+using pingpong = pair_of;
+TEST_P(pingpong, passes) {
+    expect_both("", GetParam(), "-p");
+}
+INSTANTIATE_TEST_SUITE_P(
+    ibverbs_utils, pingpong,
+    ::testing::Values("ibv_rc_pingpong", "ibv_rc_pingpong -c", "ibv_rc_pingpong -e", "ibv_rc_pingpong -N",
+                      "ibv_rc_pingpong -t", "ibv_rc_pingpong -g 0", "ibv_rc_pingpong -N -e -c -t",
+                      "ibv_rc_pingpong -c -s 1048576 -n 50", "ibv_uc_pingpong", "ibv_uc_pingpong -e -c",
+                      "ibv_uc_pingpong -g 0", "ibv_ud_pingpong -c", "ibv_ud_pingpong -e -g 0",
+                      "ibv_srq_pingpong -c", "ibv_srq_pingpong -e", "ibv_srq_pingpong -g 0 -q 64"),
+    name_of);
+
+using perftest = pair_of;
+TEST_P(perftest, passes) {
+    expect_both("", fmt::format("{} -d vhca0 -F", GetParam()), "-p");
+}
+INSTANTIATE_TEST_SUITE_P(quick, perftest,
+                         ::testing::Values("ib_write_bw -a -n 20", "ib_read_bw -a -n 20",
+                                           "ib_send_bw -a -n 20", "ib_write_lat -a -n 20", "ib_read_lat",
+                                           "ib_send_lat", "ib_atomic_bw", "ib_atomic_lat",
+                                           "ib_atomic_bw -A CMP_AND_SWAP", "ib_write_bw -b -q 4 -n 500",
+                                           "ib_send_bw -b -q 4 -n 500", "ib_send_bw -e", "ib_send_bw -r 16",
+                                           "ib_send_bw -c UD", "ib_send_lat -c UD", "ib_send_bw -c UC",
+                                           "ib_write_bw -c UC", "ib_write_lat -c UC", "ib_send_lat -c UC",
+                                           "ib_send_bw -I 64 -s 64", "ib_write_lat -I 128 -s 100",
+                                           "ib_write_bw -s 1", "ib_send_lat -e", "ib_read_bw -e",
+                                           "ib_send_bw --use-srq -q 2 -n 500"),
+                         name_of);
+// Every program, service, size and flag.
+INSTANTIATE_TEST_SUITE_P(
+    whole_matrix, perftest,
+    ::testing::Values("ib_write_bw -a", "ib_read_bw -a", "ib_send_bw -a", "ib_write_lat -a", "ib_read_lat -a",
+                      "ib_send_lat -a", "ib_write_bw -a -c UC", "ib_send_bw -a -c UC", "ib_send_bw -a -c UD",
+                      "ib_send_lat -a -c UD", "ib_write_lat -a -c UC", "ib_send_lat -a -c UC",
+                      "ib_write_bw -a -b -n 500", "ib_read_bw -a -b -n 500", "ib_send_bw -a -b -n 500",
+                      "ib_write_bw -a -q 4 -n 500", "ib_read_bw -a -q 4 -n 500", "ib_send_bw -a -q 4 -n 500",
+                      "ib_send_bw -a -e -n 500", "ib_read_bw -a -e -n 500", "ib_write_bw -a -e -n 500",
+                      "ib_send_lat -a -e -n 500", "ib_read_lat -a -e -n 500", "ib_send_bw -a -r 1 -n 500",
+                      "ib_send_bw -a -r 512 -n 500", "ib_atomic_bw -b -q 4", "ib_atomic_lat -A CMP_AND_SWAP"),
+    name_of);
+
+#ifdef UCX_PREFIX
+class ucx : public pair_of {
+protected:
+    void expect_ucx(const std::string& environment, const std::string& test) {
+        const auto program = fmt::format("env {} ucx_perftest", environment);
+        expect_both("--ucx " UCX_PREFIX, fmt::format("{} {}", program, test), "-p",
+                    fmt::format("{} {}", program, test));
+    }
+};
+
+TEST_F(ucx, lists_the_device_with_its_transports_and_dmabuf) {
+    const auto shown = run_program(in_lab("--ucx " UCX_PREFIX, "ucx_info -d"), {"GAUDI_DIRECT_HLTHUNK"});
+    EXPECT_EQ(shown.status, 0);
+    EXPECT_HAS(shown.output, "Memory domain: vhca0");
+    EXPECT_HAS(shown.output, "register: unlimited, dmabuf");
+    EXPECT_HAS(shown.output, "Transport: rc_verbs");
+    EXPECT_HAS(shown.output, "Transport: ud_verbs");
+    const auto version = run_program(in_lab("--ucx " UCX_PREFIX, "ucx_info -v"), {"GAUDI_DIRECT_HLTHUNK"});
+    EXPECT_HAS(version.output, "Library version: 1.23.0");
+}
+
+using uct_rc = ucx;
+TEST_P(uct_rc, passes) {
+    expect_ucx("A=1", fmt::format("-n 1000 -w 10 -x rc_verbs -d vhca0:1 {}", GetParam()));
+}
+INSTANTIATE_TEST_SUITE_P(ucx_1_23, uct_rc,
+                         ::testing::Values("-t put_lat", "-t put_bw -s 8192 -D zcopy", "-t get -D bcopy",
+                                           "-t get -s 8192 -D zcopy", "-t am_lat", "-t am_bw",
+                                           "-t am_bw -s 4096 -D bcopy", "-t fadd -s 8", "-t cswap -s 8"),
+                         name_of);
+using uct_ud = ucx;
+TEST_P(uct_ud, passes) {
+    expect_ucx("A=1", fmt::format("-n 1000 -w 10 -x ud_verbs -d vhca0:1 {}", GetParam()));
+}
+INSTANTIATE_TEST_SUITE_P(ucx_1_23, uct_ud, ::testing::Values("-t am_lat", "-t am_bw"), name_of);
+
+using ucp_rc = ucx;
+TEST_P(ucp_rc, passes) {
+    expect_ucx("UCX_TLS=rc_v", fmt::format("-n 500 -w 10 {}", GetParam()));
+}
+INSTANTIATE_TEST_SUITE_P(ucx_1_23, ucp_rc,
+                         ::testing::Values("-t tag_lat", "-t tag_bw", "-t tag_bw -s 1048576 -n 50",
+                                           "-t ucp_put_lat", "-t ucp_put_bw", "-t ucp_get", "-t stream_lat",
+                                           "-t stream_bw -s 65536", "-t ucp_am_lat",
+                                           "-t ucp_am_bw -s 1048576 -n 50", "-t ucp_fadd", "-t ucp_add",
+                                           "-t ucp_cswap", "-t tag_lat -E sleep", "-t ucp_am_bw -E sleep"),
+                         name_of);
+using ucp_ud = ucx;
+TEST_P(ucp_ud, passes) {
+    expect_ucx("UCX_TLS=ud_v", fmt::format("-n 500 -w 10 {}", GetParam()));
+}
+INSTANTIATE_TEST_SUITE_P(ucx_1_23, ucp_ud,
+                         ::testing::Values("-t tag_lat", "-t tag_bw -s 65536", "-t stream_bw", "-t ucp_am_bw",
+                                           "-t tag_lat -E sleep"),
+                         name_of);
+#endif
+
+} // namespace

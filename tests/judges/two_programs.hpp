@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include "tests/support/child.hpp"
+#include "tests/support/test_lab.hpp"
+
+#include <chrono>
+#include <cstdlib>
+#include <fmt/format.h>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <unistd.h>
+#include <vector>
+
+namespace testing_support {
+
+inline std::vector<std::string> words(const std::string& text) {
+    std::istringstream in(text);
+    std::vector<std::string> all;
+    for (std::string word; in >> word;)
+        all.push_back(word);
+    return all;
+}
+
+// Whether somebody on this host listens on a TCP port. A connection to find out would be taken for the
+// client.
+inline bool listening(unsigned port, const std::string& tables = "/proc/net") {
+    for (const auto* table : {"/tcp", "/tcp6"}) {
+        std::ifstream file(tables + table);
+        const auto wanted = fmt::format(":{:04X} ", port);
+        for (std::string line; std::getline(file, line);)
+            if (const auto at = line.find(wanted); at != line.npos && line.find(" 0A ", at) != line.npos)
+                return true;
+    }
+    return false;
+}
+
+inline unsigned free_port() {
+    static unsigned next = 21000 + static_cast<unsigned>(::getpid()) % 20000;
+    do
+        ++next;
+    while (listening(next));
+    return next;
+}
+
+struct both_results {
+    program_result server, client;
+};
+
+// Somebody else's programs in pairs, in the lab: the server first, the client when it listens.
+class judge : public test_lab {
+protected:
+    static std::vector<std::string> in_lab(const std::string& options, const std::string& command) {
+        auto all = words(fmt::format("{} lab run {} --", GAUDI_DIRECT_TOOL, options));
+        for (const auto& word : words(command))
+            all.push_back(word);
+        return all;
+    }
+
+    static both_results run_both(const std::vector<std::string>& server,
+                                 const std::vector<std::string>& client, unsigned port,
+                                 const std::string& tables = "/proc/net",
+                                 std::chrono::seconds limit = std::chrono::seconds(60)) {
+        both_results both;
+        std::thread serving([&] { both.server = run_program(server, {"GAUDI_DIRECT_HLTHUNK"}, limit); });
+        const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+        while (!listening(port, tables) && std::chrono::steady_clock::now() < end)
+            std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        both.client = run_program(client, {"GAUDI_DIRECT_HLTHUNK"}, limit);
+        serving.join();
+        return both;
+    }
+};
+
+} // namespace testing_support
