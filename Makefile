@@ -30,7 +30,7 @@ test: setup ucx format-check build-release build-asan ## what CI runs: format, h
 
 test-full: test build-tsan build-clang ## also the slow campaigns, the thread sanitizer, and clang
 	@$(TEST_ENV) cd build/release && $(CTEST) -L full
-	@$(TEST_ENV) cd build/tsan && TSAN_OPTIONS=suppressions=$(CURDIR)/tests/tsan.supp $(CTEST) -LE 'full|slow|no_tsan'
+	@$(TEST_ENV) cd build/tsan && TSAN_OPTIONS="suppressions=$(CURDIR)/tests/tsan.supp die_after_fork=0" $(CTEST) -LE 'full|slow|no_tsan'
 	@$(TEST_ENV) cd build/clang && $(CTEST) -LE 'full|slow'
 
 $(LABELS:%=test-%): test-%: setup build-release ## the tests of one label

@@ -70,6 +70,8 @@ void clear_connection(shared_qp& qp) {
     qp.qkey = 0;
     qp.sender_waits = qp.waits = qp.attention = qp.taken = 0;
     qp.taken_sequence = 0;
+    qp.remote = qp.sent = qp.expected = qp.tries = 0;
+    qp.next_try_ns = 0;
     qp.receives_polled = 0;
 }
 
@@ -312,11 +314,17 @@ void reset(queue_pair& pair) {
 void change(queue_pair& pair, const ibv_qp_attr& values, int mask, ibv_qp_state to) {
     auto& qp = *pair.qp;
     std::shared_ptr<peer> other;
-    if (to == IBV_QPS_RTR && (mask & IBV_QP_DEST_QPN) != 0)
-        other = pair.home->find_peer(slot_of(values.dest_qp_num));
+    bool remote = false;
+    if (to == IBV_QPS_RTR && (mask & IBV_QP_DEST_QPN) != 0) {
+        remote = pair.home->network() != nullptr && !pair.home->is_ours(values.ah_attr.grh.dgid.raw);
+        if (!remote)
+            other = pair.home->find_peer(slot_of(values.dest_qp_num));
+    }
     const lock_guard sends(qp.sq.lock);
     const receive_queue_guard receives(pair.home->own(), qp.rq);
     take_values(pair, values, mask);
+    if (remote)
+        qp.remote = 1;
     if (other) {
         pair.other = other;
         qp.peer_incarnation = other->memory()->head.incarnation;
@@ -344,6 +352,7 @@ int modify(queue_pair& pair, const ibv_qp_attr& values, int mask) {
         return 0;
     case IBV_QPS_ERR:
         qp.state = IBV_QPS_ERR;
+        pair.handle()->state = IBV_QPS_ERR;
         flush(pair);
         return 0;
     default:

@@ -4,6 +4,7 @@
 #include "lab/hca/modes.hpp"
 #include "lab/hca/receive.hpp"
 #include "lab/hca/verbs.hpp"
+#include "lab/hca/wire.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -88,10 +89,6 @@ public:
     }
 
 private:
-    bool reads_back() const {
-        return request_.opcode == IBV_WR_RDMA_READ || request_.opcode == IBV_WR_ATOMIC_CMP_AND_SWP ||
-               request_.opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
-    }
     bool has_immediate() const {
         return request_.opcode == IBV_WR_SEND_WITH_IMM || request_.opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
     }
@@ -99,28 +96,7 @@ private:
     // The requester's own memory.
     verdict gather() {
         local().clear();
-        const auto* behind = reinterpret_cast<const std::byte*>(&request_ + 1);
-        if ((request_.flags & IBV_SEND_INLINE) != 0) {
-            local().pieces.push_back(
-                {piece::kind::local, reinterpret_cast<std::uint64_t>(behind), request_.inline_length});
-            local().length = request_.inline_length;
-            return {};
-        }
-        const auto* entries = reinterpret_cast<const scatter_entry*>(behind);
-        for (unsigned i = 0; i < request_.entries; ++i)
-            switch (find_memory(here_, requester_.memory(), entries[i].key, entries[i].address,
-                                entries[i].length, requester_.qp->pd,
-                                reads_back() ? IBV_ACCESS_LOCAL_WRITE : 0, local())) {
-            case reach::denied:
-                return failing(IBV_WC_LOC_PROT_ERR);
-            case reach::unmappable:
-                return failing(IBV_WC_LOC_QP_OP_ERR);
-            case reach::fine:
-                break;
-            }
-        if (local().length > largest_message)
-            return failing(IBV_WC_LOC_LEN_ERR);
-        return {};
+        return failing(static_cast<ibv_wc_status>(gather_local(here_, requester_, request_, local())));
     }
 
     bool peer_ready() {
@@ -341,6 +317,10 @@ private:
         if (local().length > requester_.qp->path_mtu)
             return failing(IBV_WC_LOC_LEN_ERR);
         const auto& target = request_.datagram;
+        if (here_.network() != nullptr && target.where.by_gid != 0 && !here_.is_ours(target.where.gid)) {
+            send_remote_datagram(here_, requester_, request_, local());
+            return {};
+        }
         const auto who = here_.find_peer(slot_of(target.qp_number));
         // From here on it is the network's: what does not arrive is lost without a word.
         if (!who || !who->memory().alive())
@@ -407,21 +387,7 @@ private:
 };
 
 void finish(const endpoint& requester, std::uint32_t place, const verdict& end) {
-    auto& queue = requester.qp->sq;
-    const auto& request = requester.request<send_request>(queue, place);
-    if (end.status != IBV_WC_SUCCESS || requester.qp->signal_all != 0 ||
-        (request.flags & IBV_SEND_SIGNALED) != 0) {
-        completion entry{};
-        entry.wr_id = request.wr_id;
-        entry.status = end.status;
-        entry.opcode = completion_opcode(request.opcode);
-        entry.byte_count = static_cast<std::uint32_t>(end.bytes);
-        entry.qp_number = requester.qp->number;
-        entry.place = place;
-        entry.of_send_queue = 1;
-        push(*requester.who, requester.qp->send_cq, entry);
-    }
-    queue.done.store(place + 1, std::memory_order_release);
+    finish_request(requester, place, end.status, end.bytes);
 }
 
 // After the holder of the lock died: a request whose completion was written already is not run again.
@@ -454,6 +420,54 @@ bool given_up(const endpoint& requester, const endpoint& responder, wait_reason 
 
 } // namespace
 
+std::uint32_t gather_local(process& here, const endpoint& requester, const send_request& request, side& to) {
+    const auto* behind = reinterpret_cast<const std::byte*>(&request + 1);
+    if ((request.flags & IBV_SEND_INLINE) != 0) {
+        to.pieces.push_back(
+            {piece::kind::local, reinterpret_cast<std::uint64_t>(behind), request.inline_length});
+        to.length = request.inline_length;
+        return IBV_WC_SUCCESS;
+    }
+    const bool reads_back = request.opcode == IBV_WR_RDMA_READ ||
+                            request.opcode == IBV_WR_ATOMIC_CMP_AND_SWP ||
+                            request.opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
+    const auto* entries = reinterpret_cast<const scatter_entry*>(behind);
+    for (unsigned i = 0; i < request.entries; ++i)
+        switch (find_memory(here, requester.memory(), entries[i].key, entries[i].address, entries[i].length,
+                            requester.qp->pd, reads_back ? IBV_ACCESS_LOCAL_WRITE : 0, to)) {
+        case reach::denied:
+            return IBV_WC_LOC_PROT_ERR;
+        case reach::unmappable:
+            return IBV_WC_LOC_QP_OP_ERR;
+        case reach::fine:
+            break;
+        }
+    return to.length > largest_message ? IBV_WC_LOC_LEN_ERR : IBV_WC_SUCCESS;
+}
+
+std::uint64_t rnr_time_ns(std::uint32_t code) {
+    return std::uint64_t{rnr_units[code & 31]} * 10000;
+}
+
+void finish_request(const endpoint& requester, std::uint32_t place, std::uint32_t status,
+                    std::uint64_t bytes) {
+    auto& queue = requester.qp->sq;
+    const auto& request = requester.request<send_request>(queue, place);
+    if (status != IBV_WC_SUCCESS || requester.qp->signal_all != 0 ||
+        (request.flags & IBV_SEND_SIGNALED) != 0) {
+        completion entry{};
+        entry.wr_id = request.wr_id;
+        entry.status = status;
+        entry.opcode = completion_opcode(request.opcode);
+        entry.byte_count = static_cast<std::uint32_t>(bytes);
+        entry.qp_number = requester.qp->number;
+        entry.place = place;
+        entry.of_send_queue = 1;
+        push(*requester.who, requester.qp->send_cq, entry);
+    }
+    queue.done.store(place + 1, std::memory_order_release);
+}
+
 std::uint64_t deadline_of(const shared_qp& requester, const shared_qp* responder) {
     const auto since = requester.waits_since_ns.load();
     switch (static_cast<wait_reason>(requester.waits.load())) {
@@ -462,7 +476,7 @@ std::uint64_t deadline_of(const shared_qp& requester, const shared_qp* responder
     case wait_reason::receive:
         if (requester.rnr_retry == 7 || responder == nullptr)
             return UINT64_MAX;
-        return since + std::uint64_t{requester.rnr_retry} * rnr_units[responder->min_rnr_timer & 31] * 10000;
+        return since + requester.rnr_retry * rnr_time_ns(responder->min_rnr_timer);
     case wait_reason::peer:
         if (requester.timeout == 0)
             return UINT64_MAX;
@@ -487,6 +501,8 @@ void run_send_queue(process& here, const endpoint& requester, const endpoint& re
 std::uint64_t run_locked_send_queue(process& here, const endpoint& requester, const endpoint& responder) {
     auto& qp = *requester.qp;
     auto& queue = qp.sq;
+    if (qp.remote != 0)
+        return run_remote_send_queue(here, requester);
     std::uint64_t look_at = UINT64_MAX;
     for (;;) {
         const auto place = queue.done.load(std::memory_order_relaxed);

@@ -56,7 +56,6 @@ void purge(completion_queue& cq, std::uint32_t qp_number, bool also_receives_of_
 }
 
 void flush(queue_pair& qp) {
-    qp.handle()->state = IBV_QPS_ERR;
     run_send_queue(*qp.home, qp.near(), qp.far());
     if (qp.qp->taken.load() != 0) {
         wait_for_both_sides(qp); // one that lives completes it itself
@@ -83,9 +82,8 @@ void wait_for_executors(process& home) {
         if (qp == nullptr)
             continue;
         qp->qp->sq.lock.wait_for_turn();
-        if (qp->qp->type == IBV_QPT_UD)
-            qp->qp->inbound.wait_for_turn();
-        else if (const auto far = qp->far(); far.who != nullptr)
+        qp->qp->inbound.wait_for_turn();
+        if (const auto far = qp->far(); far.who != nullptr)
             far.qp->sq.lock.wait_for_turn();
     }
 }

@@ -2,11 +2,15 @@
 #include "lab/hca/process.hpp"
 
 #include "lab/dmabuf.h"
+#include "lab/hca/devices.hpp"
 #include "lab/hca/housekeeping.hpp"
+#include "lab/hca/wire.hpp"
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
+#include <cstring>
 #include <ctime>
 #include <fcntl.h>
 #include <pthread.h>
@@ -18,6 +22,18 @@ namespace lab::hca {
 namespace {
 
 thread_local bool is_guard = false;
+
+// Where the Ethernet cards listen.
+std::set<std::uint32_t> ethernet_addresses(const std::vector<device*>& cards) {
+    std::set<std::uint32_t> found;
+    for (const auto* card : cards)
+        if (card->card.link == link_layer::ethernet) {
+            std::uint32_t ip = 0;
+            std::memcpy(&ip, &card->gids[0][0][12], 4);
+            found.insert(ip);
+        }
+    return found;
+}
 
 } // namespace
 
@@ -54,9 +70,9 @@ bool peer::signal(std::uint32_t channel, std::uint64_t event) {
     return false;
 }
 
-process::process(folder lab, std::shared_ptr<segment> own)
+process::process(folder lab, std::shared_ptr<segment> own, std::unique_ptr<wire> network)
     : qps(max_qps), cqs(max_cqs), srqs(max_srqs), lab_(std::move(lab)), own_(std::move(own)),
-      self_(std::make_shared<peer>(own_, lab_.path() / "hca")) {}
+      self_(std::make_shared<peer>(own_, lab_.path() / "hca")), network_(std::move(network)) {}
 
 tl::expected<std::shared_ptr<process>, int> process::join() {
     const std::lock_guard guard(joining_);
@@ -69,10 +85,37 @@ tl::expected<std::shared_ptr<process>, int> process::join() {
         std::fprintf(stderr, "gaudi-lab: %s\n", entered.error().text.c_str());
         return tl::unexpected(ENODEV);
     }
-    auto memory = segment::make(entered->path() / "hca");
-    if (!memory)
-        return tl::unexpected(memory.error());
-    std::shared_ptr<process> made(new process(std::move(*entered), *memory));
+    // A slot is a file and, with Ethernet, a port: somebody else's lab may have the same.
+    const auto cards = list_devices();
+    if (!cards)
+        return tl::unexpected(cards.error());
+    const auto addresses = ethernet_addresses(*cards);
+    std::unique_ptr<wire> network;
+    int error = 0;
+    auto memory = segment::make(entered->path() / "hca", [&](std::uint32_t slot) {
+        if (addresses.empty())
+            return true;
+        auto listening = wire::listen(addresses, slot);
+        if (!listening) {
+            error = listening.error();
+            return false;
+        }
+        network = std::move(*listening);
+        return true;
+    });
+    if (!memory) {
+        if (error == EADDRNOTAVAIL)
+            std::fprintf(stderr, "gaudi-lab: the address of a card is not one of this host's; correct "
+                                 "`address` in the lab description\n");
+        return tl::unexpected(memory.error() == EAGAIN && error != 0 ? error : memory.error());
+    }
+    std::shared_ptr<process> made(new process(std::move(*entered), *memory, std::move(network)));
+    for (const auto* card : *cards)
+        for (unsigned port = 0; port < card->card.ports; ++port)
+            for (const auto& gid : card->gids[port]) {
+                made->gids_.emplace_back();
+                std::memcpy(made->gids_.back().data(), gid, 16);
+            }
     shared_lock::self = made->own_->party();
     shared_lock::is_dead = party_is_dead;
     current_ = made.get();
@@ -89,6 +132,8 @@ tl::expected<std::shared_ptr<process>, int> process::join() {
     ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
     while (!made->guarding_.load())
         ::sched_yield(); // until it holds the sign of life
+    if (made->network_)
+        made->network_->start(*made);
     joined_ = made;
     return made;
 }
@@ -96,6 +141,8 @@ tl::expected<std::shared_ptr<process>, int> process::join() {
 process::~process() {
     if (!present() && own_->ours() == false)
         return;
+    if (network_)
+        network_->stop();
     ending_ = true;
     ring();
     if (guard_.joinable())
@@ -122,6 +169,11 @@ void process::after_fork() {
     new (&joining_) std::mutex;
     new (&joined_) std::weak_ptr<process>;
     shared_lock::self = 0;
+}
+
+bool process::is_ours(const std::uint8_t* gid) const {
+    return std::any_of(gids_.begin(), gids_.end(),
+                       [gid](const auto& each) { return std::memcmp(each.data(), gid, 16) == 0; });
 }
 
 std::shared_ptr<peer> process::find_peer(std::uint32_t slot) {

@@ -45,6 +45,7 @@ struct hbm_view {
     std::uint64_t file_size = 0; // with the granule states
 };
 
+class wire;
 struct queue_pair;
 struct completion_queue;
 struct shared_receive_queue;
@@ -71,6 +72,11 @@ public:
     // nullptr: it cannot be mapped.
     [[nodiscard]] const hbm_view* hbm(std::uint32_t gaudi, std::uint64_t size);
 
+    // Connections to other hosts; nullptr where no card has an Ethernet link.
+    [[nodiscard]] wire* network() const { return network_.get(); }
+    // Whether a GID is that of one of this host's cards: its queue pairs are reached through memory.
+    [[nodiscard]] bool is_ours(const std::uint8_t* gid) const;
+
     // Local objects by index, for the guard. Changing them needs the mutex.
     std::mutex objects;
     std::vector<queue_pair*> qps;
@@ -88,7 +94,7 @@ public:
     void ring() { own_->ring(); }
 
 private:
-    process(folder lab, std::shared_ptr<segment> own);
+    process(folder lab, std::shared_ptr<segment> own, std::unique_ptr<wire> network);
     void guard();
     static bool party_is_dead(party who);
     static void after_fork();
@@ -100,6 +106,8 @@ private:
     folder lab_;
     std::shared_ptr<segment> own_;
     std::shared_ptr<peer> self_;
+    std::unique_ptr<wire> network_;
+    std::vector<std::array<std::uint8_t, 16>> gids_; // of all cards
     std::mutex peers_mutex_;
     std::unordered_map<std::uint32_t, std::weak_ptr<peer>> peers_;
     std::vector<std::shared_ptr<peer>> recent_; // keeps the peers of datagrams mapped for a while

@@ -98,7 +98,8 @@ segment::~segment() {
     ::close(fd_);
 }
 
-tl::expected<std::shared_ptr<segment>, int> segment::make(const std::filesystem::path& folder) {
+tl::expected<std::shared_ptr<segment>, int> segment::make(const std::filesystem::path& folder,
+                                                          const std::function<bool(std::uint32_t)>& fits) {
     for (std::uint32_t slot = 1; slot < max_slots; ++slot) {
         const auto file = folder / std::to_string(slot);
         const int fd = take_file(file);
@@ -106,6 +107,11 @@ tl::expected<std::shared_ptr<segment>, int> segment::make(const std::filesystem:
             continue;
         if (fd < 0)
             return failed(-fd);
+        if (!fits(slot)) {
+            ::unlink(file.c_str());
+            ::close(fd);
+            continue;
+        }
         segment_layout* base = nullptr;
         int error = 0;
         if (::ftruncate(fd, segment_size) != 0)

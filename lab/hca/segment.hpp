@@ -4,6 +4,7 @@
 #include "lab/hca/shared_state.hpp"
 
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -53,8 +54,10 @@ public:
     segment& operator=(const segment&) = delete;
     ~segment();
 
-    // Takes a free slot, the leftovers of dead processes included. errno on failure.
-    static tl::expected<std::shared_ptr<segment>, int> make(const std::filesystem::path& folder);
+    // Takes a free slot that `fits`, the leftovers of dead processes included. errno on failure; EAGAIN:
+    // none.
+    static tl::expected<std::shared_ptr<segment>, int> make(const std::filesystem::path& folder,
+                                                            const std::function<bool(std::uint32_t)>& fits);
     // Maps that of a peer. ENOENT: nobody has that slot; EACCES: somebody else's file.
     static tl::expected<std::shared_ptr<segment>, int> open(const std::filesystem::path& folder,
                                                             std::uint32_t slot);

@@ -126,6 +126,11 @@ struct shared_qp {
     std::uint8_t own_gids[2][16]; // what its port answers to
     std::uint16_t own_lid;
     std::uint32_t send_psn, receive_psn;
+    std::uint32_t remote;   // the peer is on another host
+    std::uint32_t sent;     // remote: requests before this one are on their way
+    std::uint32_t expected; // remote: the sequence number of the peer's next request
+    std::uint32_t tries;
+    std::uint64_t next_try_ns;
     std::uint32_t qkey;
     std::uint32_t port;
     std::uint32_t path_mtu; // bytes

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include "lab/hca/endpoint.hpp"
+#include "lab/hca/memory_access.hpp"
+#include "lab/hca/receive.hpp"
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <netinet/in.h>
+#include <set>
+#include <thread>
+
+// Between hosts: TCP. A queue pair's GID carries the address, its number the port: no daemon is needed.
+namespace lab::hca {
+
+constexpr std::uint16_t first_port = 47000; // of slot 0
+
+constexpr std::uint32_t frame_magic = 0x76686361;
+
+// What travels: this, then `length` bytes. In the sender's byte order; the magic number tells another one.
+struct frame {
+    std::uint32_t magic;
+    std::uint8_t kind; // frame_kind
+    std::uint8_t opcode;
+    std::uint16_t flags;
+    std::uint32_t source_qp, target_qp;
+    std::uint32_t sequence;
+    std::uint32_t status; // of an answer; of a request, the packet sequence number that it was connected with
+    std::uint64_t length;
+    std::uint64_t address;
+    std::uint32_t key;
+    std::uint32_t immediate;
+    std::uint64_t compare_or_add, swap;
+};
+static_assert(sizeof(frame) == 64);
+
+enum class frame_kind : std::uint8_t { hello = 1, request, answer, datagram };
+// Statuses of an answer beside those of a work completion.
+constexpr std::uint32_t answer_not_ready = 1000, answer_no_receive = 1001;
+
+struct wire_address {
+    std::uint32_t ip = 0; // network order
+    std::uint16_t port = 0;
+    auto operator<=>(const wire_address&) const = default;
+};
+
+// Bytes that follow a frame, found again each time that some of them are sent: the memory may be gone by
+// then.
+struct payload {
+    enum class source { nothing, bytes, request, region } from = source::nothing;
+    std::vector<std::byte> bytes;
+    std::uint32_t qp = 0;    // index of ours
+    std::uint32_t place = 0; // of the send request
+    std::uint64_t address = 0;
+    std::uint32_t key = 0;
+};
+
+class wire;
+
+// One connection to another process.
+class link {
+public:
+    link(wire& home, int fd, bool established) : home_(home), fd_(fd), established_(established) {}
+    ~link();
+    link(const link&) = delete;
+    link& operator=(const link&) = delete;
+
+    // Sends now what the socket takes, the rest when it takes more. The caller may hold the send queue's
+    // lock.
+    void send(const frame& head, payload behind);
+
+    [[nodiscard]] bool lost() const { return lost_.load(); }
+    [[nodiscard]] bool established() const { return established_.load(); }
+
+private:
+    friend class wire;
+    struct outgoing {
+        frame head;
+        payload behind;
+        std::uint64_t sent = 0;
+    };
+    enum class progress { done, later, broken };
+    progress transmit(outgoing& what, bool holds_queue);
+    void drain();
+    void arm(bool for_writing);
+
+    wire& home_;
+    int fd_;
+    wire_address peer_;
+    std::uint32_t peer_slot_ = 0;
+    bool said_hello_ = false;
+    std::uint64_t since_ns_ = 0;
+    std::atomic<bool> established_, lost_{false};
+    std::mutex mutex_; // of the queue
+    std::deque<outgoing> queue_;
+    bool sending_ = false;
+    // What is being received; the wire's thread only.
+    frame head_{};
+    std::size_t head_got_ = 0;
+    std::uint64_t got_ = 0; // of the payload
+    enum class sink { discard, buffers, region, read_back, datagram } sink_ = sink::discard;
+    taken_receive taken_;
+    bool has_taken_ = false;
+    std::uint32_t reply_ = 0; // status to answer with at the end; IBV_WC_SUCCESS or an error
+    bool replies_ = false;
+    std::vector<std::byte> small_;
+};
+
+// The sockets of a process and the thread that waits on them.
+class wire {
+public:
+    // Listens on these addresses at the port of a slot. EADDRINUSE: try another slot.
+    static tl::expected<std::unique_ptr<wire>, int> listen(const std::set<std::uint32_t>& addresses,
+                                                           std::uint32_t slot);
+    ~wire();
+    wire(const wire&) = delete;
+    wire& operator=(const wire&) = delete;
+
+    void start(process& home);
+    // Before the process goes.
+    void stop();
+
+    // The connection to a process of another host, made if there is none; never null, maybe lost.
+    [[nodiscard]] std::shared_ptr<link> reach(wire_address peer, std::uint32_t from_ip);
+    [[nodiscard]] process& home() const { return *home_; }
+
+private:
+    friend class link;
+    wire() = default;
+    void run();
+    void accept_from(int listener);
+    void add(const std::shared_ptr<link>& made, wire_address peer, bool writing);
+    void serve(const std::shared_ptr<link>& from, std::uint32_t events);
+    // Reads what there is; false: the connection is over.
+    bool receive(link& from);
+    bool take_head(link& from);
+    bool begin_request(link& from);
+    bool begin_answer(link& from);
+    bool begin_datagram(link& from);
+    std::uint32_t find_sink(link& from, endpoint target);
+    int receive_some(link& from);
+    void finish_frame(link& from);
+    void finish_request(link& from);
+    void finish_answer(link& from);
+    void finish_datagram(link& from);
+    void lose(const std::shared_ptr<link>& gone);
+    void expire();
+    endpoint own_qp(std::uint32_t number) const;
+    void answer(link& to, std::uint32_t status, payload behind = {}, std::uint64_t length = 0,
+                std::uint64_t value = 0);
+
+    process* home_ = nullptr;
+    int epoll_ = -1, wake_ = -1;
+    std::vector<int> listeners_;
+    std::uint32_t listen_ip_ = 0;
+    std::uint16_t port_ = 0;
+    std::mutex mutex_;
+    std::map<wire_address, std::shared_ptr<link>> by_peer_;
+    std::map<int, std::shared_ptr<link>> by_fd_;
+    std::atomic<bool> ending_{false};
+    std::thread thread_;
+};
+
+// The send queue of a queue pair whose peer is on another host. The caller has its lock.
+[[nodiscard]] std::uint64_t run_remote_send_queue(process& here, const endpoint& requester);
+
+// A datagram to another host. `from` is its content.
+void send_remote_datagram(process& here, const endpoint& requester, const send_request& request,
+                          const side& from);
+
+// Both in engine.cpp: completes the head request of a send queue; the requester's own memory of a request.
+void finish_request(const endpoint& requester, std::uint32_t place, std::uint32_t status,
+                    std::uint64_t bytes);
+[[nodiscard]] std::uint32_t gather_local(process& here, const endpoint& requester,
+                                         const send_request& request, side& to);
+[[nodiscard]] std::uint64_t rnr_time_ns(std::uint32_t code);
+
+} // namespace lab::hca

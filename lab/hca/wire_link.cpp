@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Sending over a connection.
+#include "lab/hca/wire.hpp"
+
+#include "lab/hca/verbs.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+namespace lab::hca {
+namespace {
+
+constexpr std::size_t most_entries = 64;
+const std::byte zeros[65536]{};
+
+// The entries of `from` behind its first `skip` bytes, at most `room` of them.
+std::size_t entries_of(const side& from, std::uint64_t skip, iovec* into, std::size_t room) {
+    std::size_t count = 0;
+    for (const auto& each : from.pieces) {
+        if (skip >= each.length) {
+            skip -= each.length;
+            continue;
+        }
+        if (count == room)
+            break;
+        into[count++] =
+            each.here() ? iovec{each.pointer() + skip, each.length - skip}
+                        : iovec{const_cast<std::byte*>(zeros), std::min(each.length - skip, sizeof(zeros))};
+        if (!each.here() && each.length - skip > sizeof(zeros))
+            break;
+        skip = 0;
+    }
+    return count;
+}
+
+} // namespace
+
+link::~link() {
+    ::close(fd_);
+}
+
+void link::arm(bool for_writing) {
+    epoll_event event{};
+    event.events = EPOLLIN | (for_writing ? static_cast<std::uint32_t>(EPOLLOUT) : 0U);
+    event.data.fd = fd_;
+    ::epoll_ctl(home_.epoll_, EPOLL_CTL_MOD, fd_, &event);
+}
+
+link::progress link::transmit(outgoing& what, bool holds_queue) {
+    const auto total = sizeof(frame) + what.head.length;
+    while (what.sent < total) {
+        iovec entries[most_entries];
+        std::size_t count = 0;
+        auto skip = what.sent;
+        if (skip < sizeof(frame)) {
+            entries[count++] = {reinterpret_cast<std::byte*>(&what.head) + skip, sizeof(frame) - skip};
+            skip = 0;
+        } else
+            skip -= sizeof(frame);
+        // The payload is looked up anew each time, under the lock that keeps its region from going away.
+        side memory;
+        shared_lock* held = nullptr;
+        auto& own = home_.home().own();
+        auto& behind = what.behind;
+        auto& qp = own->qps[behind.qp];
+        const endpoint mine{home_.home().self().get(), &qp};
+        bool found = true;
+        if (what.head.length == 0)
+            found = true;
+        else if (behind.from == payload::source::bytes) {
+            memory.pieces.push_back({piece::kind::local, reinterpret_cast<std::uint64_t>(behind.bytes.data()),
+                                     behind.bytes.size()});
+            memory.length = behind.bytes.size();
+        } else if (behind.from == payload::source::request) {
+            if (!holds_queue) {
+                qp.sq.lock.lock();
+                held = &qp.sq.lock;
+            }
+            found = qp.in_use.load() != 0 && qp.number == what.head.source_qp &&
+                    gather_local(home_.home(), mine, mine.request<send_request>(qp.sq, behind.place),
+                                 memory) == IBV_WC_SUCCESS;
+        } else {
+            qp.inbound.lock();
+            held = &qp.inbound;
+            found = qp.in_use.load() != 0 &&
+                    find_memory(home_.home(), own, behind.key, behind.address, what.head.length, qp.pd,
+                                IBV_ACCESS_REMOTE_READ, memory) == reach::fine;
+        }
+        if (!found || memory.length < what.head.length) { // the promised number of bytes has to follow
+            memory.clear();
+            memory.pieces.push_back({piece::kind::null, 0, what.head.length});
+            memory.length = what.head.length;
+        }
+        count += entries_of(memory, skip, entries + count, most_entries - count);
+        msghdr message{};
+        message.msg_iov = entries;
+        message.msg_iovlen = count;
+        const auto sent = ::sendmsg(fd_, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+        const int error = errno;
+        if (held != nullptr)
+            held->unlock();
+        if (sent < 0 && error == EINTR)
+            continue;
+        if (sent < 0)
+            return error == EAGAIN || error == ENOTCONN ? progress::later : progress::broken;
+        what.sent += static_cast<std::uint64_t>(sent);
+    }
+    return progress::done;
+}
+
+void link::send(const frame& head, payload behind) {
+    outgoing what{head, std::move(behind), 0};
+    what.head.magic = frame_magic;
+    {
+        const std::lock_guard guard(mutex_);
+        if (sending_ || !queue_.empty() || !established_.load()) {
+            queue_.push_back(std::move(what));
+            return;
+        }
+        sending_ = true;
+    }
+    const auto outcome = transmit(what, what.behind.from == payload::source::request);
+    const std::lock_guard guard(mutex_);
+    sending_ = false;
+    if (outcome == progress::later)
+        queue_.push_front(std::move(what));
+    if (outcome == progress::broken)
+        ::shutdown(fd_, SHUT_RDWR); // the wire's thread sees it and cleans up
+    else if (!queue_.empty())
+        arm(true);
+}
+
+// By the wire's thread, when the socket takes more.
+void link::drain() {
+    for (;;) {
+        outgoing what;
+        {
+            const std::lock_guard guard(mutex_);
+            if (sending_)
+                return; // whoever sends arms again
+            if (queue_.empty()) {
+                arm(false);
+                return;
+            }
+            sending_ = true;
+            what = std::move(queue_.front());
+            queue_.pop_front();
+        }
+        const auto outcome = transmit(what, false);
+        const std::lock_guard guard(mutex_);
+        sending_ = false;
+        if (outcome == progress::broken) {
+            ::shutdown(fd_, SHUT_RDWR);
+            return;
+        }
+        if (outcome == progress::later) {
+            queue_.push_front(std::move(what));
+            return;
+        }
+    }
+}
+
+} // namespace lab::hca

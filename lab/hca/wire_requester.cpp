@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The requester's side over TCP: send queues of queue pairs whose peer is on another host.
+#include "lab/hca/wire.hpp"
+
+#include "lab/hca/engine.hpp"
+#include "lab/hca/verbs.hpp"
+
+#include <cstring>
+
+namespace lab::hca {
+namespace {
+
+constexpr std::uint64_t try_again_ns = 5 * 1000 * 1000;
+constexpr std::uint32_t most_in_flight = 128;
+
+bool is_mapped_ipv4(const std::uint8_t* gid) {
+    constexpr std::uint8_t prefix[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
+    return std::memcmp(gid, prefix, sizeof(prefix)) == 0;
+}
+
+std::uint32_t ipv4_of(const std::uint8_t* gid) {
+    std::uint32_t ip = 0;
+    std::memcpy(&ip, gid + 12, 4);
+    return ip;
+}
+
+std::shared_ptr<link> link_to(process& here, const shared_qp& qp, const route& where, std::uint32_t number) {
+    if (here.network() == nullptr || !is_mapped_ipv4(where.gid))
+        return nullptr;
+    return here.network()->reach(
+        {ipv4_of(where.gid), static_cast<std::uint16_t>(first_port + slot_of(number))},
+        ipv4_of(qp.own_gids[0]));
+}
+
+frame frame_of(const shared_qp& qp, const send_request& request, std::uint32_t place, std::uint64_t length) {
+    frame made{};
+    made.kind = static_cast<std::uint8_t>(frame_kind::request);
+    made.opcode = request.opcode;
+    made.flags = request.flags;
+    made.source_qp = qp.number;
+    made.target_qp = qp.peer_number;
+    made.sequence = place;
+    made.status = qp.send_psn;
+    made.immediate = request.immediate;
+    made.address = request.rdma.address;
+    made.key = request.rdma.key;
+    made.compare_or_add = request.rdma.compare_or_add;
+    made.swap = request.rdma.swap;
+    // What comes back is announced in `swap` where it is no operand of the request.
+    const bool reads = request.opcode == IBV_WR_RDMA_READ;
+    made.length =
+        reads || request.opcode == IBV_WR_ATOMIC_CMP_AND_SWP || request.opcode == IBV_WR_ATOMIC_FETCH_AND_ADD
+            ? 0
+            : length;
+    if (reads)
+        made.swap = length;
+    return made;
+}
+
+void count(const endpoint& requester, std::uint64_t bytes) {
+    for (auto* counters : {&requester.qp->counted, &requester.memory()->head.counted[requester.qp->device]}) {
+        counters->messages.fetch_add(1, std::memory_order_relaxed);
+        counters->bytes.fetch_add(bytes, std::memory_order_relaxed);
+        counters->bytes_tcp.fetch_add(bytes, std::memory_order_relaxed);
+    }
+}
+
+void fail(const endpoint& requester, std::uint32_t place, std::uint32_t status) {
+    requester.qp->counted.errors.fetch_add(1, std::memory_order_relaxed);
+    if (requester.qp->type == IBV_QPT_RC)
+        break_down(requester, 0);
+    else
+        requester.qp->state = IBV_QPS_SQE;
+    finish_request(requester, place, status, 0);
+}
+
+} // namespace
+
+void send_remote_datagram(process& here, const endpoint& requester, const send_request& request,
+                          const side& from) {
+    const auto& qp = *requester.qp;
+    const auto& target = request.datagram;
+    const auto over = link_to(here, qp, target.where, target.qp_number);
+    if (!over)
+        return;
+    frame head{};
+    head.kind = static_cast<std::uint8_t>(frame_kind::datagram);
+    head.opcode = request.opcode;
+    head.flags = request.flags;
+    head.source_qp = qp.number;
+    head.target_qp = target.qp_number;
+    head.key = (target.qkey & 0x80000000) != 0 ? qp.qkey : target.qkey;
+    head.immediate = request.immediate;
+    head.length = from.length;
+    std::memcpy(&head.compare_or_add, qp.own_gids[0], 8);
+    std::memcpy(&head.swap, qp.own_gids[0] + 8, 8);
+    payload bytes;
+    bytes.from = payload::source::bytes;
+    bytes.bytes.resize(from.length);
+    side to;
+    to.pieces.push_back(
+        {piece::kind::local, reinterpret_cast<std::uint64_t>(bytes.bytes.data()), from.length});
+    to.length = from.length;
+    (void)copy(to, from);
+    over->send(head, std::move(bytes));
+}
+
+std::uint64_t run_remote_send_queue(process& here, const endpoint& requester) {
+    auto& qp = *requester.qp;
+    auto& queue = qp.sq;
+    for (;;) {
+        const auto done = queue.done.load(std::memory_order_relaxed);
+        const auto posted = queue.posted.load(std::memory_order_acquire);
+        const auto state = qp.state.load(std::memory_order_acquire);
+        if (qp.in_use.load() == 0 || done == posted)
+            return UINT64_MAX;
+        if (state == IBV_QPS_ERR || state == IBV_QPS_SQE) {
+            finish_request(requester, done, IBV_WC_WR_FLUSH_ERR, 0);
+            qp.sent = done + 1;
+            continue;
+        }
+        if (state != IBV_QPS_RTS || qp.sent == posted || qp.sent - done >= most_in_flight)
+            return UINT64_MAX;
+        const auto now = qp.waits.load() != 0 ? now_ns() : 0;
+        if (qp.waits.load() != 0 && qp.sent == done) {
+            if (now >=
+                deadline_of(qp, nullptr)) { // only of a peer that is not there; receives are counted in tries
+                fail(requester, done, IBV_WC_RETRY_EXC_ERR);
+                qp.sent = done + 1;
+                continue;
+            }
+            if (now < qp.next_try_ns)
+                return qp.next_try_ns;
+        }
+        const auto place = qp.sent;
+        const auto& request = requester.request<send_request>(queue, place);
+        if (request.due_ns != 0 && now_ns() < request.due_ns)
+            return request.due_ns;
+        side memory;
+        const auto status = gather_local(here, requester, request, memory);
+        if (status != IBV_WC_SUCCESS) {
+            if (place != done)
+                return UINT64_MAX; // in its turn, when those before it are answered
+            fail(requester, place, status);
+            qp.sent = place + 1;
+            continue;
+        }
+        const auto over = link_to(here, qp, qp.destination, qp.peer_number);
+        if (!over || over->lost()) {
+            if (qp.waits.exchange(static_cast<std::uint32_t>(wait_reason::peer)) !=
+                static_cast<std::uint32_t>(wait_reason::peer))
+                qp.waits_since_ns = now_ns();
+            qp.next_try_ns = now_ns() + try_again_ns;
+            qp.sent = done;
+            if (qp.timeout != 0 && now_ns() >= deadline_of(qp, nullptr))
+                continue;
+            return qp.next_try_ns;
+        }
+        const auto head = frame_of(qp, request, place, memory.length);
+        payload behind;
+        if (head.length != 0) {
+            behind.from = payload::source::request;
+            behind.qp = index_of(qp.number);
+            behind.place = place;
+        }
+        qp.sent = place + 1;
+        over->send(head, std::move(behind));
+    }
+}
+
+endpoint wire::own_qp(std::uint32_t number) const {
+    auto& own = home_->own();
+    auto& qp = own->qps[index_of(number)];
+    if (slot_of(number) != own.slot() || qp.in_use.load(std::memory_order_acquire) == 0 ||
+        qp.number != number)
+        return {};
+    return {home_->self().get(), &qp};
+}
+
+// An answer to one of our requests begins: where do its bytes go?
+bool wire::begin_answer(link& from) {
+    from.sink_ = link::sink::read_back;
+    return true;
+}
+
+void wire::finish_answer(link& from) {
+    const auto& head = from.head_;
+    const auto requester = own_qp(head.target_qp);
+    if (requester.qp == nullptr)
+        return;
+    auto& qp = *requester.qp;
+    std::uint64_t look_at = UINT64_MAX;
+    {
+        const lock_guard guard(qp.sq.lock);
+        const auto done = qp.sq.done.load();
+        if (qp.in_use.load() == 0 || qp.remote == 0 || qp.state.load() == IBV_QPS_ERR || done == qp.sent ||
+            head.sequence != done || qp.peer_number != head.source_qp)
+            return; // of a life that is over
+        const auto& request = requester.request<send_request>(qp.sq, done);
+        const auto wait = [&](wait_reason why, std::uint64_t pause) {
+            if (qp.waits.load() != static_cast<std::uint32_t>(why)) {
+                qp.waits = static_cast<std::uint32_t>(why);
+                qp.waits_since_ns = now_ns();
+                qp.tries = 0;
+            }
+            ++qp.tries;
+            qp.next_try_ns = now_ns() + pause;
+            qp.sent = done; // this one and those behind it once more
+        };
+        const auto settle = [&](std::uint32_t status) {
+            qp.waits = static_cast<std::uint32_t>(wait_reason::none);
+            if (status != IBV_WC_SUCCESS) {
+                fail(requester, done, status);
+                qp.sent = done + 1;
+                return;
+            }
+            side memory;
+            (void)gather_local(*home_, requester, request, memory);
+            const auto bytes =
+                request.opcode == IBV_WR_ATOMIC_CMP_AND_SWP || request.opcode == IBV_WR_ATOMIC_FETCH_AND_ADD
+                    ? std::uint64_t{8}
+                    : memory.length;
+            count(requester, bytes);
+            hca::finish_request(requester, done, status, bytes);
+        };
+        if (head.status == answer_no_receive) {
+            if (qp.rnr_retry != 7 && qp.tries >= qp.rnr_retry && (qp.waits.load() != 0 || qp.rnr_retry == 0))
+                settle(IBV_WC_RNR_RETRY_EXC_ERR);
+            else
+                wait(wait_reason::receive, rnr_time_ns(head.immediate));
+        } else if (head.status == answer_not_ready)
+            wait(wait_reason::peer, try_again_ns);
+        else if (request.opcode == IBV_WR_ATOMIC_CMP_AND_SWP ||
+                 request.opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
+            side to, value;
+            auto word = head.compare_or_add;
+            value.pieces.push_back({piece::kind::local, reinterpret_cast<std::uint64_t>(&word), 8});
+            value.length = 8;
+            auto status = head.status;
+            if (status == IBV_WC_SUCCESS) {
+                status = gather_local(*home_, requester, request, to);
+                if (status == IBV_WC_SUCCESS && to.length >= 8)
+                    (void)copy(to, value);
+            }
+            settle(status);
+        } else
+            settle(head.status);
+        look_at = run_remote_send_queue(*home_, requester);
+    }
+    if (look_at != UINT64_MAX)
+        home_->look_at(look_at);
+}
+
+// The connection is over: what was under way on it is lost; what never got anywhere may try again.
+void wire::lose(const std::shared_ptr<link>& gone) {
+    gone->lost_ = true;
+    {
+        const std::lock_guard guard(mutex_);
+        if (const auto found = by_peer_.find(gone->peer_); found != by_peer_.end() && found->second == gone)
+            by_peer_.erase(found);
+        by_fd_.erase(gone->fd_);
+    }
+    if (gone->has_taken_) // a message that broke off
+        if (const auto target = own_qp(gone->head_.target_qp); target.qp != nullptr)
+            break_down(target, 0);
+    for (std::uint32_t i = 0; i < home_->qps_in_use; ++i) {
+        auto& qp = home_->own()->qps[i];
+        if (qp.in_use.load() == 0 || qp.remote == 0 || qp.type == IBV_QPT_UD ||
+            wire_address{ipv4_of(qp.destination.gid),
+                         static_cast<std::uint16_t>(first_port + slot_of(qp.peer_number))} != gone->peer_)
+            continue;
+        const endpoint requester{home_->self().get(), &qp};
+        std::uint64_t look_at = UINT64_MAX;
+        {
+            const lock_guard guard(qp.sq.lock);
+            const auto done = qp.sq.done.load();
+            if (qp.in_use.load() == 0 || qp.remote == 0 || qp.sent == done)
+                continue;
+            if (gone->established_) {
+                fail(requester, done, IBV_WC_RETRY_EXC_ERR);
+                qp.sent = done + 1;
+            } else {
+                if (qp.waits.exchange(static_cast<std::uint32_t>(wait_reason::peer)) !=
+                    static_cast<std::uint32_t>(wait_reason::peer))
+                    qp.waits_since_ns = now_ns();
+                qp.next_try_ns = now_ns() + try_again_ns;
+                qp.sent = done;
+            }
+            look_at = run_remote_send_queue(*home_, requester);
+        }
+        if (look_at != UINT64_MAX)
+            home_->look_at(look_at);
+    }
+}
+
+} // namespace lab::hca

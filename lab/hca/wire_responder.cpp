@@ -1,0 +1,334 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The responder's side over TCP: requests of queue pairs on other hosts, executed by the wire's thread. Bytes
+// go from the socket straight to where they belong.
+#include "lab/hca/wire.hpp"
+
+#include "lab/hca/verbs.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+namespace lab::hca {
+namespace {
+
+constexpr std::size_t most_entries = 64;
+constexpr std::uint32_t grh_size = 40;
+
+bool is_ready(const shared_qp& qp) {
+    const auto state = qp.state.load(std::memory_order_acquire);
+    return state == IBV_QPS_RTR || state == IBV_QPS_RTS || state == IBV_QPS_SQD || state == IBV_QPS_SQE;
+}
+
+bool has_immediate(const frame& head) {
+    return head.opcode == IBV_WR_SEND_WITH_IMM || head.opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
+}
+
+bool is_send(const frame& head) {
+    return head.opcode == IBV_WR_SEND || head.opcode == IBV_WR_SEND_WITH_IMM;
+}
+
+completion completion_of(const frame& head, const taken_receive& taken) {
+    completion entry{};
+    entry.wr_id = taken.wr_id;
+    entry.opcode = head.opcode == IBV_WR_RDMA_WRITE_WITH_IMM ? IBV_WC_RECV_RDMA_WITH_IMM : IBV_WC_RECV;
+    entry.byte_count = static_cast<std::uint32_t>(head.length);
+    entry.qp_number = head.target_qp;
+    entry.source_qp = head.source_qp;
+    entry.solicited = (head.flags & IBV_SEND_SOLICITED) != 0;
+    if (has_immediate(head)) {
+        entry.flags |= IBV_WC_WITH_IMM;
+        entry.immediate = head.immediate;
+    }
+    return entry;
+}
+
+std::uint64_t exchanged(const frame& head, std::uint64_t value) {
+    if (head.opcode == IBV_WR_ATOMIC_FETCH_AND_ADD)
+        return value + head.compare_or_add;
+    return value == head.compare_or_add ? head.swap : value;
+}
+
+} // namespace
+
+void wire::answer(link& to, std::uint32_t status, payload behind, std::uint64_t length, std::uint64_t value) {
+    frame made{};
+    made.kind = static_cast<std::uint8_t>(frame_kind::answer);
+    made.opcode = to.head_.opcode;
+    made.source_qp = to.head_.target_qp;
+    made.target_qp = to.head_.source_qp;
+    made.sequence = to.head_.sequence;
+    made.status = status;
+    made.length = length;
+    made.compare_or_add = value;
+    if (status == answer_no_receive)
+        made.immediate = home_->own()->qps[index_of(to.head_.target_qp)].min_rnr_timer;
+    to.send(made, std::move(behind));
+}
+
+// A request begins: is it for us, and where do its bytes go? What is refused is read and thrown away.
+bool wire::begin_request(link& from) {
+    const auto& head = from.head_;
+    from.sink_ = link::sink::discard;
+    from.replies_ = false;
+    from.has_taken_ = false;
+    const auto target = own_qp(head.target_qp);
+    if (target.qp == nullptr || target.qp->type == IBV_QPT_UD || target.qp->remote == 0 ||
+        !is_ready(*target.qp) || target.qp->peer_number != head.source_qp ||
+        target.qp->receive_psn != head.status || slot_of(head.source_qp) != from.peer_slot_) {
+        from.replies_ = true;
+        from.reply_ = answer_not_ready;
+        return true;
+    }
+    auto& qp = *target.qp;
+    if (head.sequence != qp.expected)
+        return true; // behind one that is sent again
+    from.replies_ = true;
+    from.reply_ = find_sink(from, target);
+    if (from.reply_ == answer_no_receive)
+        return true;
+    ++qp.expected;
+    if (qp.type == IBV_QPT_UC && from.reply_ != IBV_WC_SUCCESS)
+        from.reply_ = IBV_WC_SUCCESS; // unreliable: lost without a word
+    return true;
+}
+
+std::uint32_t wire::find_sink(link& from, endpoint target) {
+    const auto& head = from.head_;
+    auto& qp = *target.qp;
+    const bool reliable = qp.type == IBV_QPT_RC;
+    const auto refuse = [&](std::uint32_t event, std::uint32_t status) {
+        if (reliable)
+            break_down(target, event);
+        return status;
+    };
+    const auto reachable = [&](std::uint64_t length, std::uint32_t rights) {
+        side memory;
+        return (qp.access & rights) == rights &&
+               (length == 0 || find_memory(*home_, home_->own(), head.key, head.address, length, qp.pd,
+                                           rights, memory) == reach::fine);
+    };
+    switch (head.opcode) {
+    case IBV_WR_RDMA_READ:
+        if (qp.dest_rd_atomic == 0)
+            return refuse(event_request_error, IBV_WC_REM_INV_REQ_ERR);
+        return reachable(head.swap, IBV_ACCESS_REMOTE_READ)
+                   ? std::uint32_t{IBV_WC_SUCCESS}
+                   : refuse(event_access_error, IBV_WC_REM_ACCESS_ERR);
+    case IBV_WR_ATOMIC_CMP_AND_SWP:
+    case IBV_WR_ATOMIC_FETCH_AND_ADD:
+        if (head.address % 8 != 0 || qp.dest_rd_atomic == 0)
+            return refuse(event_request_error, IBV_WC_REM_INV_REQ_ERR);
+        return reachable(8, IBV_ACCESS_REMOTE_ATOMIC) ? std::uint32_t{IBV_WC_SUCCESS}
+                                                      : refuse(event_access_error, IBV_WC_REM_ACCESS_ERR);
+    case IBV_WR_RDMA_WRITE:
+    case IBV_WR_RDMA_WRITE_WITH_IMM:
+        if (!reachable(head.length, IBV_ACCESS_REMOTE_WRITE))
+            return refuse(event_access_error, IBV_WC_REM_ACCESS_ERR);
+        from.sink_ = link::sink::region;
+        break;
+    case IBV_WR_SEND:
+    case IBV_WR_SEND_WITH_IMM:
+        break;
+    default:
+        return refuse(event_request_error, IBV_WC_REM_INV_REQ_ERR);
+    }
+    if (head.opcode == IBV_WR_RDMA_WRITE)
+        return IBV_WC_SUCCESS;
+    if (!take_receive(target, from.taken_)) {
+        qp.sender_waits = 0; // nobody here can run it: it comes again by itself
+        from.sink_ = link::sink::discard;
+        return reliable ? answer_no_receive : std::uint32_t{IBV_WC_SUCCESS};
+    }
+    from.has_taken_ = true;
+    if (!is_send(head))
+        return IBV_WC_SUCCESS;
+    side buffers;
+    auto entry = completion_of(head, from.taken_);
+    if (find_buffers(*home_, target, from.taken_, buffers) != reach::fine)
+        entry.status = IBV_WC_LOC_PROT_ERR;
+    else if (buffers.length < head.length)
+        entry.status = IBV_WC_LOC_LEN_ERR;
+    if (entry.status == IBV_WC_SUCCESS) {
+        from.sink_ = link::sink::buffers;
+        return IBV_WC_SUCCESS;
+    }
+    complete_receive(target, from.taken_, entry);
+    from.has_taken_ = false;
+    break_down(target, 0);
+    return entry.status == IBV_WC_LOC_LEN_ERR ? IBV_WC_REM_INV_REQ_ERR : IBV_WC_REM_OP_ERR;
+}
+
+bool wire::begin_datagram(link& from) {
+    from.sink_ = link::sink::datagram;
+    from.small_.resize(from.head_.length);
+    return from.head_.length <= 4096;
+}
+
+// Takes some of the payload: the number of bytes, 0 at the end of the connection, or -errno.
+int wire::receive_some(link& from) {
+    const auto left = from.head_.length - from.got_;
+    iovec entries[most_entries];
+    std::size_t count = 0;
+    side memory;
+    shared_lock* held = nullptr;
+    static thread_local std::vector<std::byte> rubbish(65536);
+    bool found = false;
+    const auto number = from.head_.target_qp;
+    auto& qp = home_->own()->qps[index_of(number)];
+    const endpoint target{home_->self().get(), &qp};
+    // Looked up anew each time, under a lock that keeps its region from going away meanwhile.
+    switch (from.sink_) {
+    case link::sink::buffers:
+    case link::sink::region:
+        qp.inbound.lock();
+        held = &qp.inbound;
+        if (qp.in_use.load() != 0 && qp.number == number && is_ready(qp))
+            found =
+                from.sink_ == link::sink::buffers
+                    ? find_buffers(*home_, target, from.taken_, memory) == reach::fine
+                    : find_memory(*home_, home_->own(), from.head_.key, from.head_.address, from.head_.length,
+                                  qp.pd, IBV_ACCESS_REMOTE_WRITE, memory) == reach::fine;
+        break;
+    case link::sink::read_back:
+        qp.sq.lock.lock();
+        held = &qp.sq.lock;
+        if (qp.in_use.load() != 0 && qp.number == number && qp.remote != 0 &&
+            qp.sq.done.load() == from.head_.sequence && qp.sent != qp.sq.done.load() &&
+            qp.state.load() == IBV_QPS_RTS)
+            found = gather_local(*home_, target, target.request<send_request>(qp.sq, from.head_.sequence),
+                                 memory) == IBV_WC_SUCCESS;
+        break;
+    case link::sink::datagram:
+        memory.pieces.push_back(
+            {piece::kind::local, reinterpret_cast<std::uint64_t>(from.small_.data()), from.small_.size()});
+        memory.length = from.small_.size();
+        found = true;
+        break;
+    case link::sink::discard:
+        break;
+    }
+    if (found && memory.length >= from.head_.length) {
+        auto skip = from.got_;
+        auto room = left;
+        for (const auto& each : memory.pieces) {
+            if (skip >= each.length) {
+                skip -= each.length;
+                continue;
+            }
+            const auto part = std::min(each.length - skip, room);
+            if (count == most_entries || part == 0)
+                break;
+            if (!each.here()) { // into nothing
+                entries[count++] = {rubbish.data(), std::min<std::uint64_t>(part, rubbish.size())};
+                break;
+            }
+            entries[count++] = {each.pointer() + skip, part};
+            room -= part;
+            skip = 0;
+        }
+    } else {
+        if (from.sink_ != link::sink::discard && from.reply_ == IBV_WC_SUCCESS)
+            from.reply_ = IBV_WC_REM_ACCESS_ERR; // it was there when the message began
+        entries[count++] = {rubbish.data(), std::min<std::uint64_t>(left, rubbish.size())};
+    }
+    msghdr message{};
+    message.msg_iov = entries;
+    message.msg_iovlen = count;
+    const auto got = ::recvmsg(from.fd_, &message, MSG_DONTWAIT);
+    const int error = errno;
+    if (held != nullptr)
+        held->unlock();
+    return got < 0 ? -error : static_cast<int>(got);
+}
+
+void wire::finish_request(link& from) {
+    const auto& head = from.head_;
+    const auto target = own_qp(head.target_qp);
+    if (from.has_taken_ && target.qp != nullptr) {
+        auto entry = completion_of(head, from.taken_);
+        if (from.reply_ != IBV_WC_SUCCESS)
+            entry.status = IBV_WC_LOC_PROT_ERR;
+        complete_receive(target, from.taken_, entry);
+        if (from.reply_ != IBV_WC_SUCCESS)
+            break_down(target, 0);
+    }
+    from.has_taken_ = false;
+    if (!from.replies_)
+        return;
+    if (from.reply_ != IBV_WC_SUCCESS || target.qp == nullptr) {
+        answer(from, target.qp == nullptr ? answer_not_ready : from.reply_);
+        return;
+    }
+    if (head.opcode == IBV_WR_RDMA_READ && head.swap != 0) {
+        payload bytes;
+        bytes.from = payload::source::region;
+        bytes.qp = index_of(head.target_qp);
+        bytes.address = head.address;
+        bytes.key = head.key;
+        answer(from, IBV_WC_SUCCESS, std::move(bytes), head.swap);
+        return;
+    }
+    std::uint64_t before = 0;
+    if (head.opcode == IBV_WR_ATOMIC_CMP_AND_SWP || head.opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
+        side cell;
+        const lock_guard inbound(target.qp->inbound);
+        if (find_memory(*home_, home_->own(), head.key, head.address, 8, target.qp->pd,
+                        IBV_ACCESS_REMOTE_ATOMIC, cell) != reach::fine) {
+            answer(from, IBV_WC_REM_ACCESS_ERR);
+            return;
+        }
+        auto& at = cell.pieces[0];
+        std::atomic_ref word(*reinterpret_cast<std::uint64_t*>(at.address));
+        if (at.where == piece::kind::hbm) {
+            before = word.load();
+            while (!word.compare_exchange_weak(before, exchanged(head, before))) {
+            }
+        } else { // in step with the other NICs of this host
+            const lock_guard guard(home_->own()->head.atomics[at.address / 8 % 64]);
+            before = word.load();
+            word.store(exchanged(head, before));
+        }
+    }
+    answer(from, IBV_WC_SUCCESS, {}, 0, before);
+}
+
+void wire::finish_datagram(link& from) {
+    const auto& head = from.head_;
+    const auto target = own_qp(head.target_qp);
+    if (target.qp == nullptr || target.qp->type != IBV_QPT_UD || !is_ready(*target.qp) ||
+        target.qp->qkey != head.key)
+        return;
+    const lock_guard guard(target.qp->inbound);
+    taken_receive taken;
+    if (!take_receive(target, taken))
+        return;
+    auto entry = completion_of(head, taken);
+    entry.byte_count += grh_size;
+    entry.flags |= IBV_WC_GRH;
+    ibv_grh header{};
+    header.version_tclass_flow = __builtin_bswap32(6U << 28);
+    header.paylen = __builtin_bswap16(static_cast<std::uint16_t>(head.length + 24));
+    header.next_hdr = 0x1b;
+    header.hop_limit = 64;
+    std::memcpy(header.sgid.raw, &head.compare_or_add, 8);
+    std::memcpy(header.sgid.raw + 8, &head.swap, 8);
+    std::memcpy(header.dgid.raw, target.qp->own_gids[0], 16);
+    side buffers, message;
+    message.pieces.push_back({piece::kind::local, reinterpret_cast<std::uint64_t>(&header), grh_size});
+    message.pieces.push_back(
+        {piece::kind::local, reinterpret_cast<std::uint64_t>(from.small_.data()), from.small_.size()});
+    message.length = grh_size + from.small_.size();
+    if (find_buffers(*home_, target, taken, buffers) != reach::fine)
+        entry.status = IBV_WC_LOC_PROT_ERR;
+    else if (buffers.length < message.length)
+        entry.status = IBV_WC_LOC_LEN_ERR;
+    else
+        (void)copy(buffers, message);
+    complete_receive(target, taken, entry);
+    if (entry.status != IBV_WC_SUCCESS)
+        break_down(target, 0);
+}
+
+} // namespace lab::hca
