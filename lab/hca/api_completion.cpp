@@ -110,7 +110,9 @@ bool is_empty(const completion_queue& cq) {
 // Two pollers on one core would each burn the other's time.
 void found_nothing(completion_queue& cq) {
     constexpr std::uint32_t patience = 4096;
-    if (++cq.empty_polls % patience == 0)
+    const auto polls = cq.empty_polls.load(std::memory_order_relaxed) + 1;
+    cq.empty_polls.store(polls, std::memory_order_relaxed);
+    if (polls % patience == 0)
         ::sched_yield();
 }
 
@@ -122,7 +124,6 @@ int poll_cq(ibv_cq* handle, int room, ibv_wc* into) {
     }
     if (!cq.home->present())
         return -1;
-    cq.empty_polls = 0;
     const lock_guard guard(cq.cq->consumers);
     auto consumed = cq.cq->consumed.load(std::memory_order_relaxed);
     const auto produced = cq.cq->produced.load(std::memory_order_acquire);
@@ -183,7 +184,6 @@ int start_poll(ibv_cq_ex* handle, ibv_poll_cq_attr* attributes) {
         found_nothing(cq);
         return ENOENT;
     }
-    cq.empty_polls = 0;
     cq.cq->consumers.lock();
     if (step(cq))
         return 0;

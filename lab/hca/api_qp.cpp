@@ -298,6 +298,7 @@ void reset(queue_pair& pair) {
     purge(completion_queue::of(pair.handle()->send_cq), qp.number, true);
     if (pair.handle()->recv_cq != pair.handle()->send_cq)
         purge(completion_queue::of(pair.handle()->recv_cq), qp.number, true);
+    const std::lock_guard objects(pair.home->objects); // the guard looks at the peer
     const lock_guard sends(qp.sq.lock);
     const receive_queue_guard receives(pair.home->own(), qp.rq);
     qp.sq.posted = qp.sq.done = qp.sq.released = 0;
@@ -320,6 +321,7 @@ void change(queue_pair& pair, const ibv_qp_attr& values, int mask, ibv_qp_state 
         if (!remote)
             other = pair.home->find_peer(slot_of(values.dest_qp_num));
     }
+    const std::lock_guard objects(pair.home->objects); // the guard looks at the peer
     const lock_guard sends(qp.sq.lock);
     const receive_queue_guard receives(pair.home->own(), qp.rq);
     take_values(pair, values, mask);

@@ -82,7 +82,7 @@ struct completion_queue {
     completion* ring;
     std::atomic<int> users{0};
     std::uint32_t events_read = 0, async_events_read = 0; // under seen.mutex
-    std::uint32_t empty_polls = 0;
+    std::atomic<std::uint32_t> empty_polls{0};
     completion now; // what an extended poll stands at
 
     completion_queue() : slack{} {}
@@ -121,7 +121,8 @@ struct queue_pair {
     std::uint32_t index;
     std::uint32_t serial;
     shared_qp* qp;
-    std::shared_ptr<peer> other; // of a connected pair, from RTR on; changed under both queues' locks
+    std::shared_ptr<peer>
+        other; // of a connected pair, from RTR on; changed under home->objects and both queues' locks
     ibv_qp_init_attr made_with;
     ibv_qp_attr attributes;
     std::uint32_t events_read = 0;
