@@ -56,6 +56,7 @@ answer<completion_queue*> make_cq(ibv_context* handle, const cq_request& wanted)
     cq.channel = wanted.channel != nullptr ? completion_channel::of(wanted.channel).index : no_index;
     cq.timestamps = wanted.timestamps;
     cq.produced = cq.consumed = cq.armed = cq.overrun = cq.signal_owed = 0;
+    cq.consumed_seen = 0;
     auto made = std::make_unique<completion_queue>();
     made->home = &home;
     made->index = *place;
@@ -81,7 +82,7 @@ void release_place(segment& own, const completion& entry) {
     auto& qp = own->qps[index_of(entry.qp_number)];
     if (entry.of_send_queue != 0)
         qp.sq.released.store(entry.place + 1, std::memory_order_release);
-    else if (qp.receives_polled.store(entry.place, std::memory_order_relaxed); entry.of_srq != 0)
+    else if (qp.rq.receives_polled.store(entry.place, std::memory_order_relaxed); entry.of_srq != 0)
         own->srqs[qp.srq].queue.released.fetch_add(1, std::memory_order_release);
     else
         qp.rq.released.store(qp.rq.released.load(std::memory_order_relaxed) + 1, std::memory_order_release);

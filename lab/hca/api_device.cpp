@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Devices, contexts, ports.
+#include "lab/hca/api_post.hpp"
 #include "lab/hca/devices.hpp"
 #include "lab/hca/exported.hpp"
+#include "lab/hca/modes.hpp"
 
 #include <cstdlib>
 #include <cstring>
@@ -67,6 +69,8 @@ void close_pipe(context& where) {
 }
 
 answer<ibv_context*> open_context(device& card) {
+    decide_watching();
+    decide_modes();
     auto home = process::join();
     if (!home)
         return tl::unexpected(home.error());

@@ -129,7 +129,7 @@ int post_receives(queue_pair& pair, ibv_recv_wr* wr, ibv_recv_wr** bad) {
     }
     if (qp.state.load() == IBV_QPS_ERR)
         flush_receives(pair.near());
-    else if (qp.sender_waits.load() != 0 && qp.sender_waits.exchange(0) != 0)
+    else if (qp.rq.sender_waits.load() != 0 && qp.rq.sender_waits.exchange(0) != 0)
         run_waiting_sender(pair);
     return error;
 }
@@ -143,7 +143,7 @@ void run_waiting_senders(shared_receive_queue& srq) {
     const std::lock_guard guard(srq.home->objects);
     for (std::uint32_t i = 0; i < srq.home->qps_in_use; ++i)
         if (auto* pair = srq.home->qps[i];
-            pair != nullptr && pair->qp->srq == srq.index && pair->qp->sender_waits.exchange(0) != 0)
+            pair != nullptr && pair->qp->srq == srq.index && pair->qp->rq.sender_waits.exchange(0) != 0)
             run_waiting_sender(*pair);
 }
 

@@ -68,11 +68,11 @@ void clear_connection(shared_qp& qp) {
     qp.timeout = qp.retry_count = qp.rnr_retry = qp.min_rnr_timer = qp.rd_atomic = qp.dest_rd_atomic = 0;
     qp.access = 0;
     qp.qkey = 0;
-    qp.sender_waits = qp.waits = qp.attention = qp.taken = 0;
-    qp.taken_sequence = 0;
+    qp.rq.sender_waits = qp.waits = qp.attention = qp.rq.taken = 0;
+    qp.rq.taken_sequence = 0;
     qp.remote = qp.sent = qp.expected = qp.tries = 0;
     qp.next_try_ns = 0;
-    qp.receives_polled = 0;
+    qp.rq.receives_polled = 0;
 }
 
 int check_init(const context& where, const ibv_qp_init_attr& asked) {
@@ -303,7 +303,7 @@ void reset(queue_pair& pair) {
     const receive_queue_guard receives(pair.home->own(), qp.rq);
     qp.sq.posted = qp.sq.done = qp.sq.released = 0;
     qp.rq.posted = qp.rq.done = qp.rq.released = 0;
-    if (qp.srq != no_index && qp.taken.exchange(0) != 0) // an executor died with it
+    if (qp.srq != no_index && qp.rq.taken.exchange(0) != 0) // an executor died with it
         pair.home->own()->srqs[qp.srq].queue.released.fetch_add(1);
     clear_connection(qp);
     pair.other.reset();
@@ -361,7 +361,7 @@ int modify(queue_pair& pair, const ibv_qp_attr& values, int mask) {
         break;
     }
     change(pair, values, mask, to);
-    if (to == IBV_QPS_RTR && qp.sender_waits.exchange(0) != 0)
+    if (to == IBV_QPS_RTR && qp.rq.sender_waits.exchange(0) != 0)
         run_waiting_sender(pair);
     if (to == IBV_QPS_RTS && from != IBV_QPS_RTR)
         run_send_queue(*pair.home, pair.near(), pair.far()); // what SQD held back
@@ -380,6 +380,11 @@ void destroy(queue_pair& pair) {
         qp.in_use = 0;
     }
     wait_for_both_sides(pair);
+    auto& sum = home.own()->head.counted[qp.device];
+    for (const auto counter :
+         {&way_counters::messages, &way_counters::bytes, &way_counters::errors, &way_counters::bytes_mapped,
+          &way_counters::bytes_copied_across, &way_counters::bytes_tcp})
+        (sum.*counter) += (qp.counted.*counter).load();
     auto& seen = pair.seen.qp_base;
     ::pthread_mutex_lock(&seen.mutex);
     while (seen.events_completed != pair.events_read)

@@ -23,7 +23,9 @@ void push(peer& who, std::uint32_t index, const completion& entry) {
         const auto produced = cq.produced.load(std::memory_order_relaxed);
         if (cq.overrun.load(std::memory_order_relaxed) != 0)
             return;
-        if (produced - cq.consumed.load(std::memory_order_acquire) >= cq.capacity) {
+        if (produced - cq.consumed_seen >= cq.capacity)
+            cq.consumed_seen = cq.consumed.load(std::memory_order_acquire);
+        if (produced - cq.consumed_seen >= cq.capacity) {
             cq.overrun = 1;
             who.memory()->head.cq_attention = 1;
             who.memory().ring();

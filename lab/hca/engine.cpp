@@ -72,6 +72,8 @@ public:
             return datagram();
         if (const auto local = gather(); local.status != IBV_WC_SUCCESS)
             return local;
+        if (is_to_fail())
+            return failing(IBV_WC_GENERAL_ERR);
         if (!peer_ready())
             return requester_.qp->type == IBV_QPT_UC ? verdict{} : waiting(wait_reason::peer);
         switch (request_.opcode) {
@@ -108,7 +110,7 @@ private:
             qp.in_use.load(std::memory_order_acquire) == 0)
             return false;
         if (!receives(qp)) {
-            qp.sender_waits.store(1, std::memory_order_seq_cst); // it looks when it gets there
+            qp.rq.sender_waits.store(1, std::memory_order_seq_cst); // it looks when it gets there
             if (!receives(qp))
                 return false;
         }
@@ -144,19 +146,18 @@ private:
                 "forbidden here (ptrace rules); allow it (kernel.yama.ptrace_scope=0, or CAP_SYS_PTRACE)\n");
     }
 
+    // Under the requester's lock: nobody else writes them.
     void count(const moved& sum) {
-        for (auto* counters :
-             {&requester_.qp->counted, &requester_.memory()->head.counted[requester_.qp->device]}) {
-            const auto add = [](std::atomic<std::uint64_t>& to, std::uint64_t value) {
-                to.fetch_add(value, std::memory_order_relaxed);
-            };
-            add(counters->messages, 1);
-            if (sum.mapped != 0)
-                add(counters->bytes_mapped, sum.mapped);
-            if (sum.across != 0)
-                add(counters->bytes_copied_across, sum.across);
-            add(counters->bytes, sum.mapped + sum.across);
-        }
+        const auto add = [](std::atomic<std::uint64_t>& to, std::uint64_t value) {
+            to.store(to.load(std::memory_order_relaxed) + value, std::memory_order_relaxed);
+        };
+        auto& counters = requester_.qp->counted;
+        add(counters.messages, 1);
+        add(counters.bytes, sum.mapped + sum.across);
+        if (sum.mapped != 0)
+            add(counters.bytes_mapped, sum.mapped);
+        if (sum.across != 0)
+            add(counters.bytes_copied_across, sum.across);
     }
 
     reach find_remote(std::uint64_t length, std::uint32_t rights) {
@@ -372,15 +373,18 @@ private:
     static constexpr std::uint32_t grh_size = 40;
 
     // Reused: no allocation in the steady state.
-    static side& local() {
-        thread_local side reused;
-        return reused;
+    struct scratch {
+        side local, remote;
+    };
+    static scratch& reused() {
+        thread_local scratch kept;
+        return kept;
     }
-    static side& remote() {
-        thread_local side reused;
-        return reused;
-    }
+    side& local() { return scratch_.local; }
+    side& remote() { return scratch_.remote; }
+    [[nodiscard]] const side& local() const { return scratch_.local; }
 
+    scratch& scratch_ = reused();
     process& here_;
     endpoint requester_, responder_;
     const send_request& request_;

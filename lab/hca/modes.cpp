@@ -18,7 +18,7 @@ namespace {
 struct mode {
     bool deferred = false;
     std::uint64_t delay_ns = 0;
-    std::uint64_t rnr_every = 0;
+    std::uint64_t rnr_every = 0, error_every = 0;
 };
 
 std::optional<std::uint64_t> parse_time(std::string_view text) {
@@ -48,6 +48,11 @@ bool take(mode& into, std::string_view word) {
             into.rnr_every = *every;
             return true;
         }
+    if (word.starts_with("error="))
+        if (const auto every = parse_unsigned(word.substr(6), UINT32_MAX); every && *every > 0) {
+            into.error_every = *every;
+            return true;
+        }
     return false;
 }
 
@@ -62,11 +67,11 @@ const mode& chosen() {
             const auto word = rest.substr(0, rest.find(','));
             if (!take(from_environment, trim(word))) {
                 // One that is not understood must not pass for the usual one.
-                std::fprintf(
-                    stderr,
-                    "gaudi-lab: GAUDI_LAB_HCA_MODE=%s: expected deferred, delay=TIME (50us, 2ms) or rnr=N, "
-                    "separated by commas\n",
-                    text);
+                std::fprintf(stderr,
+                             "gaudi-lab: GAUDI_LAB_HCA_MODE=%s: expected deferred, delay=TIME (50us, 2ms), "
+                             "rnr=N or error=N, "
+                             "separated by commas\n",
+                             text);
                 std::_Exit(2);
             }
             rest.remove_prefix(std::min(rest.size(), word.size() + 1));
@@ -78,8 +83,13 @@ const mode& chosen() {
 
 } // namespace
 
-std::uint64_t due_time() {
-    static const mode& how = chosen();
+void decide_modes() {
+    const auto& how = chosen();
+    mode_is_set = how.deferred || how.delay_ns != 0 || how.rnr_every != 0 || how.error_every != 0;
+}
+
+std::uint64_t due_time_of_mode() {
+    const auto& how = chosen();
     if (how.delay_ns != 0) {
         thread_local std::minstd_rand random(std::random_device{}());
         return now_ns() + random() % how.delay_ns;
@@ -101,8 +111,14 @@ bool answers_ucx_fence() {
     return chosen_so;
 }
 
-bool receiver_not_ready() {
-    static const mode& how = chosen();
+bool fails_by_mode() {
+    const auto& how = chosen();
+    static std::atomic<std::uint64_t> requests{0};
+    return how.error_every != 0 && requests.fetch_add(1) % how.error_every == how.error_every - 1;
+}
+
+bool receiver_not_ready_by_mode() {
+    const auto& how = chosen();
     static std::atomic<std::uint64_t> deliveries{0};
     return how.rnr_every != 0 && deliveries.fetch_add(1) % how.rnr_every == how.rnr_every - 1;
 }

@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 
 namespace lab::hca {
+
+// Whether GAUDI_LAB_HCA_MODE asks for anything. Decided when a device is opened.
+inline std::atomic<bool> mode_is_set{false};
+void decide_modes();
 
 // When a request posted now may run: 0, at once. In the modes of GAUDI_LAB_HCA_MODE it runs later, by the
 // guard:
@@ -11,13 +16,24 @@ namespace lab::hca {
 //   delay=TIME      after a random time up to TIME (us, ms), each request by itself: queue pairs overtake
 //   each
 //                   other, requests of one queue pair never do
-[[nodiscard]] std::uint64_t due_time();
+[[nodiscard]] std::uint64_t due_time_of_mode();
+[[nodiscard]] inline std::uint64_t due_time() {
+    return mode_is_set.load(std::memory_order_relaxed) ? due_time_of_mode() : 0;
+}
 
 // GAUDI_LAB_HCA_QUIRKS=ucx-fence: an RDMA read of 8 bytes at address 0 with key 0xff succeeds.
 [[nodiscard]] bool answers_ucx_fence();
 
 // Whether this delivery is to find no receive although there is one (mode rnr=N: every N-th); it is tried
 // again after the timer.
-[[nodiscard]] bool receiver_not_ready();
+[[nodiscard]] bool receiver_not_ready_by_mode();
+[[nodiscard]] inline bool receiver_not_ready() {
+    return mode_is_set.load(std::memory_order_relaxed) && receiver_not_ready_by_mode();
+}
+// Whether this request is to fail (mode error=N: every N-th).
+[[nodiscard]] bool fails_by_mode();
+[[nodiscard]] inline bool is_to_fail() {
+    return mode_is_set.load(std::memory_order_relaxed) && fails_by_mode();
+}
 
 } // namespace lab::hca

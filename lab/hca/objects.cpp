@@ -57,7 +57,7 @@ void purge(completion_queue& cq, std::uint32_t qp_number, bool also_receives_of_
 
 void flush(queue_pair& qp) {
     run_send_queue(*qp.home, qp.near(), qp.far());
-    if (qp.qp->taken.load() != 0) {
+    if (qp.qp->rq.taken.load() != 0) {
         wait_for_both_sides(qp); // one that lives completes it itself
         complete_orphan(qp.near());
     }

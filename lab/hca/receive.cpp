@@ -11,21 +11,21 @@ namespace {
 
 void note_taken(const endpoint& responder, const taken_receive& taken, std::uint32_t place) {
     auto& qp = *responder.qp;
-    qp.taken_wr_id = taken.wr_id;
-    qp.taken_place = place;
-    ++qp.taken_sequence;
-    qp.taken.store(1, std::memory_order_release);
+    qp.rq.taken_wr_id = taken.wr_id;
+    qp.rq.taken_place = place;
+    ++qp.rq.taken_sequence;
+    qp.rq.taken.store(1, std::memory_order_release);
 }
 
 bool was_completed(const endpoint& which) {
     const auto& qp = *which.qp;
-    if (qp.receives_polled.load() == qp.taken_sequence)
+    if (qp.rq.receives_polled.load() == qp.rq.taken_sequence)
         return true;
     const auto& cq = which.cq(qp.receive_cq);
     for (auto at = cq.consumed.load(); at != cq.produced.load(); ++at) {
         const auto& entry = *which.memory().at<completion>(cq.ring + std::uint64_t{at & (cq.capacity - 1)} *
                                                                          sizeof(completion));
-        if (entry.qp_number == qp.number && entry.of_send_queue == 0 && entry.place == qp.taken_sequence)
+        if (entry.qp_number == qp.number && entry.of_send_queue == 0 && entry.place == qp.rq.taken_sequence)
             return true;
     }
     return false;
@@ -57,8 +57,8 @@ receive_queue_guard::receive_queue_guard(segment& owner, shared_queue& queue) : 
         return;
     if (queue.taking != 0) {
         auto& qp = owner->qps[queue.taking - 1];
-        if (qp.taken_place == queue.done.load()) // noted, but still in the queue
-            qp.taken = 0;
+        if (qp.rq.taken_place == queue.done.load()) // noted, but still in the queue
+            qp.rq.taken = 0;
         queue.taking = 0;
     }
 }
@@ -71,7 +71,7 @@ bool take_receive(const endpoint& responder, taken_receive& into) {
     const auto place = queue.done.load(std::memory_order_relaxed);
     const auto posted = queue.posted.load(std::memory_order_acquire);
     if (place == posted) {
-        qp.sender_waits.store(1);
+        qp.rq.sender_waits.store(1);
         if (srq != nullptr)
             srq->senders_wait.store(1);
         return false;
@@ -101,22 +101,22 @@ reach find_buffers(process& here, const endpoint& responder, const taken_receive
 
 void complete_receive(const endpoint& responder, const taken_receive& taken, completion& entry) {
     entry.of_srq = taken.of_srq;
-    entry.place = responder.qp->taken_sequence;
+    entry.place = responder.qp->rq.taken_sequence;
     push(*responder.who, responder.qp->receive_cq, entry);
-    responder.qp->taken.store(0, std::memory_order_release);
+    responder.qp->rq.taken.store(0, std::memory_order_release);
 }
 
 void complete_orphan(const endpoint& which) {
     auto& qp = *which.qp;
-    if (qp.taken.exchange(0) == 0 || was_completed(which))
+    if (qp.rq.taken.exchange(0) == 0 || was_completed(which))
         return;
     completion entry{};
-    entry.wr_id = qp.taken_wr_id;
+    entry.wr_id = qp.rq.taken_wr_id;
     entry.status = IBV_WC_WR_FLUSH_ERR;
     entry.opcode = IBV_WC_RECV;
     entry.qp_number = qp.number;
     entry.of_srq = qp.srq != no_index;
-    entry.place = qp.taken_sequence;
+    entry.place = qp.rq.taken_sequence;
     push(*which.who, qp.receive_cq, entry);
 }
 

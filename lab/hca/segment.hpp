@@ -28,8 +28,8 @@ struct segment_head {
     std::atomic<std::uint32_t> doorbell; // what the owner's guard sleeps on
     std::atomic<std::uint64_t> qp_attention[max_qps / 64];
     std::atomic<std::uint32_t> srq_attention, cq_attention; // something to do: look through them
-    shared_lock atomics[64]; // around atomic operations on host memory, by address
-    way_counters counted[max_devices];
+    shared_lock atomics[64];           // around atomic operations on host memory, by address
+    way_counters counted[max_devices]; // of the queue pairs that are gone
 };
 
 struct segment_layout {

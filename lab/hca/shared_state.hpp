@@ -80,18 +80,31 @@ struct receive_request {
 
 // A ring of requests. Counters run freely. posted - done are outstanding in the device, posted - released
 // hold a place: as on a real device a place is free again when a completion at or behind it was polled.
+//
+// Laid out by who writes what: a line that two processes write goes to and fro between their cores.
 struct shared_queue {
-    shared_lock lock;
+    // What executors change.
+    alignas(64) shared_lock lock;
     std::atomic<std::uint32_t> posted;
     std::atomic<std::uint32_t> done;
-    std::atomic<std::uint32_t> released;
-    std::uint32_t capacity; // a power of two at least as large as what was granted
+    std::uint32_t taking; // receives: index + 1 of the queue pair whose executor is taking one just now
+    // The receive that an executor has taken and not completed: if it dies, the owner completes it. Here for
+    // a queue pair's own queue and, in the queue pair's unused one, for a shared queue.
+    std::atomic<std::uint32_t> taken;
+    std::uint64_t taken_wr_id;
+    std::uint32_t taken_place;               // in its queue
+    std::uint32_t taken_sequence;            // among the receives of this queue pair
+    std::atomic<std::uint32_t> sender_waits; // the peer's head request waits for us
+    // What the owner changes when it polls.
+    alignas(64) std::atomic<std::uint32_t> released;
+    std::atomic<std::uint32_t> receives_polled;
+    // What stays.
+    alignas(64) std::uint32_t capacity; // a power of two at least as large as what was granted
     std::uint32_t granted;
     std::uint32_t stride;
-    std::uint64_t ring; // offset in the segment
     std::uint32_t max_entries;
     std::uint32_t max_inline;
-    std::uint32_t taking; // receives: index + 1 of the queue pair whose executor is taking one just now
+    std::uint64_t ring; // offset in the segment
 };
 
 enum class wait_reason : std::uint32_t { none, receive, peer };
@@ -111,43 +124,41 @@ struct way_counters {
 };
 
 struct shared_qp {
-    std::atomic<std::uint32_t> in_use;
+    // What the peer looks at with every request: it changes with the state only.
+    alignas(64) std::atomic<std::uint32_t> in_use;
+    std::atomic<std::uint32_t> state; // ibv_qp_state
     std::uint32_t number;
-    std::uint32_t device;
     std::uint32_t type; // ibv_qp_type
     std::uint32_t pd;
-    std::uint32_t send_cq, receive_cq, srq; // indices; srq may be no_index
-    std::uint32_t signal_all;
-    std::atomic<std::uint32_t> state; // ibv_qp_state
     std::uint32_t access;
     std::uint32_t peer_number;
-    std::atomic<std::uint64_t> peer_incarnation; // 0: not yet met
-    route destination;
-    std::uint8_t own_gids[2][16]; // what its port answers to
+    std::uint32_t receive_psn;
+    std::uint32_t send_cq, receive_cq, srq; // indices; srq may be no_index
     std::uint16_t own_lid;
-    std::uint32_t send_psn, receive_psn;
-    std::uint32_t remote;   // the peer is on another host
+    std::uint8_t min_rnr_timer, dest_rd_atomic;
+    std::uint32_t device;
+    std::uint32_t port;
+    std::uint32_t qkey;
+    std::uint32_t remote;         // the peer is on another host
+    std::uint8_t own_gids[2][16]; // what its port answers to
+    // What the requester needs.
+    alignas(64) std::atomic<std::uint64_t> peer_incarnation; // 0: not yet met
+    route destination;
+    std::uint32_t signal_all;
+    std::uint32_t send_psn;
+    std::uint32_t path_mtu; // bytes
+    std::uint8_t timeout, retry_count, rnr_retry, rd_atomic;
+    // How the head request waits.
+    alignas(64) std::atomic<std::uint32_t> waits; // wait_reason
+    std::uint32_t tries;
+    std::atomic<std::uint64_t> waits_since_ns;
+    std::uint64_t next_try_ns;
     std::uint32_t sent;     // remote: requests before this one are on their way
     std::uint32_t expected; // remote: the sequence number of the peer's next request
-    std::uint32_t tries;
-    std::uint64_t next_try_ns;
-    std::uint32_t qkey;
-    std::uint32_t port;
-    std::uint32_t path_mtu; // bytes
-    std::uint8_t timeout, retry_count, rnr_retry, min_rnr_timer, rd_atomic, dest_rd_atomic;
-    shared_queue sq, rq;
-    std::atomic<std::uint32_t> sender_waits; // the peer's head request waits for us
     std::atomic<std::uint32_t> attention;
-    std::atomic<std::uint32_t> waits; // wait_reason of the head request
-    std::atomic<std::uint64_t> waits_since_ns;
-    // The receive that an executor has taken and not completed: if it dies, the owner completes it.
-    std::atomic<std::uint32_t> taken;
-    std::uint64_t taken_wr_id;
-    std::uint32_t taken_place;    // in its queue
-    std::uint32_t taken_sequence; // among the receives of this queue pair
-    std::atomic<std::uint32_t> receives_polled;
-    shared_lock inbound; // held around a delivery to a datagram queue pair
-    way_counters counted;
+    shared_lock inbound; // held around a delivery that has no send queue's lock here
+    shared_queue sq, rq;
+    alignas(64) way_counters counted; // written under the send queue's lock
 };
 
 struct completion {
@@ -169,20 +180,21 @@ static_assert(sizeof(completion) == 64);
 enum armed_for : std::uint32_t { nothing = 0, solicited_only = 1, anything = 2 };
 
 struct shared_cq {
-    std::atomic<std::uint32_t> in_use;
+    alignas(64) std::atomic<std::uint32_t> in_use;
     std::uint32_t device;
-    shared_lock producers;
-    shared_lock consumers;
     std::uint64_t ring;
     std::uint32_t capacity; // a power of two
     std::uint32_t channel;  // index or no_index
     std::uint32_t timestamps;
-    std::uint32_t serial; // tells events of this queue from those of one that had its index
-    alignas(64) std::atomic<std::uint32_t> produced;
+    std::uint32_t serial;                   // tells events of this queue from those of one that had its index
+    std::atomic<std::uint32_t> signal_owed; // the producer could not signal; the owner's guard does
+    alignas(64) shared_lock producers;
+    std::atomic<std::uint32_t> produced;
+    std::uint32_t consumed_seen; // by the producers: they look again only when it seems full
     std::atomic<std::uint32_t> armed;
     std::atomic<std::uint32_t> overrun;
-    std::atomic<std::uint32_t> signal_owed; // the producer could not signal; the owner's guard does
-    alignas(64) std::atomic<std::uint32_t> consumed;
+    alignas(64) shared_lock consumers;
+    std::atomic<std::uint32_t> consumed;
 };
 
 struct shared_srq {

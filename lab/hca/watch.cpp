@@ -4,8 +4,8 @@
 
 namespace lab::hca {
 
-bool watching() {
-    return tracing() || faults().armed();
+void decide_watching() {
+    watching = tracing() || faults().armed();
 }
 
 int watch(const char* name, int (*body)(void*), void* state) {
@@ -22,6 +22,7 @@ extern "C" {
     if (!rules)
         return EINVAL;
     lab::faults().arm(std::move(*rules));
+    lab::hca::decide_watching();
     return 0;
 }
 

@@ -58,11 +58,10 @@ frame frame_of(const shared_qp& qp, const send_request& request, std::uint32_t p
 }
 
 void count(const endpoint& requester, std::uint64_t bytes) {
-    for (auto* counters : {&requester.qp->counted, &requester.memory()->head.counted[requester.qp->device]}) {
-        counters->messages.fetch_add(1, std::memory_order_relaxed);
-        counters->bytes.fetch_add(bytes, std::memory_order_relaxed);
-        counters->bytes_tcp.fetch_add(bytes, std::memory_order_relaxed);
-    }
+    auto& counters = requester.qp->counted; // under the send queue's lock
+    counters.messages.fetch_add(1, std::memory_order_relaxed);
+    counters.bytes.fetch_add(bytes, std::memory_order_relaxed);
+    counters.bytes_tcp.fetch_add(bytes, std::memory_order_relaxed);
 }
 
 void fail(const endpoint& requester, std::uint32_t place, std::uint32_t status) {
@@ -103,6 +102,7 @@ void send_remote_datagram(process& here, const endpoint& requester, const send_r
     to.length = from.length;
     (void)copy(to, from);
     over->send(head, std::move(bytes));
+    count(requester, from.length);
 }
 
 std::uint64_t run_remote_send_queue(process& here, const endpoint& requester) {

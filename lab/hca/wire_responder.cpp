@@ -137,7 +137,7 @@ std::uint32_t wire::find_sink(link& from, endpoint target) {
     if (head.opcode == IBV_WR_RDMA_WRITE)
         return IBV_WC_SUCCESS;
     if (!take_receive(target, from.taken_)) {
-        qp.sender_waits = 0; // nobody here can run it: it comes again by itself
+        qp.rq.sender_waits = 0; // nobody here can run it: it comes again by itself
         from.sink_ = link::sink::discard;
         return reliable ? answer_no_receive : std::uint32_t{IBV_WC_SUCCESS};
     }
