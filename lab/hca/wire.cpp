@@ -93,8 +93,11 @@ void wire::stop() {
     ending_ = true;
     const std::uint64_t one = 1;
     (void)!::write(wake_, &one, sizeof(one));
-    if (thread_.joinable())
-        thread_.join();
+    if (!thread_.joinable())
+        return;
+    thread_.join();
+    for (const auto& [fd, each] : by_fd_)
+        each->close_in_order();
 }
 
 wire::~wire() {
@@ -190,7 +193,8 @@ bool wire::take_head(link& from) {
         return true;
     }
     from.got_ = 0;
-    from.reply_ = IBV_WC_SUCCESS;
+    from.reply_ = from.local_status_ = IBV_WC_SUCCESS;
+    from.event_ = 0;
     from.replies_ = from.has_taken_ = false;
     if (head.length > (1ULL << 31))
         return false;

@@ -85,6 +85,8 @@ private:
     enum class progress { done, later, broken };
     progress transmit(outgoing& what, bool holds_queue);
     void drain();
+    // At the end: what is queued still goes out, and the peer reads it before the connection is gone.
+    void close_in_order();
     void arm(bool for_writing);
 
     wire& home_;
@@ -106,6 +108,8 @@ private:
     bool has_taken_ = false;
     std::uint32_t reply_ = 0; // status to answer with at the end; IBV_WC_SUCCESS or an error
     bool replies_ = false;
+    std::uint32_t local_status_ = 0; // of the receive that it took
+    std::uint32_t event_ = 0;        // attention bits for the queue pair that refused it
     std::vector<std::byte> small_;
 };
 

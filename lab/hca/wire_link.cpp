@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -132,6 +133,32 @@ void link::send(const frame& head, payload behind) {
         ::shutdown(fd_, SHUT_RDWR); // the wire's thread sees it and cleans up
     else if (!queue_.empty())
         arm(true);
+}
+
+void link::close_in_order() {
+    constexpr std::uint64_t limit_ns = 300 * 1000 * 1000;
+    if (!established_ || lost_)
+        return;
+    const auto end = now_ns() + limit_ns;
+    const auto wait = [&](short events) {
+        pollfd waiting{fd_, events, 0};
+        const auto now = now_ns();
+        return now < end && ::poll(&waiting, 1, static_cast<int>((end - now) / 1000000) + 1) == 1;
+    };
+    while (!queue_.empty()) {
+        const auto outcome = transmit(queue_.front(), false);
+        if (outcome == progress::broken || (outcome == progress::later && !wait(POLLOUT)))
+            return;
+        if (outcome == progress::done)
+            queue_.pop_front();
+    }
+    // Closing a socket with unread bytes would throw away what the peer has not read yet.
+    ::shutdown(fd_, SHUT_WR);
+    std::byte rest[4096];
+    while (wait(POLLIN))
+        if (const auto got = ::recv(fd_, rest, sizeof(rest), MSG_DONTWAIT);
+            got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR))
+            return;
 }
 
 // By the wire's thread, when the socket takes more.

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <sys/socket.h>
 #include <sys/uio.h>
+#include <utility>
 
 namespace lab::hca {
 namespace {
@@ -100,7 +101,7 @@ std::uint32_t wire::find_sink(link& from, endpoint target) {
     const bool reliable = qp.type == IBV_QPT_RC;
     const auto refuse = [&](std::uint32_t event, std::uint32_t status) {
         if (reliable)
-            break_down(target, event);
+            from.event_ = event; // told when the peer is
         return status;
     };
     const auto reachable = [&](std::uint64_t length, std::uint32_t rights) {
@@ -145,19 +146,17 @@ std::uint32_t wire::find_sink(link& from, endpoint target) {
     if (!is_send(head))
         return IBV_WC_SUCCESS;
     side buffers;
-    auto entry = completion_of(head, from.taken_);
+    from.local_status_ = IBV_WC_SUCCESS;
     if (find_buffers(*home_, target, from.taken_, buffers) != reach::fine)
-        entry.status = IBV_WC_LOC_PROT_ERR;
+        from.local_status_ = IBV_WC_LOC_PROT_ERR;
     else if (buffers.length < head.length)
-        entry.status = IBV_WC_LOC_LEN_ERR;
-    if (entry.status == IBV_WC_SUCCESS) {
+        from.local_status_ = IBV_WC_LOC_LEN_ERR;
+    if (from.local_status_ == IBV_WC_SUCCESS) {
         from.sink_ = link::sink::buffers;
         return IBV_WC_SUCCESS;
     }
-    complete_receive(target, from.taken_, entry);
-    from.has_taken_ = false;
-    break_down(target, 0);
-    return entry.status == IBV_WC_LOC_LEN_ERR ? IBV_WC_REM_INV_REQ_ERR : IBV_WC_REM_OP_ERR;
+    // The program hears of it when the peer does: it may end right then.
+    return from.local_status_ == IBV_WC_LOC_LEN_ERR ? IBV_WC_REM_INV_REQ_ERR : IBV_WC_REM_OP_ERR;
 }
 
 bool wire::begin_datagram(link& from) {
@@ -246,21 +245,25 @@ int wire::receive_some(link& from) {
 void wire::finish_request(link& from) {
     const auto& head = from.head_;
     const auto target = own_qp(head.target_qp);
-    if (from.has_taken_ && target.qp != nullptr) {
+    const bool delivered = std::exchange(from.has_taken_, false) && target.qp != nullptr;
+    const auto status = target.qp == nullptr ? answer_not_ready : from.reply_;
+    if (delivered && status == IBV_WC_SUCCESS && from.local_status_ == IBV_WC_SUCCESS) {
         auto entry = completion_of(head, from.taken_);
-        if (from.reply_ != IBV_WC_SUCCESS)
-            entry.status = IBV_WC_LOC_PROT_ERR;
         complete_receive(target, from.taken_, entry);
-        if (from.reply_ != IBV_WC_SUCCESS)
-            break_down(target, 0);
     }
-    from.has_taken_ = false;
-    if (!from.replies_)
-        return;
-    if (from.reply_ != IBV_WC_SUCCESS || target.qp == nullptr) {
-        answer(from, target.qp == nullptr ? answer_not_ready : from.reply_);
-        return;
+    if (from.replies_ && status != IBV_WC_SUCCESS)
+        answer(from, status);
+    if (delivered && (status != IBV_WC_SUCCESS || from.local_status_ != IBV_WC_SUCCESS)) {
+        auto entry = completion_of(head, from.taken_);
+        entry.status =
+            from.local_status_ != IBV_WC_SUCCESS ? from.local_status_ : std::uint32_t{IBV_WC_LOC_PROT_ERR};
+        complete_receive(target, from.taken_, entry);
+        break_down(target, 0);
     }
+    if (from.event_ != 0 && target.qp != nullptr)
+        break_down(target, from.event_);
+    if (!from.replies_ || status != IBV_WC_SUCCESS)
+        return;
     if (head.opcode == IBV_WR_RDMA_READ && head.swap != 0) {
         payload bytes;
         bytes.from = payload::source::region;

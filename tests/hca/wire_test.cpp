@@ -1,0 +1,411 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Two hosts: two labs with addresses of their own, TCP between them.
+#include "tests/hca/verbs_node.hpp"
+#include "tests/support/child.hpp"
+#include "tests/support/test_lab.hpp"
+
+#include <arpa/inet.h>
+#include <csignal>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+namespace {
+
+using namespace testing_support;
+
+class wire_test : public test_lab {
+protected:
+    // Makes a lab that is a host of its own, and enters it with everything opened from now on.
+    static void become_host(const char* name, const char* address) {
+        const auto made = lab::parse_description(
+            fmt::format("gaudis = 1\nhbm_pages = 2\nhcas = 1\nlink_layer = ethernet\naddress = {}\n",
+                        address),
+            name);
+        ASSERT_TRUE(made) << made.error().text;
+        const auto entered = lab::folder::enter(name, *made);
+        ASSERT_TRUE(entered) << entered.error().text;
+        ::setenv("GAUDI_LAB", name, 1);
+    }
+    void SetUp() override {
+        shared = static_cast<address*>(
+            ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+    }
+    void TearDown() override {
+        ::munmap(shared, 4096);
+        ::unsetenv("GAUDI_LAB");
+        test_lab::TearDown();
+    }
+
+    using body = std::function<void(node&, ibv_qp*)>;
+    // The same queue pair on both hosts, connected; then each does its part. Returns the far one's exit
+    // status.
+    int on_both(const body& near, const body& far, const qp_options& how = {},
+                const connect_options& connection = {}) {
+        gate up, down;
+        child other([&] {
+            become_host("far", "127.0.0.2");
+            node there;
+            const auto qp = there.make_qp(how);
+            shared[1] = there.address_of(qp.get());
+            up.open();
+            if (!down.wait())
+                return 90;
+            connect(qp.get(), shared[1], shared[0], connection);
+            up.open();
+            far(there, qp.get());
+            return ::testing::Test::HasFailure() ? 91 : 0;
+        });
+        peer = &other;
+        EXPECT_TRUE(up.wait());
+        become_host("near", "127.0.0.1");
+        {
+            node here;
+            const auto qp = here.make_qp(how);
+            shared[0] = here.address_of(qp.get());
+            connect(qp.get(), shared[0], shared[1], connection);
+            down.open();
+            EXPECT_TRUE(up.wait());
+            near(here, qp.get());
+        }
+        const int status = other.wait();
+        peer = nullptr;
+        return status;
+    }
+    const address& remote() const { return shared[1]; }
+    // The far host stays until the near one is done.
+    void say_done() { std::atomic_ref(shared[2].psn).store(1); }
+    void stay() {
+        for (int i = 0; i < 20000 && std::atomic_ref(shared[2].psn).load() == 0; ++i)
+            ::usleep(1000);
+    }
+
+    address* shared = nullptr;
+    child* peer = nullptr;
+};
+
+void fill(node& where, unsigned seed) {
+    for (std::size_t i = 0; i < where.memory.size(); ++i)
+        where.memory[i] = static_cast<unsigned char>(i * 7 + seed);
+}
+
+TEST_F(wire_test, send_receive_write_read_and_atomics) {
+    const auto near = [&](node& here, ibv_qp* qp) {
+        fill(here, 1);
+        EXPECT_EQ(request(IBV_WR_SEND).from(here.entry(0, 10000)).from(here.entry(20000, 1)).post(qp), 0);
+        (void)here.expect_wc();
+        EXPECT_EQ(request(IBV_WR_RDMA_WRITE, 1, 0)
+                      .from(here.entry(0, 30000))
+                      .at(remote().memory + 20000, remote().key)
+                      .post(qp),
+                  0);
+        EXPECT_EQ(request(IBV_WR_RDMA_READ)
+                      .from(here.entry(30000, 30000))
+                      .at(remote().memory + 20000, remote().key)
+                      .post(qp),
+                  0);
+        EXPECT_EQ(here.expect_wc().byte_len, 30000U);
+        EXPECT_EQ(std::memcmp(&here.memory[0], &here.memory[30000], 30000), 0);
+        for (int i = 0; i < 3; ++i)
+            EXPECT_EQ(request(IBV_WR_ATOMIC_FETCH_AND_ADD)
+                          .from(here.entry(64, 8))
+                          .atomic(remote().memory + 64000, remote().key, 5)
+                          .post(qp),
+                      0);
+        for (int i = 0; i < 3; ++i)
+            EXPECT_EQ(here.expect_wc().opcode, IBV_WC_FETCH_ADD);
+        std::uint64_t before = 0;
+        std::memcpy(&before, &here.memory[64], 8);
+        EXPECT_EQ(before, 10U);
+        request last(IBV_WR_RDMA_WRITE_WITH_IMM);
+        EXPECT_EQ(last.from(here.entry(0, 4)).at(remote().memory, remote().key).immediate(99).post(qp), 0);
+        (void)here.expect_wc();
+    };
+    const auto far = [&](node& there, ibv_qp* qp) {
+        EXPECT_EQ(post_receive(qp, {there.entry(0, 5000), there.entry(6000, 6000)}), 0);
+        EXPECT_EQ(there.expect_wc().byte_len, 10001U);
+        for (std::size_t i = 0; i < 5000; ++i)
+            EXPECT_EQ(there.memory[i], static_cast<unsigned char>(i * 7 + 1));
+        EXPECT_EQ(there.memory[6000 + 5000], static_cast<unsigned char>(20000 * 7 + 1));
+        EXPECT_EQ(post_receive(qp, {}), 0);
+        const auto end = there.expect_wc();
+        EXPECT_EQ(end.imm_data, 99U);
+        EXPECT_EQ(end.opcode, IBV_WC_RECV_RDMA_WITH_IMM);
+        std::uint64_t sum = 0;
+        std::memcpy(&sum, &there.memory[64000], 8);
+        EXPECT_EQ(sum, 15U);
+    };
+    EXPECT_EQ(on_both(near, far), 0);
+}
+
+TEST_F(wire_test, a_send_finds_its_receive_later) {
+    connect_options how;
+    how.rnr_timer = 12;
+    const auto near = [&](node& here, ibv_qp* qp) {
+        for (std::uint64_t i = 0; i < 20; ++i)
+            EXPECT_EQ(request(IBV_WR_SEND, i).from(here.entry(i * 8, 8)).post(qp), 0);
+        for (std::uint64_t i = 0; i < 20; ++i)
+            EXPECT_EQ(here.expect_wc().wr_id, i);
+    };
+    const auto far = [&](node& there, ibv_qp* qp) {
+        for (std::uint64_t i = 0; i < 20; ++i) { // one at a time: the others are sent again and again
+            ::usleep(2000);
+            EXPECT_EQ(post_receive(qp, {there.entry(0, 8)}, i), 0);
+            EXPECT_EQ(there.expect_wc().wr_id, i);
+        }
+    };
+    EXPECT_EQ(on_both(near, far, {}, how), 0);
+}
+
+TEST_F(wire_test, receiver_never_ready) {
+    connect_options how;
+    how.rnr_retry = 3;
+    EXPECT_EQ(on_both(
+                  [&](node& here, ibv_qp* qp) {
+                      EXPECT_EQ(request(IBV_WR_SEND).from(here.entry(0, 8)).post(qp), 0);
+                      (void)here.expect_wc(IBV_WC_RNR_RETRY_EXC_ERR);
+                      EXPECT_TRUE(reaches(qp, IBV_QPS_ERR));
+                      say_done();
+                  },
+                  [&](node&, ibv_qp*) { stay(); }, {}, how),
+              0);
+}
+
+TEST_F(wire_test, errors_come_back_and_are_told_there) {
+    EXPECT_EQ(on_both(
+                  [&](node& here, ibv_qp* qp) {
+                      EXPECT_EQ(request(IBV_WR_RDMA_WRITE, 1)
+                                    .from(here.entry(0, 60000))
+                                    .at(remote().memory, remote().key + 256)
+                                    .post(qp),
+                                0);
+                      EXPECT_EQ(request(IBV_WR_RDMA_WRITE, 2)
+                                    .from(here.entry(0, 8))
+                                    .at(remote().memory, remote().key)
+                                    .post(qp),
+                                0);
+                      EXPECT_EQ(here.expect_wc(IBV_WC_REM_ACCESS_ERR).wr_id, 1U);
+                      EXPECT_EQ(here.expect_wc(IBV_WC_WR_FLUSH_ERR).wr_id, 2U);
+                  },
+                  [](node& there, ibv_qp* qp) {
+                      EXPECT_EQ(next_event(there.context.get()), IBV_EVENT_QP_ACCESS_ERR);
+                      EXPECT_TRUE(reaches(qp, IBV_QPS_ERR));
+                  }),
+              0);
+}
+
+TEST_F(wire_test, receive_too_small) {
+    EXPECT_EQ(on_both(
+                  [&](node& here, ibv_qp* qp) {
+                      EXPECT_EQ(request(IBV_WR_SEND).from(here.entry(0, 100)).post(qp), 0);
+                      (void)here.expect_wc(IBV_WC_REM_INV_REQ_ERR);
+                  },
+                  [](node& there, ibv_qp* qp) {
+                      EXPECT_EQ(post_receive(qp, {there.entry(0, 99)}), 0);
+                      (void)there.expect_wc(IBV_WC_LOC_LEN_ERR);
+                  }),
+              0);
+}
+
+TEST_F(wire_test, a_killed_host_is_a_retry_exceeded) {
+    EXPECT_EQ(on_both(
+                  [&](node& here, ibv_qp* qp) {
+                      EXPECT_EQ(request(IBV_WR_RDMA_WRITE)
+                                    .from(here.entry(0, 8))
+                                    .at(remote().memory, remote().key)
+                                    .post(qp),
+                                0);
+                      (void)here.expect_wc();
+                      peer->kill_it();
+                      const auto begin = std::chrono::steady_clock::now();
+                      ::usleep(50000);
+                      EXPECT_EQ(request(IBV_WR_RDMA_WRITE)
+                                    .from(here.entry(0, 8))
+                                    .at(remote().memory, remote().key)
+                                    .post(qp),
+                                0);
+                      (void)here.expect_wc(IBV_WC_RETRY_EXC_ERR);
+                      EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+                  },
+                  [](node&, ibv_qp*) { ::pause(); }),
+              128 + SIGKILL);
+}
+
+TEST_F(wire_test, a_host_that_is_not_there) {
+    become_host("near", "127.0.0.1");
+    node here;
+    const auto qp = here.make_qp();
+    auto nobody = here.address_of(qp.get());
+    nobody.gid.raw[15] = 77; // 127.0.0.77
+    connect_options how;
+    how.timeout = 12; // 17 ms
+    how.retries = 3;
+    connect(qp.get(), here.address_of(qp.get()), nobody, how);
+    ASSERT_EQ(request(IBV_WR_SEND).from(here.entry(0, 8)).post(qp.get()), 0);
+    (void)here.expect_wc(IBV_WC_RETRY_EXC_ERR);
+}
+
+TEST_F(wire_test, datagrams) {
+    qp_options how;
+    how.type = IBV_QPT_UD;
+    EXPECT_EQ(on_both(
+                  [&](node& here, ibv_qp* qp) {
+                      ibv_ah_attr where{};
+                      where.is_global = 1;
+                      where.grh.dgid = remote().gid;
+                      where.port_num = 1;
+                      const ah_handle ah(ibv_create_ah(here.pd.get(), &where));
+                      here.memory[9] = 55;
+                      ASSERT_EQ(post_receive(qp, {here.entry(1000, 200)}, 5), 0);
+                      bool answered = false;
+                      for (int i = 0; i < 500 && !answered; ++i) { // datagrams may get lost
+                          request send(IBV_WR_SEND, 1);
+                          send.from(here.entry(0, 10));
+                          send.wr.wr.ud = {ah.get(), remote().qp_number, 0x1111};
+                          EXPECT_EQ(send.post(qp), 0);
+                          ::usleep(10000);
+                          ibv_wc done[8];
+                          const int count = ibv_poll_cq(here.cq.get(), 8, done);
+                          for (int k = 0; k < count; ++k)
+                              answered |= done[k].wr_id == 5;
+                      }
+                      EXPECT_TRUE(answered);
+                  },
+                  [&](node& there, ibv_qp* qp) {
+                      ASSERT_EQ(post_receive(qp, {there.entry(0, 200)}, 5), 0);
+                      auto got = there.expect_wc();
+                      EXPECT_EQ(got.byte_len, 50U);
+                      EXPECT_TRUE(got.wc_flags & IBV_WC_GRH);
+                      EXPECT_EQ(there.memory[49], 55);
+                      const ah_handle back(ibv_create_ah_from_wc(
+                          there.pd.get(), &got, reinterpret_cast<ibv_grh*>(there.memory.data()), 1));
+                      ASSERT_TRUE(back);
+                      request reply(IBV_WR_SEND);
+                      reply.from(there.entry(0, 4));
+                      reply.wr.wr.ud = {back.get(), got.src_qp, 0x1111};
+                      EXPECT_EQ(reply.post(qp), 0);
+                      (void)there.expect_wc();
+                      ::usleep(100000); // until it has left
+                  },
+                  how),
+              0);
+}
+
+// Whoever connects to the port and does not speak the protocol is cut off, and nobody else notices.
+TEST_F(wire_test, garbage_and_silence_at_the_port) {
+    EXPECT_EQ(on_both(
+                  [&](node& here, ibv_qp* qp) {
+                      const auto dial = [&] {
+                          const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+                          sockaddr_in to{};
+                          to.sin_family = AF_INET;
+                          to.sin_addr.s_addr = ::inet_addr("127.0.0.2");
+                          to.sin_port = htons(static_cast<std::uint16_t>(47000 + (remote().qp_number >> 14)));
+                          EXPECT_EQ(::connect(fd, reinterpret_cast<sockaddr*>(&to), sizeof(to)), 0);
+                          const timeval limit{10, 0};
+                          ::setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+                          return fd;
+                      };
+                      const auto is_cut_off = [](int fd) {
+                          char byte;
+                          const bool cut = ::recv(fd, &byte, 1, 0) <= 0 && errno != EAGAIN;
+                          ::close(fd);
+                          return cut;
+                      };
+                      std::vector<int> silent;
+                      for (int i = 0; i < 10; ++i)
+                          silent.push_back(dial());
+                      const int rude = dial();
+                      char rubbish[256];
+                      std::memset(rubbish, 0x5a, sizeof(rubbish));
+                      EXPECT_EQ(::send(rude, rubbish, sizeof(rubbish), MSG_NOSIGNAL), 256);
+                      EXPECT_TRUE(is_cut_off(rude));
+                      // The right beginning of another version.
+                      const int newer = dial();
+                      std::uint32_t hello[16] = {0x76686361, 1, 0, 0, 999};
+                      EXPECT_EQ(::send(newer, hello, sizeof(hello), MSG_NOSIGNAL), 64);
+                      EXPECT_TRUE(is_cut_off(newer));
+                      // The right hello, then a frame of nonsense.
+                      const int liar = dial();
+                      std::uint32_t own[16] = {0x76686361, 1, 0, 0, 1,     0,
+                                               0,          0, 0, 0, 47500, ::inet_addr("127.0.0.1")};
+                      EXPECT_EQ(::send(liar, own, sizeof(own), MSG_NOSIGNAL), 64);
+                      std::uint32_t nonsense[16] = {0x76686361, 77};
+                      EXPECT_EQ(::send(liar, nonsense, sizeof(nonsense), MSG_NOSIGNAL), 64);
+                      EXPECT_TRUE(is_cut_off(liar));
+                      EXPECT_EQ(request(IBV_WR_RDMA_WRITE)
+                                    .from(here.entry(0, 8))
+                                    .at(remote().memory, remote().key)
+                                    .post(qp),
+                                0);
+                      (void)here.expect_wc();
+                      for (const int fd : silent)
+                          EXPECT_TRUE(is_cut_off(fd)) << "after some seconds of silence";
+                      EXPECT_EQ(request(IBV_WR_SEND).from(here.entry(0, 8)).post(qp), 0);
+                      (void)here.expect_wc();
+                  },
+                  [](node& there, ibv_qp* qp) {
+                      EXPECT_EQ(post_receive(qp, {there.entry(0, 8)}), 0);
+                      (void)there.expect_wc();
+                  }),
+              0);
+}
+
+TEST_F(wire_test, an_address_of_somebody_else_is_refused_in_words) {
+    become_host("near", "203.0.113.7");
+    int count = 0;
+    auto** list = ibv_get_device_list(&count);
+    ASSERT_EQ(count, 1);
+    ::testing::internal::CaptureStderr();
+    EXPECT_EQ(ibv_open_device(list[0]), nullptr);
+    EXPECT_NE(::testing::internal::GetCapturedStderr().find("is not one of this host's"), std::string::npos);
+    ibv_free_device_list(list);
+}
+
+// Megabytes both ways at once, every byte checked.
+TEST_F(wire_test, campaign_both_ways) {
+    constexpr std::size_t message = 60000;
+    constexpr int rounds = 2000;
+    const auto play = [&](node& here, ibv_qp* qp, unsigned me) {
+        const auto content = [](unsigned who, int number, std::size_t i) {
+            return static_cast<unsigned char>(who * 91 + static_cast<unsigned>(number) * 13 + i);
+        };
+        int sent = 0, received = 0, completed = 0;
+        EXPECT_EQ(post_receive(qp, {here.entry(0, 65536)}, 100), 0);
+        std::vector<unsigned char> outgoing(message);
+        const mr_handle mr(ibv_reg_mr(here.pd.get(), outgoing.data(), outgoing.size(), all_access));
+        while (received < rounds || completed < rounds) {
+            if (sent == completed && sent < rounds) {
+                const auto length = 1 + static_cast<std::size_t>(sent) * 977 % message;
+                for (std::size_t i = 0; i < length; ++i)
+                    outgoing[i] = content(me, sent, i);
+                EXPECT_EQ(request(IBV_WR_SEND, 1)
+                              .from({reinterpret_cast<std::uint64_t>(outgoing.data()),
+                                     static_cast<std::uint32_t>(length), mr->lkey})
+                              .post(qp),
+                          0);
+                ++sent;
+            }
+            const auto done = here.wait();
+            ASSERT_TRUE(done);
+            ASSERT_EQ(done->status, IBV_WC_SUCCESS) << ibv_wc_status_str(done->status);
+            if (done->wr_id == 1) {
+                ++completed;
+                continue;
+            }
+            ASSERT_EQ(done->byte_len, 1 + static_cast<std::size_t>(received) * 977 % message);
+            for (std::size_t i = 0; i < done->byte_len; ++i)
+                ASSERT_EQ(here.memory[i], content(1 - me, received, i))
+                    << "message " << received << ", byte " << i;
+            ++received;
+            EXPECT_EQ(post_receive(qp, {here.entry(0, 65536)}, 100), 0);
+        }
+        ::usleep(50000);
+    };
+    EXPECT_EQ(on_both([&](node& here, ibv_qp* qp) { play(here, qp, 0); },
+                      [&](node& there, ibv_qp* qp) { play(there, qp, 1); }),
+              0);
+}
+
+} // namespace
