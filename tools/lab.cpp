@@ -3,6 +3,7 @@
 #include "tools/self.hpp"
 
 #include "lab/faults/script.hpp"
+#include "lab/hca/segment.hpp"
 #include "lab/world/folder.hpp"
 #include "lab/world/text.hpp"
 
@@ -148,6 +149,7 @@ void sweep(const lab::folder& where) {
     const auto open_module =
         reinterpret_cast<int (*)(unsigned)>(::dlsym(library, "hlthunk_open_by_module_id"));
     const auto close_device = reinterpret_cast<int (*)(int)>(::dlsym(library, "hlthunk_close"));
+    lab::hca::sweep_segments(where.path() / "hca");
     for (unsigned i = 0; i < where.contents().gaudis.size(); ++i) {
         if (stored_bytes(where.device_folder(i) / "hbm") + stored_bytes(where.device_folder(i) / "sram") == 0)
             continue;
@@ -179,12 +181,72 @@ int lab_run(const lab_run_options& options) {
 
 namespace {
 
+json counters_json(const lab::hca::way_counters& from) {
+    return {{"messages", from.messages.load()},
+            {"bytes", from.bytes.load()},
+            {"errors", from.errors.load()},
+            {"bytes_mapped", from.bytes_mapped.load()},
+            {"bytes_process_vm", from.bytes_copied_across.load()},
+            {"bytes_tcp", from.bytes_tcp.load()}};
+}
+
+// What the processes that use the NICs of a lab have open and moved.
+json nic_users_json(const fs::path& folder, unsigned devices) {
+    constexpr std::string_view types[] = {"?", "?", "RC", "UC", "UD"};
+    constexpr std::string_view states[] = {"RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR"};
+    auto all = json::array();
+    for (std::uint32_t slot = 1; slot < lab::hca::max_slots; ++slot) {
+        if (!fs::exists(folder / std::to_string(slot)))
+            continue;
+        const auto opened = lab::hca::segment::open(folder, slot);
+        if (!opened || !(*opened)->alive())
+            continue;
+        const auto& memory = **opened;
+        json user = {{"process", memory->head.process},
+                     {"gone_queue_pairs", json::array()},
+                     {"queue_pairs", json::array()}};
+        for (unsigned i = 0; i < devices; ++i) {
+            auto sum = counters_json(memory->head.counted[i]);
+            sum["device"] = fmt::format("vhca{}", i);
+            user["gone_queue_pairs"].push_back(sum);
+        }
+        for (std::uint32_t i = 0; i < memory->head.qps_used.load(); ++i) // to read further would store pages
+            if (const auto& qp = memory->qps[i]; qp.in_use.load() != 0) {
+                json pair = {{"number", qp.number},
+                             {"device", fmt::format("vhca{}", qp.device)},
+                             {"type", types[std::min<std::size_t>(qp.type, 4)]},
+                             {"state", states[std::min<std::size_t>(qp.state.load(), 6)]}};
+                pair.update(counters_json(qp.counted));
+                user["queue_pairs"].push_back(pair);
+            }
+        all.push_back(user);
+    }
+    return all;
+}
+
+json hcas_json(const lab::description& contents) {
+    auto all = json::array();
+    for (unsigned i = 0; i < contents.hcas.size(); ++i) {
+        const auto& card = contents.hcas[i];
+        all.push_back({{"name", fmt::format("vhca{}", i)},
+                       {"link_layer", lab::name_of(card.link)},
+                       {"bus_id", card.bus_id},
+                       {"speed_gbps", card.speed_gbps},
+                       {"dmabuf", card.dmabuf}});
+    }
+    return all;
+}
+
 json lab_json(const std::string& name) {
     const auto top = lab::root();
     const auto path = *top / name;
     json entry = {{"name", name}, {"in_use", lab::in_use(path)}, {"gaudis", json::array()}};
     const auto contents = lab::read_description(path / "description");
     std::uint64_t total = 0;
+    if (contents) {
+        entry["hcas"] = hcas_json(*contents);
+        entry["hca_users"] = nic_users_json(path / "hca", static_cast<unsigned>(contents->hcas.size()));
+    }
     if (contents)
         for (unsigned i = 0; i < contents->gaudis.size(); ++i) {
             const auto& card = contents->gaudis[i];
@@ -233,9 +295,9 @@ int lab_list(bool as_json) {
     if (all.empty())
         fmt::print("no labs; `gaudi-direct lab run -- COMMAND` makes one\n");
     for (const auto& entry : all)
-        fmt::print("{:<20} {:<7} {} Gaudi, {} on tmpfs\n", entry["name"].get<std::string>(),
+        fmt::print("{:<20} {:<7} {} Gaudi, {} NIC, {} on tmpfs\n", entry["name"].get<std::string>(),
                    entry["in_use"].get<bool>() ? "in use" : "idle", entry["gaudis"].size(),
-                   human_bytes(entry["stored_bytes"]));
+                   entry["hcas"].size(), human_bytes(entry["stored_bytes"]));
     return ok;
 }
 

@@ -158,6 +158,7 @@ answer<queue_pair*> make_qp(ibv_pd* pd, ibv_qp_init_attr& asked) {
     made->serial = home.next_serial++;
     home.qps[*place] = made.get();
     home.qps_in_use = std::max(home.qps_in_use, *place + 1);
+    home.own()->head.qps_used = home.qps_in_use;
     qp.in_use.store(1, std::memory_order_release);
     return made.release();
 }

@@ -529,6 +529,9 @@ std::uint64_t run_locked_send_queue(process& here, const endpoint& requester, co
         if (end.waits != wait_reason::none) {
             if (!given_up(requester, responder, end.waits)) {
                 look_at = std::min(deadline_of(qp, responder.qp), now_ns() + look_again_ns);
+                if (mode_is_set &&
+                    end.waits == wait_reason::receive) // nobody will post the one that is there
+                    look_at = std::min(look_at, now_ns() + rnr_time_ns(responder.qp->min_rnr_timer));
                 break;
             }
             end =

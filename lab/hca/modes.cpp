@@ -56,35 +56,38 @@ bool take(mode& into, std::string_view word) {
     return false;
 }
 
-const mode& chosen() {
-    static const mode made = [] {
-        mode from_environment;
-        const char* text = std::getenv("GAUDI_LAB_HCA_MODE");
-        if (text == nullptr)
-            return from_environment;
-        std::string_view rest = text;
-        while (!rest.empty()) {
-            const auto word = rest.substr(0, rest.find(','));
-            if (!take(from_environment, trim(word))) {
-                // One that is not understood must not pass for the usual one.
-                std::fprintf(stderr,
-                             "gaudi-lab: GAUDI_LAB_HCA_MODE=%s: expected deferred, delay=TIME (50us, 2ms), "
-                             "rnr=N or error=N, "
-                             "separated by commas\n",
-                             text);
-                std::_Exit(2);
-            }
-            rest.remove_prefix(std::min(rest.size(), word.size() + 1));
-        }
+mode read_mode() {
+    mode from_environment;
+    const char* text = std::getenv("GAUDI_LAB_HCA_MODE");
+    if (text == nullptr)
         return from_environment;
-    }();
+    std::string_view rest = text;
+    while (!rest.empty()) {
+        const auto word = rest.substr(0, rest.find(','));
+        if (!take(from_environment, trim(word))) {
+            // One that is not understood must not pass for the usual one.
+            std::fprintf(stderr,
+                         "gaudi-lab: GAUDI_LAB_HCA_MODE=%s: expected deferred, delay=TIME (50us, 2ms), "
+                         "rnr=N or error=N, "
+                         "separated by commas\n",
+                         text);
+            std::_Exit(2);
+        }
+        rest.remove_prefix(std::min(rest.size(), word.size() + 1));
+    }
+    return from_environment;
+}
+
+mode& chosen() {
+    static mode made;
     return made;
 }
 
 } // namespace
 
 void decide_modes() {
-    const auto& how = chosen();
+    auto& how = chosen();
+    how = read_mode();
     mode_is_set = how.deferred || how.delay_ns != 0 || how.rnr_every != 0 || how.error_every != 0;
 }
 

@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 #include <system_error>
 #include <unistd.h>
+#include <vector>
 
 namespace lab::hca {
 namespace {
@@ -78,6 +79,7 @@ int take_file(const std::filesystem::path& file) {
             if (mine.st_size == 0)
                 return fd;
             ::unlink(file.c_str()); // of a dead one; peers may still look at it, so it gets no new content
+            sweep_segments(file.parent_path());
         }
         ::close(fd);
     }
@@ -224,10 +226,13 @@ tl::expected<void, int> segment::claim(const void* record, std::size_t bytes) {
 
 void sweep_segments(const std::filesystem::path& folder) {
     std::error_code failure;
+    std::vector<std::filesystem::path> channels;
     for (const auto& entry : std::filesystem::directory_iterator(folder, failure)) {
         const auto name = entry.path().filename().string();
-        if (name.find_first_not_of("0123456789") != name.npos)
+        if (name.find_first_not_of("0123456789") != name.npos) {
+            channels.push_back(entry.path());
             continue;
+        }
         const int fd = ::open(entry.path().c_str(), O_RDWR | O_CLOEXEC);
         if (fd < 0)
             continue;
@@ -235,6 +240,9 @@ void sweep_segments(const std::filesystem::path& folder) {
             ::unlink(entry.path().c_str());
         ::close(fd);
     }
+    for (const auto& channel : channels)
+        if (!std::filesystem::exists(channel.parent_path() / channel.stem(), failure))
+            ::unlink(channel.c_str());
 }
 
 } // namespace lab::hca

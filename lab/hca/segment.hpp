@@ -25,6 +25,7 @@ struct segment_head {
     // A robust mutex that one thread of the owner holds all its life: the kernel marks it the moment the
     // process ends, however it ends, and everybody sees that with one load.
     pthread_mutex_t life;
+    std::atomic<std::uint32_t> qps_used; // behind the highest index ever used
     std::atomic<std::uint32_t> doorbell; // what the owner's guard sleeps on
     std::atomic<std::uint64_t> qp_attention[max_qps / 64];
     std::atomic<std::uint32_t> srq_attention, cq_attention; // something to do: look through them

@@ -24,7 +24,7 @@ public:
     }
     void unlock() {
         // Only the holder counts; whoever waits for the end of a turn compares.
-        turns_.store(turns_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+        turns_.store(turns_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
         if ((word_.exchange(0, std::memory_order_release) & contended) != 0)
             wake();
     }

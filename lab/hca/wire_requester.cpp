@@ -263,18 +263,18 @@ void wire::lose(const std::shared_ptr<link>& gone) {
     if (gone->has_taken_) // a message that broke off
         if (const auto target = own_qp(gone->head_.target_qp); target.qp != nullptr)
             break_down(target, 0);
-    for (std::uint32_t i = 0; i < home_->qps_in_use; ++i) {
+    for (std::uint32_t i = 0; i < home_->own()->head.qps_used.load(); ++i) {
         auto& qp = home_->own()->qps[i];
-        if (qp.in_use.load() == 0 || qp.remote == 0 || qp.type == IBV_QPT_UD ||
-            wire_address{ipv4_of(qp.destination.gid),
-                         static_cast<std::uint16_t>(first_port + slot_of(qp.peer_number))} != gone->peer_)
+        if (qp.in_use.load() == 0)
             continue;
         const endpoint requester{home_->self().get(), &qp};
         std::uint64_t look_at = UINT64_MAX;
         {
             const lock_guard guard(qp.sq.lock);
             const auto done = qp.sq.done.load();
-            if (qp.in_use.load() == 0 || qp.remote == 0 || qp.sent == done)
+            if (qp.in_use.load() == 0 || qp.remote == 0 || qp.type == IBV_QPT_UD || qp.sent == done ||
+                wire_address{ipv4_of(qp.destination.gid),
+                             static_cast<std::uint16_t>(first_port + slot_of(qp.peer_number))} != gone->peer_)
                 continue;
             if (gone->established_) {
                 fail(requester, done, IBV_WC_RETRY_EXC_ERR);

@@ -75,17 +75,20 @@ bool wire::begin_request(link& from) {
     from.replies_ = false;
     from.has_taken_ = false;
     const auto target = own_qp(head.target_qp);
-    if (target.qp == nullptr || target.qp->type == IBV_QPT_UD || target.qp->remote == 0 ||
-        !is_ready(*target.qp) || target.qp->peer_number != head.source_qp ||
-        target.qp->receive_psn != head.status || slot_of(head.source_qp) != from.peer_slot_) {
-        from.replies_ = true;
-        from.reply_ = answer_not_ready;
-        return true;
-    }
-    auto& qp = *target.qp;
-    if (head.sequence != qp.expected)
-        return true; // behind one that is sent again
     from.replies_ = true;
+    from.reply_ = answer_not_ready;
+    if (target.qp == nullptr)
+        return true;
+    const lock_guard guard(target.qp->inbound); // whoever resets it waits for us
+    if (!is_ready(*target.qp) || target.qp->type == IBV_QPT_UD || target.qp->remote == 0 ||
+        target.qp->peer_number != head.source_qp || target.qp->receive_psn != head.status ||
+        slot_of(head.source_qp) != from.peer_slot_)
+        return true;
+    auto& qp = *target.qp;
+    if (head.sequence != qp.expected) {
+        from.replies_ = false;
+        return true; // behind one that is sent again
+    }
     from.reply_ = find_sink(from, target);
     if (from.reply_ == answer_no_receive)
         return true;
