@@ -109,7 +109,8 @@ private:
     std::uint32_t reply_ = 0; // status to answer with at the end; IBV_WC_SUCCESS or an error
     bool replies_ = false;
     std::uint32_t local_status_ = 0; // of the receive that it took
-    std::uint32_t event_ = 0;        // attention bits for the queue pair that refused it
+    std::uint32_t rnr_timer_ = 0;
+    std::uint32_t event_ = 0; // attention bits for the queue pair that refused it
     std::vector<std::byte> small_;
 };
 

@@ -64,7 +64,7 @@ void wire::answer(link& to, std::uint32_t status, payload behind, std::uint64_t 
     made.length = length;
     made.compare_or_add = value;
     if (status == answer_no_receive)
-        made.immediate = home_->own()->qps[index_of(to.head_.target_qp)].min_rnr_timer;
+        made.immediate = to.rnr_timer_;
     to.send(made, std::move(behind));
 }
 
@@ -85,6 +85,7 @@ bool wire::begin_request(link& from) {
         slot_of(head.source_qp) != from.peer_slot_)
         return true;
     auto& qp = *target.qp;
+    from.rnr_timer_ = qp.min_rnr_timer;
     if (head.sequence != qp.expected) {
         from.replies_ = false;
         return true; // behind one that is sent again

@@ -59,6 +59,31 @@ result<void> make_file(const fs::path& path, std::string_view text = {}) {
     return outcome;
 }
 
+// What programs read of a NIC under /sys: the PCI device with its NUMA node, and the NIC below it.
+result<void> make_sysfs(const fs::path& path, const description& wanted) {
+    const auto classes = path / "sys" / "class" / "infiniband";
+    fs::create_directories(classes);
+    for (unsigned i = 0; i < wanted.hcas.size(); ++i) {
+        const auto& card = wanted.hcas[i];
+        const auto name = fmt::format("vhca{}", i);
+        const auto pci = fs::path("devices") / fmt::format("pci{}", card.bus_id.substr(0, 7)) / card.bus_id;
+        const auto nic = path / "sys" / pci / "infiniband" / name;
+        fs::create_directories(nic);
+        fs::create_symlink(fs::path("../..") / pci / "infiniband" / name, classes / name);
+        fs::create_symlink(fs::path("../../../") / card.bus_id, nic / "device");
+        const std::pair<fs::path, std::string> files[] = {
+            {path / "sys" / pci / "numa_node", fmt::format("{}\n", card.numa_node)},
+            {path / "sys" / pci / "vendor", "0x6764\n"},
+            {path / "sys" / pci / "device", "0x0001\n"},
+            {nic / "node_type", "1: CA\n"},
+            {nic / "hca_type", "VHCA\n"}};
+        for (const auto& [file, text] : files)
+            if (auto made = make_file(file, text); !made)
+                return made;
+    }
+    return {};
+}
+
 result<void> make_contents(const fs::path& path, const description& wanted) {
     for (const auto& entry : fs::directory_iterator(path))
         if (entry.path().filename() != "lock")
@@ -76,6 +101,8 @@ result<void> make_contents(const fs::path& path, const description& wanted) {
                 return made;
     }
     if (auto made = make_private_folder(path / "hca"); !made)
+        return made;
+    if (auto made = make_sysfs(path, wanted); !made)
         return made;
     // Last: a lab without a description is an unfinished one and is made again.
     if (auto made = make_file(path / "description.new", wanted.text()); !made)

@@ -4,6 +4,7 @@
 #include "tests/support/test_lab.hpp"
 
 #include <fcntl.h>
+#include <fstream>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -44,6 +45,19 @@ TEST_F(objects_test, devices_keep_their_address_and_follow_the_description) {
     EXPECT_EQ(ibv_query_pkey(context.get(), 1, 1, &pkey), -1);
     ibv_gid_entry table[8];
     EXPECT_EQ(ibv_query_gid_table(context.get(), table, 8, 0), 2) << "one for each port";
+}
+
+TEST_F(objects_test, topology_is_found_where_programs_look) {
+    describe("hcas = 1\n[hca 0]\nbus_id = 0000:5d:00.0\nnuma_node = 3\n");
+    auto** list = ibv_get_device_list(nullptr);
+    ASSERT_NE(list, nullptr);
+    const std::filesystem::path path = list[0]->ibdev_path;
+    ibv_free_device_list(list);
+    EXPECT_EQ(std::filesystem::canonical(path / "device").filename(), "0000:5d:00.0");
+    std::ifstream file(path / "device" / "numa_node");
+    int node = -1;
+    file >> node;
+    EXPECT_EQ(node, 3);
 }
 
 TEST_F(objects_test, limits_are_reported_and_enforced) {

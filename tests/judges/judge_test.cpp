@@ -56,14 +56,15 @@ using pingpong = pair_of;
 TEST_P(pingpong, passes) {
     expect_both("", GetParam(), "-p");
 }
-INSTANTIATE_TEST_SUITE_P(
-    ibverbs_utils, pingpong,
-    ::testing::Values("ibv_rc_pingpong", "ibv_rc_pingpong -c", "ibv_rc_pingpong -e", "ibv_rc_pingpong -N",
-                      "ibv_rc_pingpong -t", "ibv_rc_pingpong -g 0", "ibv_rc_pingpong -N -c -t",
-                      "ibv_rc_pingpong -c -s 1048576 -n 50", "ibv_uc_pingpong", "ibv_uc_pingpong -e -c",
-                      "ibv_uc_pingpong -g 0", "ibv_ud_pingpong -c", "ibv_ud_pingpong -e -g 0",
-                      "ibv_srq_pingpong -c", "ibv_srq_pingpong -e", "ibv_srq_pingpong -g 0 -q 64"),
-    name_of);
+INSTANTIATE_TEST_SUITE_P(ibverbs_utils, pingpong,
+                         ::testing::Values("ibv_rc_pingpong", "ibv_rc_pingpong -c", "ibv_rc_pingpong -e",
+                                           "ibv_rc_pingpong -N", "ibv_rc_pingpong -t", "ibv_rc_pingpong -g 0",
+                                           "ibv_rc_pingpong -N -c -t", "ibv_rc_pingpong -c -s 1048576 -n 50",
+                                           "ibv_uc_pingpong", "ibv_uc_pingpong -e -c", "ibv_uc_pingpong -g 0",
+                                           "ibv_ud_pingpong -c", "ibv_ud_pingpong -e -g 0",
+                                           "ibv_srq_pingpong -c", "ibv_srq_pingpong -e",
+                                           "ibv_srq_pingpong -g 0 -q 64"),
+                         name_of);
 
 using perftest = pair_of;
 TEST_P(perftest, passes) {

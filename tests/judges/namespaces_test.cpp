@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Two hosts, as network namespaces joined by a cable; other people's programs between them.
+#include "tests/judges/two_programs.hpp"
+
+namespace {
+
+using namespace testing_support;
+
+class two_hosts : public judge, public ::testing::WithParamInterface<std::pair<const char*, const char*>> {
+protected:
+    void SetUp() override {
+        near_ = fmt::format("gdn{}", ::getpid());
+        far_ = fmt::format("gdf{}", ::getpid());
+        if (shell(fmt::format("ip netns add {}", near_)) != 0)
+            GTEST_SKIP() << "no right to make network namespaces";
+        ASSERT_EQ(
+            shell(fmt::format(
+                "ip netns add {1} && ip link add gdv0 netns {0} type veth peer name gdv1 netns {1} && "
+                "ip -n {0} addr add 10.77.0.1/24 dev gdv0 && ip -n {1} addr add 10.77.0.2/24 dev gdv1 && "
+                "ip -n {0} link set gdv0 up && ip -n {1} link set gdv1 up && "
+                "ip -n {0} link set lo up && ip -n {1} link set lo up",
+                near_, far_)),
+            0);
+        std::ofstream(root() / "host.lab")
+            << "gaudis = 1\nhcas = 1\nlink_layer = ethernet\n"; // its own address each
+    }
+    void TearDown() override {
+        (void)shell(fmt::format("ip netns del {}", near_));
+        (void)shell(fmt::format("ip netns del {}", far_));
+        judge::TearDown();
+    }
+    static int shell(const std::string& command) {
+        return std::system((command + " >/dev/null 2>&1").c_str());
+    }
+
+    std::vector<std::string> on(const std::string& host, const std::string& lab, const std::string& options,
+                                const std::string& command) {
+        auto all = words(fmt::format("ip netns exec {}", host));
+        for (const auto& word :
+             in_lab(fmt::format("--lab {} --config {} {}", lab, (root() / "host.lab").string(), options),
+                    command))
+            all.push_back(word);
+        return all;
+    }
+    void expect_both(const std::string& options, const std::string& server, const std::string& client) {
+        const unsigned port = 21000;
+        // A process of the far host shows its ports.
+        child holder([&] {
+            const auto path = "/run/netns/" + far_;
+            ::execlp("nsenter", "nsenter", ("--net=" + path).c_str(), "sleep", "60", nullptr);
+            return 1;
+        });
+        const auto tables = fmt::format("/proc/{}/net", holder.pid());
+        const auto both =
+            run_both(on(far_, "far", options, fmt::format("{} -p {}", server, port)),
+                     on(near_, "near", options, fmt::format("{} -p {}", client, port)), port, tables);
+        EXPECT_EQ(both.server.status, 0) << both.server.output;
+        EXPECT_EQ(both.client.status, 0) << both.client.output;
+    }
+
+    std::string near_, far_;
+};
+
+TEST_P(two_hosts, work_together) {
+    const auto [options, command] = GetParam();
+    const std::string text = command;
+    // UCX takes the server's name right behind the program, the others at the end.
+    const auto ucx = text.find("ucx_perftest");
+    const auto client =
+        ucx == text.npos ? text + " 10.77.0.2" : std::string(text).insert(ucx + 12, " 10.77.0.2");
+    expect_both(options, text, client);
+}
+INSTANTIATE_TEST_SUITE_P(debian, two_hosts,
+                         ::testing::Values(std::pair("", "ibv_rc_pingpong -g 0"),
+                                           std::pair("", "ibv_rc_pingpong -g 0 -e -c -s 300000 -n 100"),
+                                           std::pair("", "ibv_ud_pingpong -g 0"),
+                                           std::pair("", "ib_write_bw -d vhca0 -F -n 500"),
+                                           std::pair("", "ib_send_bw -d vhca0 -F"),
+                                           std::pair("", "ib_read_lat -d vhca0 -F"),
+                                           std::pair("", "ib_atomic_lat -d vhca0 -F")));
+#ifdef UCX_PREFIX
+INSTANTIATE_TEST_SUITE_P(
+    ucx, two_hosts,
+    ::testing::Values(
+        std::pair("--ucx " UCX_PREFIX, "env UCX_TLS=rc_v ucx_perftest -t tag_bw -n 100 -s 1048576"),
+        std::pair("--ucx " UCX_PREFIX, "env UCX_TLS=ud_v ucx_perftest -t tag_bw -n 100 -s 65536")));
+#endif
+
+} // namespace
