@@ -327,6 +327,20 @@ int lab_show(const std::string& name, bool as_json) {
                    card["module_id"].get<int>(), holders.empty() ? "free" : "held by process" + holders,
                    human_bytes(card["stored_bytes"]));
     }
+    for (const auto& card : entry["hcas"])
+        fmt::print("{}  {}, {} Gbit/s  {}  DMA-BUF {}\n", card["name"].get<std::string>(),
+                   card["link_layer"].get<std::string>(), card["speed_gbps"].get<int>(),
+                   card["bus_id"].get<std::string>(), card["dmabuf"].get<bool>() ? "yes" : "no");
+    for (const auto& user : entry["hca_users"]) {
+        std::uint64_t messages = 0, bytes = 0;
+        for (const auto* list : {"gone_queue_pairs", "queue_pairs"})
+            for (const auto& each : user[list]) {
+                messages += each["messages"].get<std::uint64_t>();
+                bytes += each["bytes"].get<std::uint64_t>();
+            }
+        fmt::print("NIC used by process {}: {} queue pairs, {} messages, {} sent\n",
+                   user["process"].get<int>(), user["queue_pairs"].size(), messages, human_bytes(bytes));
+    }
     return ok;
 }
 

@@ -29,6 +29,29 @@ TEST_F(judge, on_demand_paging_is_said_to_be_absent) {
     EXPECT_HAS(shown.output, "isn't ODP capable");
 }
 
+TEST_F(judge, lab_show_tells_who_uses_a_nic_and_how_much) {
+    const auto port = free_port();
+    const auto shown = [] {
+        return run_program({GAUDI_DIRECT_TOOL, "lab", "show", "--json"}, {"GAUDI_DIRECT_HLTHUNK"}).output;
+    };
+    program_result server;
+    std::thread serving([&] {
+        server =
+            run_program(in_lab("", fmt::format("ibv_rc_pingpong -p {}", port)), {"GAUDI_DIRECT_HLTHUNK"});
+    });
+    for (int i = 0; i < 2000 && !listening(port); ++i)
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    const auto during = shown();
+    EXPECT_HAS(during, "\"state\": \"INIT\"");
+    EXPECT_HAS(during, "\"device\": \"vhca0\"");
+    EXPECT_HAS(during, "\"bytes_process_vm\": 0");
+    const auto client = run_program(in_lab("", fmt::format("ibv_rc_pingpong -p {} localhost", port)),
+                                    {"GAUDI_DIRECT_HLTHUNK"});
+    serving.join();
+    EXPECT_EQ(client.status, 0) << client.output;
+    EXPECT_HAS(shown(), "\"hca_users\": []");
+}
+
 // A line is a command; the client gets the server's name behind it.
 class pair_of : public judge, public ::testing::WithParamInterface<const char*> {
 protected:

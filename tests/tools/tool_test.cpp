@@ -46,6 +46,24 @@ TEST_F(tool_test, info_without_the_lab_says_what_was_tried) {
     EXPECT_HAS(shown.output, "/usr/lib/habanalabs/libhl-thunk.so: cannot open shared object file");
 }
 
+TEST_F(tool_test, lab_run_sets_the_nics_up) {
+    const auto shown =
+        tool({"lab", "run", "--hcas", "3", "--", "sh", "-c", "echo $GAUDI_DIRECT_VERBS $LD_PRELOAD"});
+    EXPECT_EQ(shown.status, 0) << shown.output;
+    EXPECT_HAS(shown.output, "/libvhca.so ");
+    EXPECT_HAS(shown.output, "/libvhca.so:");
+    EXPECT_HAS(shown.output, "/libvhca-node.so");
+    EXPECT_HAS(tool({"lab", "show"}).output, "vhca2  infiniband, 400 Gbit/s  0000:62:00.0  DMA-BUF yes");
+    EXPECT_HAS(tool({"lab", "list"}).output, "2 Gaudi, 3 NIC");
+    const auto many = tool({"lab", "run", "--hcas", "17", "--", "true"});
+    EXPECT_EQ(many.status, 2);
+    EXPECT_HAS(many.output, "--hcas 17: a lab has at most 16");
+    const auto nothing = tool({"lab", "run", "--ucx", "/nonexistent", "--", "true"});
+    EXPECT_EQ(nothing.status, 2);
+    EXPECT_HAS(nothing.output,
+               "--ucx /nonexistent: there is no lib/libucs.so.0 under it; `make ucx` lays out two");
+}
+
 TEST_F(tool_test, info_json) {
     const auto shown = tool({"info", "--json"});
     ASSERT_EQ(shown.status, 0) << shown.output;
