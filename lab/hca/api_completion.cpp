@@ -284,12 +284,10 @@ VERB(ibv_comp_channel*, ibv_create_comp_channel, (ibv_context * handle), (handle
     made->path =
         home.hca_folder() / (std::to_string(home.own().slot()) + ".channel" + std::to_string(*place));
     ::unlink(made->path.c_str());
-    int error = 0;
-    if (::mkfifo(made->path.c_str(), 0600) != 0)
-        error = errno;
-    else if (made->seen.fd = ::open(made->path.c_str(), O_RDWR | O_CLOEXEC); made->seen.fd < 0)
-        error = errno;
-    if (error != 0) {
+    made->seen.fd =
+        ::mkfifo(made->path.c_str(), 0600) == 0 ? ::open(made->path.c_str(), O_RDWR | O_CLOEXEC) : -1;
+    if (made->seen.fd < 0) {
+        const int error = errno;
         ::unlink(made->path.c_str());
         home.channel_places.give_back(*place);
         return fails(error);

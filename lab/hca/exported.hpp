@@ -71,6 +71,7 @@ R call(const char* name, answers how, Body&& body, Arguments... arguments) {
     if (tracing()) {
         const int error = errno;
         std::string text;
+        // NOLINTNEXTLINE(clang-analyzer-cplusplus.NewDelete): an address is printed, not followed
         ((text += (text.empty() ? "" : ", ") + shown_argument(arguments)), ...);
         auto answer = shown_argument(outcome);
         if constexpr (std::is_pointer_v<R>) {

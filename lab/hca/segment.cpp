@@ -114,15 +114,11 @@ tl::expected<std::shared_ptr<segment>, int> segment::make(const std::filesystem:
             ::close(fd);
             continue;
         }
-        segment_layout* base = nullptr;
-        int error = 0;
-        if (::ftruncate(fd, segment_size) != 0)
-            error = errno;
-        else if (const auto reserved = reserve(fd, 0, sizeof(segment_head)); !reserved)
-            error = reserved.error();
-        else if ((base = map(fd)) == nullptr)
-            error = errno;
-        if (error != 0) {
+        const bool stored =
+            ::ftruncate(fd, segment_size) == 0 && reserve(fd, 0, sizeof(segment_head)).has_value();
+        auto* base = stored ? map(fd) : nullptr;
+        if (base == nullptr) {
+            const int error = errno;
             ::unlink(file.c_str());
             ::close(fd);
             return failed(error == ENOSPC ? ENOMEM : error);
@@ -155,7 +151,7 @@ tl::expected<std::shared_ptr<segment>, int> segment::open(const std::filesystem:
         base = map(fd);
         error = base == nullptr ? errno : 0;
     }
-    if (error != 0) {
+    if (error != 0 || base == nullptr) {
         ::close(fd);
         return failed(error);
     }
