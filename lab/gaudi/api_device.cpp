@@ -156,8 +156,7 @@ LAB_EXPORT(int, hlthunk_get_device_count, (hlthunk_device_name name), (static_ca
 
 LAB_EXPORT(void*, hlthunk_malloc, (size_t size), (size), { return std::calloc(1, size); })
 
-LAB_EXPORT(char*, hlthunk_get_version, (void), (0),
-           { return ::strdup("1.10.0-lab"); })
+LAB_EXPORT(char*, hlthunk_get_version, (void), (0), { return ::strdup("1.10.0-lab"); })
 
 extern "C" [[gnu::visibility("default")]] void hlthunk_free(void* pt) {
     std::free(pt);

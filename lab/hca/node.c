@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * Some programs (UCX) look for the character device of a NIC before they use it through libibverbs. The virtual one has none;
- * this library, preloaded beside libvhca.so, lets the questions about its path, and about no other, be answered by /dev/null.
+ * Some programs (UCX) look for the character device of a NIC before they use it through libibverbs. The
+ * virtual one has none; this library, preloaded beside libvhca.so, lets the questions about its path, and
+ * about no other, be answered by /dev/null.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
