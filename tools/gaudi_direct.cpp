@@ -30,7 +30,8 @@ void add_info(CLI::App& program, chosen& options) {
 }
 
 void add_lab(CLI::App& program, chosen& options) {
-    auto* lab = program.add_subcommand("lab", "The lab: virtual Gaudis on a machine without any");
+    auto* lab =
+        program.add_subcommand("lab", "The lab: virtual Gaudis and RDMA NICs on a machine without any");
     lab->require_subcommand(1);
 
     options.run.name = options.name;
@@ -53,7 +54,7 @@ void add_lab(CLI::App& program, chosen& options) {
     list->add_flag("--json", options.as_json, json_help);
     list->callback([&options] { options.outcome = tools::lab_list(options.as_json); });
 
-    auto* show = lab->add_subcommand("show", "One lab: its Gaudis, who holds them, what they store");
+    auto* show = lab->add_subcommand("show", "One lab: its Gaudis and NICs, who uses them, what they store");
     show->add_option("name", options.name, "Which lab")->capture_default_str();
     show->add_flag("--json", options.as_json, json_help);
     show->callback([&options] { options.outcome = tools::lab_show(options.name, options.as_json); });

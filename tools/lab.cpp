@@ -161,6 +161,8 @@ void sweep(const lab::folder& where) {
 } // namespace
 
 int lab_run(const lab_run_options& options) {
+    if (auto valid = lab::check_name(options.name); !valid)
+        return complain(valid.error());
     auto wanted = wanted_by(options);
     if (!wanted)
         return complain(wanted.error());
@@ -231,6 +233,9 @@ json hcas_json(const lab::description& contents) {
         all.push_back({{"name", fmt::format("vhca{}", i)},
                        {"link_layer", lab::name_of(card.link)},
                        {"bus_id", card.bus_id},
+                       {"address", card.address.empty() ? json(nullptr) : json(card.address)},
+                       {"ports", card.ports},
+                       {"port_up", card.port_up},
                        {"speed_gbps", card.speed_gbps},
                        {"dmabuf", card.dmabuf}});
     }
@@ -328,9 +333,11 @@ int lab_show(const std::string& name, bool as_json) {
                    human_bytes(card["stored_bytes"]));
     }
     for (const auto& card : entry["hcas"])
-        fmt::print("{}  {}, {} Gbit/s  {}  DMA-BUF {}\n", card["name"].get<std::string>(),
+        fmt::print("{}  {}, {} Gbit/s  {}  DMA-BUF {}{}{}\n", card["name"].get<std::string>(),
                    card["link_layer"].get<std::string>(), card["speed_gbps"].get<int>(),
-                   card["bus_id"].get<std::string>(), card["dmabuf"].get<bool>() ? "yes" : "no");
+                   card["bus_id"].get<std::string>(), card["dmabuf"].get<bool>() ? "yes" : "no",
+                   card["address"].is_null() ? "" : "  " + card["address"].get<std::string>(),
+                   card["port_up"].get<bool>() ? "" : "  port down");
     for (const auto& user : entry["hca_users"]) {
         std::uint64_t messages = 0, bytes = 0;
         for (const auto* list : {"gone_queue_pairs", "queue_pairs"})
@@ -338,7 +345,7 @@ int lab_show(const std::string& name, bool as_json) {
                 messages += each["messages"].get<std::uint64_t>();
                 bytes += each["bytes"].get<std::uint64_t>();
             }
-        fmt::print("NIC used by process {}: {} queue pairs, {} messages, {} sent\n",
+        fmt::print("NICs used by process {}: queue pairs {}, requests {}, {} moved by them\n",
                    user["process"].get<int>(), user["queue_pairs"].size(), messages, human_bytes(bytes));
     }
     return ok;

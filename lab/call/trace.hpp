@@ -24,9 +24,16 @@ void trace(const char* name, const std::string& arguments, const std::string& ou
 [[nodiscard]] std::string shown(const void* pointer);
 [[nodiscard]] std::string shown_errno(int error);
 
+// Arguments that were put into words already.
+struct plain_text {
+    const char* text;
+};
+
 template <typename T>
 std::string shown_argument(T value) {
-    if constexpr (std::is_same_v<T, const char*> || std::is_same_v<T, char*>)
+    if constexpr (std::is_same_v<T, plain_text>)
+        return value.text;
+    else if constexpr (std::is_same_v<T, const char*> || std::is_same_v<T, char*>)
         return shown(static_cast<const char*>(value));
     else if constexpr (std::is_pointer_v<T>)
         return shown(static_cast<const void*>(value));

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Completion channels and completion queues.
+#include "lab/hca/api_post.hpp"
 #include "lab/hca/exported.hpp"
 
 #include <bit>
@@ -264,9 +265,22 @@ void forget_events(completion_queue& cq) {
 } // namespace
 
 void fill_completion_operations(verbs_context& context) {
-    context.create_cq_ex = create_cq_ex;
-    context.context.ops.poll_cq = poll_cq;
-    context.context.ops.req_notify_cq = req_notify_cq;
+    context.create_cq_ex = [](ibv_context* handle, ibv_cq_init_attr_ex* wanted) {
+        return call<ibv_cq_ex*>(
+            "ibv_create_cq_ex", answers::with_errno, [&] { return create_cq_ex(handle, wanted); }, handle,
+            wanted);
+    };
+    context.context.ops.poll_cq = [](ibv_cq* handle, int room, ibv_wc* into) {
+        if (watching.load(std::memory_order_relaxed)) // not traced: programs poll all the time
+            if (const auto chosen = faults().next("ibv_poll_cq"); chosen && strike(*chosen) != 0)
+                return -1;
+        return poll_cq(handle, room, into);
+    };
+    context.context.ops.req_notify_cq = [](ibv_cq* handle, int solicited) {
+        return call<int>(
+            "ibv_req_notify_cq", answers::with_errno, [&] { return req_notify_cq(handle, solicited); },
+            handle, solicited);
+    };
 }
 
 } // namespace lab::hca

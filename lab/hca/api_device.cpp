@@ -95,8 +95,17 @@ answer<ibv_context*> open_context(device& card) {
     inner.num_comp_vectors = vectors;
     ::pthread_mutex_init(&inner.mutex, nullptr);
     inner.abi_compat = reinterpret_cast<void*>(UINTPTR_MAX); // "there is a verbs_context around this"
-    seen.query_port = query_port;
-    seen.query_device_ex = query_device_ex;
+    seen.query_port = [](ibv_context* self, std::uint8_t port, ibv_port_attr* into, std::size_t size) {
+        return call<int>(
+            "ibv_query_port", answers::with_errno, [&] { return query_port(self, port, into, size); }, self,
+            port, into);
+    };
+    seen.query_device_ex = [](ibv_context* self, const ibv_query_device_ex_input* input,
+                              ibv_device_attr_ex* into, std::size_t size) {
+        return call<int>(
+            "ibv_query_device_ex", answers::with_errno,
+            [&] { return query_device_ex(self, input, into, size); }, self, input, into);
+    };
     seen.query_rt_values = query_rt_values;
     inner.ops._compat_query_device = compat_query_device;
     inner.ops._compat_query_port = compat_query_port;

@@ -230,7 +230,10 @@ int drop_region(ibv_mr* handle) {
 } // namespace
 
 void fill_memory_operations(verbs_context& context) {
-    context.alloc_null_mr = null_region;
+    context.alloc_null_mr = [](ibv_pd* pd) {
+        return call<ibv_mr*>(
+            "ibv_alloc_null_mr", answers::with_errno, [&] { return null_region(pd); }, pd);
+    };
 }
 
 } // namespace lab::hca

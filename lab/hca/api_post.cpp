@@ -8,6 +8,8 @@
 #include "lab/hca/receive.hpp"
 
 #include <cstring>
+#include <fmt/format.h>
+#include <iterator>
 
 namespace lab::hca {
 namespace {
@@ -90,8 +92,24 @@ void write_request(receive_request& into, const ibv_recv_wr& wr) {
         entries[i] = {wr.sg_list[i].addr, wr.sg_list[i].length, wr.sg_list[i].lkey};
 }
 
+// For the trace: "write 4096 bytes to 0x7f.. key 0x101 (id 3)", for each of a list.
+template <typename Request>
+std::string lengths_of(const Request* wr) {
+    std::string text;
+    for (; wr != nullptr; wr = wr->next) {
+        std::uint64_t bytes = 0;
+        for (int i = 0; i < wr->num_sge; ++i)
+            bytes += wr->sg_list[i].length;
+        text += fmt::format("{}{} bytes in {} (id {:#x})", text.empty() ? "" : ", ", bytes, wr->num_sge,
+                            wr->wr_id);
+    }
+    return text;
+}
+
 int post_send(ibv_qp* handle, ibv_send_wr* wr, ibv_send_wr** bad) {
-    return watched("ibv_post_send", [&] { return post_sends(queue_pair::of(handle), wr, bad); });
+    return watched(
+        "ibv_post_send", [&] { return post_sends(queue_pair::of(handle), wr, bad); },
+        [&] { return described(handle->qp_num, wr); });
 }
 
 // Appends to a receive queue, or a shared one; the caller holds its lock.
@@ -135,7 +153,9 @@ int post_receives(queue_pair& pair, ibv_recv_wr* wr, ibv_recv_wr** bad) {
 }
 
 int post_recv(ibv_qp* handle, ibv_recv_wr* wr, ibv_recv_wr** bad) {
-    return watched("ibv_post_recv", [&] { return post_receives(queue_pair::of(handle), wr, bad); });
+    return watched(
+        "ibv_post_recv", [&] { return post_receives(queue_pair::of(handle), wr, bad); },
+        [&] { return fmt::format("qp {:#x}, {}", handle->qp_num, lengths_of(wr)); });
 }
 
 // Runs the senders that found the shared queue empty.
@@ -163,11 +183,30 @@ int post_shared(shared_receive_queue& srq, ibv_recv_wr* wr, ibv_recv_wr** bad) {
 }
 
 int post_srq_recv(ibv_srq* handle, ibv_recv_wr* wr, ibv_recv_wr** bad) {
-    return watched("ibv_post_srq_recv",
-                   [&] { return post_shared(shared_receive_queue::of(handle), wr, bad); });
+    return watched(
+        "ibv_post_srq_recv", [&] { return post_shared(shared_receive_queue::of(handle), wr, bad); },
+        [&] { return fmt::format("srq {}, {}", handle->handle, lengths_of(wr)); });
 }
 
 } // namespace
+
+std::string described(std::uint32_t qp_number, const ibv_send_wr* wr) {
+    constexpr std::string_view names[] = {
+        "write", "write with immediate", "send",         "send with immediate",
+        "read",  "compare and swap",     "fetch and add"};
+    std::string text = fmt::format("qp {:#x}", qp_number);
+    for (; wr != nullptr; wr = wr->next) {
+        ibv_send_wr one = *wr;
+        one.next = nullptr;
+        text += fmt::format(", {} {}",
+                            static_cast<std::size_t>(wr->opcode) < std::size(names) ? names[wr->opcode] : "?",
+                            lengths_of(&one));
+        if (wr->opcode == IBV_WR_RDMA_WRITE || wr->opcode == IBV_WR_RDMA_WRITE_WITH_IMM ||
+            wr->opcode == IBV_WR_RDMA_READ)
+            text += fmt::format(" at {:#x} key {:#x}", wr->wr.rdma.remote_addr, wr->wr.rdma.rkey);
+    }
+    return text;
+}
 
 int post_sends(queue_pair& pair, ibv_send_wr* wr, ibv_send_wr** bad) {
     auto& qp = *pair.qp;

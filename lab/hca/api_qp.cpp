@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstdio>
 #include <cstring>
 
 namespace lab::hca {
@@ -321,6 +322,12 @@ void change(queue_pair& pair, const ibv_qp_attr& values, int mask, ibv_qp_state 
         remote = pair.home->network() != nullptr && !pair.home->is_ours(values.ah_attr.grh.dgid.raw);
         if (!remote)
             other = pair.home->find_peer(slot_of(values.dest_qp_num));
+        if (!remote && !other && pair.home->network() != nullptr)
+            std::fprintf(stderr,
+                         "gaudi-lab: queue pair %#x has an address of this lab, but no process of this lab "
+                         "has it; two labs "
+                         "on one host need different addresses, for example 127.0.0.1 and 127.0.0.2\n",
+                         values.dest_qp_num);
     }
     const std::lock_guard objects(pair.home->objects); // the guard looks at the peer
     const lock_guard sends(qp.sq.lock);
@@ -400,7 +407,11 @@ void destroy(queue_pair& pair) {
 } // namespace
 
 void fill_qp_operations(verbs_context& context) {
-    context.create_qp_ex = create_qp_ex;
+    context.create_qp_ex = [](ibv_context* handle, ibv_qp_init_attr_ex* asked) {
+        return call<ibv_qp*>(
+            "ibv_create_qp_ex", answers::with_errno, [&] { return create_qp_ex(handle, asked); }, handle,
+            asked);
+    };
 }
 
 } // namespace lab::hca

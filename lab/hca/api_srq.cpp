@@ -78,7 +78,11 @@ ibv_srq* create_srq_ex(ibv_context*, ibv_srq_init_attr_ex* asked) {
 } // namespace
 
 void fill_srq_operations(verbs_context& context) {
-    context.create_srq_ex = create_srq_ex;
+    context.create_srq_ex = [](ibv_context* handle, ibv_srq_init_attr_ex* asked) {
+        return call<ibv_srq*>(
+            "ibv_create_srq_ex", answers::with_errno, [&] { return create_srq_ex(handle, asked); }, handle,
+            asked);
+    };
 }
 
 } // namespace lab::hca

@@ -54,7 +54,9 @@ int complete(ibv_qp_ex* handle) {
             each.wr.next = i + 1 < pair.built.size() ? &pair.built[i + 1].wr : nullptr;
         }
         ibv_send_wr* bad = nullptr;
-        error = watched("ibv_wr_complete", [&] { return post_sends(pair, &pair.built[0].wr, &bad); });
+        error = watched(
+            "ibv_wr_complete", [&] { return post_sends(pair, &pair.built[0].wr, &bad); },
+            [&] { return described(pair.handle()->qp_num, &pair.built[0].wr); });
     }
     pair.built.clear();
     pair.building.unlock();

@@ -261,7 +261,8 @@ private:
     verdict deliver(const side* target) {
         const bool reliable = requester_.qp->type == IBV_QPT_RC;
         taken_receive taken;
-        if ((reliable && receiver_not_ready()) || !take_receive(responder_, taken))
+        if ((reliable && requester_.qp->waits.load(std::memory_order_relaxed) == 0 && receiver_not_ready()) ||
+            !take_receive(responder_, taken))
             return reliable ? waiting(wait_reason::receive) : verdict{};
         completion entry = completion_for(taken);
         const auto finish = [&](ibv_wc_status status) {

@@ -83,11 +83,28 @@ mode& chosen() {
     return made;
 }
 
+bool& ucx_fence() {
+    static bool chosen_so = false;
+    return chosen_so;
+}
+
+bool read_quirks() {
+    const char* text = std::getenv("GAUDI_LAB_HCA_QUIRKS");
+    if (text == nullptr || *text == '\0')
+        return false;
+    if (std::strcmp(text, "ucx-fence") != 0) {
+        std::fprintf(stderr, "gaudi-lab: GAUDI_LAB_HCA_QUIRKS=%s: expected ucx-fence\n", text);
+        std::_Exit(2);
+    }
+    return true;
+}
+
 } // namespace
 
 void decide_modes() {
     auto& how = chosen();
     how = read_mode();
+    ucx_fence() = read_quirks();
     mode_is_set = how.deferred || how.delay_ns != 0 || how.rnr_every != 0 || how.error_every != 0;
 }
 
@@ -101,17 +118,7 @@ std::uint64_t due_time_of_mode() {
 }
 
 bool answers_ucx_fence() {
-    static const bool chosen_so = [] {
-        const char* text = std::getenv("GAUDI_LAB_HCA_QUIRKS");
-        if (text == nullptr || *text == '\0')
-            return false;
-        if (std::strcmp(text, "ucx-fence") != 0) {
-            std::fprintf(stderr, "gaudi-lab: GAUDI_LAB_HCA_QUIRKS=%s: expected ucx-fence\n", text);
-            std::_Exit(2);
-        }
-        return true;
-    }();
-    return chosen_so;
+    return ucx_fence();
 }
 
 bool fails_by_mode() {

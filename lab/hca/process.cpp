@@ -105,8 +105,14 @@ tl::expected<std::shared_ptr<process>, int> process::join() {
     });
     if (!memory) {
         if (error == EADDRNOTAVAIL)
-            std::fprintf(stderr, "gaudi-lab: the address of a card is not one of this host's; correct "
-                                 "`address` in the lab description\n");
+            for (const auto* card : *cards)
+                if (card->card.link == link_layer::ethernet)
+                    std::fprintf(stderr,
+                                 "gaudi-lab: %s of lab '%s' cannot listen on %u.%u.%u.%u: is it an address "
+                                 "of this host? It "
+                                 "is `address` in the lab description\n",
+                                 card->seen.name, selected_name().c_str(), card->gids[0][0][12],
+                                 card->gids[0][0][13], card->gids[0][0][14], card->gids[0][0][15]);
         return tl::unexpected(memory.error() == EAGAIN && error != 0 ? error : memory.error());
     }
     std::shared_ptr<process> made(new process(std::move(*entered), *memory, std::move(network)));

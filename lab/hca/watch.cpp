@@ -8,8 +8,9 @@ void decide_watching() {
     watching = tracing() || faults().armed();
 }
 
-int watch(const char* name, int (*body)(void*), void* state) {
-    return call<int>(name, answers::with_errno, [&] { return body(state); });
+int watch(const char* name, const std::string& arguments, int (*body)(void*), void* state) {
+    return call<int>(
+        name, answers::with_errno, [&] { return body(state); }, plain_text{arguments.c_str()});
 }
 
 } // namespace lab::hca

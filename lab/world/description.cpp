@@ -168,7 +168,8 @@ std::string unknown_key(std::string_view key) {
             known.insert(entry.first);
     };
     (add(card_settings(Cards{})), ...);
-    return fmt::format("unknown key '{}'; known keys: gaudis, hcas, {}", key, fmt::join(known, ", "));
+    return fmt::format("unknown key '{}'; known keys: {}{}", key,
+                       sizeof...(Cards) > 1 ? "gaudis, hcas, " : "", fmt::join(known, ", "));
 }
 
 template <typename Card>
