@@ -182,6 +182,8 @@ int start_poll(ibv_cq_ex* handle, ibv_poll_cq_attr* attributes) {
     auto& cq = completion_queue::of(handle);
     if (attributes != nullptr && attributes->comp_mask != 0)
         return EINVAL;
+    if (!cq.home->present())
+        return EINVAL;
     if (is_empty(cq)) {
         found_nothing(cq);
         return ENOENT;
@@ -382,8 +384,10 @@ VERB(int, ibv_destroy_cq, (ibv_cq * handle), (handle), {
         home.cq_places.give_back(cq.index);
         home.cqs_made.fetch_sub(1);
     }
-    if (handle->channel != nullptr)
+    if (handle->channel != nullptr) {
+        const std::lock_guard guard(home.objects);
         --handle->channel->refcnt;
+    }
     delete &cq;
     return 0;
 })

@@ -88,6 +88,8 @@ answer<ibv_mr*> make_region(ibv_pd* pd, const wanted_region& wanted) {
     auto& mr = home.own()->mrs[*place];
     if (const auto claimed = home.own().claim(&mr, sizeof(mr)); !claimed)
         return give_up(place, claimed.error());
+    if (home.own()->head.mrs_used.load() <= *place)
+        home.own()->head.mrs_used = *place + 1;
     mr.pieces = 0;
     mr.piece_count = static_cast<std::uint32_t>(wanted.pieces.size());
     if (!wanted.pieces.empty()) {
@@ -128,6 +130,8 @@ answer<ibv_mr*> register_host(ibv_pd* pd, void* address, std::size_t length, std
         return tl::unexpected(error);
     const auto begin = reinterpret_cast<std::uint64_t>(address);
     if (length == 0 || begin + length < begin || iova + length < iova)
+        return tl::unexpected(EINVAL);
+    if ((access & IBV_ACCESS_ZERO_BASED) == 0 && begin % page != iova % page)
         return tl::unexpected(EINVAL);
     constexpr unsigned writes = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
     if (!mapped(begin, length, (access & writes) != 0))

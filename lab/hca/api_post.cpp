@@ -216,20 +216,25 @@ int post_sends(queue_pair& pair, ibv_send_wr* wr, ibv_send_wr** bad) {
         return EINVAL;
     }
     const auto near = pair.near();
-    lock_send_queue(near);
+    std::uint64_t look_at = UINT64_MAX;
     int error = 0;
-    for (; wr != nullptr; wr = wr->next) {
-        error = check(qp, *wr);
-        if (error != 0) {
-            *bad = wr;
-            break;
+    {
+        const send_queue_guard guard(near);
+        for (; wr != nullptr; wr = wr->next) {
+            error = check(qp, *wr);
+            if (error != 0) {
+                *bad = wr;
+                break;
+            }
+            const auto posted = qp.sq.posted.load(std::memory_order_relaxed);
+            write_request(near.request<send_request>(qp.sq, posted), qp, *wr);
+            qp.sq.posted.store(posted + 1, std::memory_order_release);
         }
-        const auto posted = qp.sq.posted.load(std::memory_order_relaxed);
-        write_request(near.request<send_request>(qp.sq, posted), qp, *wr);
-        qp.sq.posted.store(posted + 1, std::memory_order_release);
+        if (runs_later()) // by the guard, never in here
+            look_at = 0;
+        else
+            look_at = run_locked_send_queue(*pair.home, near, pair.far());
     }
-    const auto look_at = run_locked_send_queue(*pair.home, near, pair.far());
-    qp.sq.lock.unlock();
     if (look_at != UINT64_MAX)
         pair.home->look_at(look_at);
     return error;

@@ -297,12 +297,14 @@ void reset(queue_pair& pair) {
     auto& qp = *pair.qp;
     qp.state.store(IBV_QPS_RESET);
     wait_for_both_sides(pair);
+    const std::lock_guard objects(pair.home->objects); // the guard looks at the peer
+    const send_queue_guard sends(pair.near());
+    const receive_queue_guard receives(pair.home->own(), qp.rq);
+    // With the locks: nobody adds one behind our back.
     purge(completion_queue::of(pair.handle()->send_cq), qp.number, true);
     if (pair.handle()->recv_cq != pair.handle()->send_cq)
         purge(completion_queue::of(pair.handle()->recv_cq), qp.number, true);
-    const std::lock_guard objects(pair.home->objects); // the guard looks at the peer
-    const lock_guard sends(qp.sq.lock);
-    const receive_queue_guard receives(pair.home->own(), qp.rq);
+    ++qp.life;
     qp.sq.posted = qp.sq.done = qp.sq.released = 0;
     qp.rq.posted = qp.rq.done = qp.rq.released = 0;
     if (qp.srq != no_index && qp.rq.taken.exchange(0) != 0) // an executor died with it
@@ -310,11 +312,12 @@ void reset(queue_pair& pair) {
     clear_connection(qp);
     pair.other.reset();
     pair.last_receive_told = false;
+    pair.flushed = false;
     pair.attributes = {};
     pair.handle()->state = IBV_QPS_RESET;
 }
 
-void change(queue_pair& pair, const ibv_qp_attr& values, int mask, ibv_qp_state to) {
+bool change(queue_pair& pair, const ibv_qp_attr& values, int mask, ibv_qp_state from, ibv_qp_state to) {
     auto& qp = *pair.qp;
     std::shared_ptr<peer> other;
     bool remote = false;
@@ -330,8 +333,10 @@ void change(queue_pair& pair, const ibv_qp_attr& values, int mask, ibv_qp_state 
                          values.dest_qp_num);
     }
     const std::lock_guard objects(pair.home->objects); // the guard looks at the peer
-    const lock_guard sends(qp.sq.lock);
+    const send_queue_guard sends(pair.near());
     const receive_queue_guard receives(pair.home->own(), qp.rq);
+    if (qp.state.load() != static_cast<std::uint32_t>(from))
+        return false; // a peer broke it meanwhile
     take_values(pair, values, mask);
     if (remote)
         qp.remote = 1;
@@ -339,8 +344,11 @@ void change(queue_pair& pair, const ibv_qp_attr& values, int mask, ibv_qp_state 
         pair.other = other;
         qp.peer_incarnation = other->memory()->head.incarnation;
     }
-    qp.state.store(to, std::memory_order_seq_cst);
+    std::uint32_t expected = from;
+    if (!qp.state.compare_exchange_strong(expected, to))
+        return false;
     pair.handle()->state = to;
+    return true;
 }
 
 int modify(queue_pair& pair, const ibv_qp_attr& values, int mask) {
@@ -368,7 +376,8 @@ int modify(queue_pair& pair, const ibv_qp_attr& values, int mask) {
     default:
         break;
     }
-    change(pair, values, mask, to);
+    if (!change(pair, values, mask, from, to))
+        return EINVAL;
     if (to == IBV_QPS_RTR && qp.rq.sender_waits.exchange(0) != 0)
         run_waiting_sender(pair);
     if (to == IBV_QPS_RTS && from != IBV_QPS_RTR)

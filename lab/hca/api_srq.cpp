@@ -94,6 +94,8 @@ VERB(ibv_srq*, ibv_create_srq, (ibv_pd * pd, ibv_srq_init_attr* asked), (pd, ask
 
 VERB(int, ibv_modify_srq, (ibv_srq * handle, ibv_srq_attr* values, int mask), (handle, values, mask), {
     auto& srq = *shared_receive_queue::of(handle).srq;
+    if (!shared_receive_queue::of(handle).home->present())
+        return fails(EINVAL);
     if ((mask & IBV_SRQ_MAX_WR) != 0)
         return fails(EOPNOTSUPP); // no resizing, and the device says so
     if ((mask & IBV_SRQ_LIMIT) != 0) {

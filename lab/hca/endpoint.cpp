@@ -9,8 +9,10 @@ void signal(peer& who, std::uint32_t index) {
     auto& cq = who.memory()->cqs[index];
     if (cq.channel == no_index)
         return;
-    if (who.signal(cq.channel, std::uint64_t{cq.serial} << 32 | index))
+    if (who.signal(cq.channel, std::uint64_t{cq.serial} << 32 | index)) {
+        cq.signal_owed = 0;
         return;
+    }
     cq.signal_owed = 1;
     who.memory()->head.cq_attention = 1;
     who.memory().ring();
@@ -45,11 +47,14 @@ void push(peer& who, std::uint32_t index, const completion& entry) {
         return;
     auto armed = cq.armed.load(std::memory_order_seq_cst);
     const bool special = entry.solicited != 0 || entry.status != IBV_WC_SUCCESS;
-    while (armed == anything || (armed == solicited_only && special))
+    while (armed == anything || (armed == solicited_only && special)) {
+        cq.signal_owed = 1; // if we die before we pay it, the owner's guard does
         if (cq.armed.compare_exchange_weak(armed, nothing)) {
             signal(who, index);
             break;
         }
+        cq.signal_owed = 0;
+    }
 }
 
 void call_attention(const endpoint& which, std::uint32_t attention_bits) {
@@ -63,7 +68,8 @@ void break_down(const endpoint& which, std::uint32_t attention_bits) {
     auto state = which.qp->state.load();
     while (state != IBV_QPS_ERR && state != IBV_QPS_RESET && state != IBV_QPS_INIT)
         if (which.qp->state.compare_exchange_weak(state, IBV_QPS_ERR)) {
-            call_attention(which, attention_bits | needs_flush);
+            call_attention(which,
+                           attention_bits | needs_flush); // if we die before, the owner's guard flushes it
             return;
         }
 }

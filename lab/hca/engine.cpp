@@ -114,8 +114,9 @@ private:
             if (!receives(qp))
                 return false;
         }
-        return qp.type == own.type && qp.peer_number == own.number && qp.receive_psn == own.send_psn &&
-               answers_to(qp, own.destination);
+        return qp.type == own.type && qp.peer_number == own.number &&
+               qp.peer_incarnation.load(std::memory_order_relaxed) == requester_.memory()->head.incarnation &&
+               qp.receive_psn == own.send_psn && answers_to(qp, own.destination);
     }
 
     // A request that the responder must refuse: what a wrong key is to RC, and nothing at all to UC.
@@ -327,9 +328,11 @@ private:
         // From here on it is the network's: what does not arrive is lost without a word.
         if (!who || !who->memory().alive())
             return {};
+        if (index_of(target.qp_number) >= who->memory()->head.qps_used.load())
+            return {};
         responder_ = {who.get(), &who->memory()->qps[index_of(target.qp_number)]};
         auto& qp = *responder_.qp;
-        const lock_guard guard(qp.inbound);
+        const inbound_guard guard(responder_);
         const auto qkey = (target.qkey & 0x80000000) != 0 ? requester_.qp->qkey : target.qkey;
         if (qp.in_use.load(std::memory_order_acquire) == 0 || qp.type != IBV_QPT_UD ||
             qp.number != target.qp_number || !receives(qp) || qp.qkey != qkey ||
@@ -438,8 +441,10 @@ std::uint32_t gather_local(process& here, const endpoint& requester, const send_
                             request.opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
     const auto* entries = reinterpret_cast<const scatter_entry*>(behind);
     for (unsigned i = 0; i < request.entries; ++i)
-        switch (find_memory(here, requester.memory(), entries[i].key, entries[i].address, entries[i].length,
-                            requester.qp->pd, reads_back ? IBV_ACCESS_LOCAL_WRITE : 0, to)) {
+        switch (entries[i].length == 0 ? reach::fine
+                                       : find_memory(here, requester.memory(), entries[i].key,
+                                                     entries[i].address, entries[i].length, requester.qp->pd,
+                                                     reads_back ? IBV_ACCESS_LOCAL_WRITE : 0, to)) {
         case reach::denied:
             return IBV_WC_LOC_PROT_ERR;
         case reach::unmappable:
@@ -490,15 +495,17 @@ std::uint64_t deadline_of(const shared_qp& requester, const shared_qp* responder
     return UINT64_MAX;
 }
 
-void lock_send_queue(const endpoint& requester) {
-    if (requester.qp->sq.lock.lock())
+send_queue_guard::send_queue_guard(const endpoint& requester) : lock_(requester.qp->sq.lock) {
+    if (lock_.lock())
         pass_over_completed(requester);
 }
 
 void run_send_queue(process& here, const endpoint& requester, const endpoint& responder) {
-    lock_send_queue(requester);
-    const auto look_at = run_locked_send_queue(here, requester, responder);
-    requester.qp->sq.lock.unlock();
+    std::uint64_t look_at = UINT64_MAX;
+    {
+        const send_queue_guard guard(requester);
+        look_at = run_locked_send_queue(here, requester, responder);
+    }
     if (look_at != UINT64_MAX && &requester.memory() == &here.own())
         here.look_at(look_at);
 }

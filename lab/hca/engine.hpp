@@ -11,8 +11,18 @@ namespace lab::hca {
 // queue pairs find theirs by each request.
 void run_send_queue(process& here, const endpoint& requester, const endpoint& responder);
 
-// The same in two steps, for a poster that has the lock anyway. Returns when it must be looked at again.
-void lock_send_queue(const endpoint& requester);
+// Holds the lock of a send queue. Taken over from an executor that died, the queue is put right first.
+class send_queue_guard {
+public:
+    explicit send_queue_guard(const endpoint& requester);
+    ~send_queue_guard() { lock_.unlock(); }
+    send_queue_guard(const send_queue_guard&) = delete;
+    send_queue_guard& operator=(const send_queue_guard&) = delete;
+
+private:
+    shared_lock& lock_;
+};
+// The same for a poster that has the lock anyway. Returns when it must be looked at again.
 [[nodiscard]] std::uint64_t run_locked_send_queue(process& here, const endpoint& requester,
                                                   const endpoint& responder);
 

@@ -47,8 +47,9 @@ void attend_cqs(process& home) {
     for (auto* cq : home.cqs) {
         if (cq == nullptr)
             continue;
-        if (cq->cq->signal_owed.exchange(0) != 0)
-            signal(*home.self(), cq->index);
+        if (cq->cq->signal_owed.exchange(0) != 0 &&
+            !home.self()->signal(cq->cq->channel, std::uint64_t{cq->cq->serial} << 32 | cq->index))
+            cq->cq->signal_owed = 1; // full: once more at the next round
         auto fresh = std::uint32_t{1};
         if (!cq->cq->overrun.compare_exchange_strong(fresh, 2))
             continue;
@@ -69,16 +70,53 @@ void attend_srqs(process& home) {
 
 } // namespace
 
+namespace {
+
+// What a peer that was killed half-way left undone. Once a second, while there is anything that peers can
+// touch.
+bool look_around(process& home) {
+    bool anything = false;
+    for (std::uint32_t i = 0; i < home.qps_in_use; ++i)
+        if (auto* qp = home.qps[i]; qp != nullptr && qp->qp->state.load() >= IBV_QPS_RTR) {
+            anything = true;
+            if (qp->qp->state.load() == IBV_QPS_ERR && !qp->flushed)
+                flush(*qp);
+        }
+    if (!anything)
+        return false;
+    for (auto* cq : home.cqs) {
+        if (cq == nullptr || cq->cq->channel == no_index)
+            continue;
+        const bool owed = cq->cq->signal_owed.load() != 0;
+        const bool silent =
+            cq->cq->armed.load() == lab::hca::anything && cq->cq->produced.load() != cq->cq->consumed.load();
+        if (!owed && !silent)
+            continue;
+        cq->cq->armed = nothing;
+        cq->cq->signal_owed = 1;
+        home.own()->head.cq_attention = 1;
+    }
+    return true;
+}
+
+} // namespace
+
 std::uint64_t keep_house(process& home) {
     const std::lock_guard guard(home.objects);
     attend_qps(home);
     attend_cqs(home);
     attend_srqs(home);
+    constexpr std::uint64_t round_ns = 1000000000;
+    std::uint64_t next = UINT64_MAX;
+    if (look_around(home)) {
+        attend_cqs(home);
+        next = now_ns() + round_ns;
+    }
     // Requests that wait: run_send_queue() says itself when to come again.
     for (std::uint32_t i = 0; i < home.qps_in_use; ++i)
         if (auto* qp = home.qps[i]; qp != nullptr && qp->qp->sq.done.load() != qp->qp->sq.posted.load())
             run_send_queue(home, qp->near(), qp->far());
-    return UINT64_MAX;
+    return next;
 }
 
 } // namespace lab::hca

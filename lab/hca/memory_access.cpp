@@ -99,7 +99,7 @@ public:
             if (rc < 0 && errno == EINTR)
                 continue;
             if (rc <= 0) {
-                sum.forbidden = rc < 0 && errno == EPERM;
+                sum.forbidden = rc < 0 && (errno == EPERM || errno == ENOSYS || errno == EACCES);
                 return false;
             }
             auto left = static_cast<std::uint64_t>(rc);
@@ -176,7 +176,7 @@ bool in_step(const side& to, const side& from, Each&& each) {
 reach find_memory(process& here, const segment& owner, std::uint32_t key, std::uint64_t address,
                   std::uint64_t length, std::uint32_t pd, std::uint32_t rights, side& to) {
     const auto index = key >> 8;
-    if (index >= max_mrs)
+    if (index >= owner->head.mrs_used.load(std::memory_order_relaxed))
         return reach::denied;
     const auto& mr = owner->mrs[index];
     if (mr.key.load(std::memory_order_seq_cst) != key || key == 0)

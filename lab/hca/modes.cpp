@@ -114,7 +114,11 @@ std::uint64_t due_time_of_mode() {
         thread_local std::minstd_rand random(std::random_device{}());
         return now_ns() + random() % how.delay_ns;
     }
-    return how.deferred ? 1 : 0;
+    return 0;
+}
+
+bool runs_later_by_mode() {
+    return chosen().deferred || chosen().delay_ns != 0;
 }
 
 bool answers_ucx_fence() {

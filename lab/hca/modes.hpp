@@ -21,6 +21,12 @@ void decide_modes();
     return mode_is_set.load(std::memory_order_relaxed) ? due_time_of_mode() : 0;
 }
 
+// Whether requests run after ibv_post_send has returned.
+[[nodiscard]] bool runs_later_by_mode();
+[[nodiscard]] inline bool runs_later() {
+    return mode_is_set.load(std::memory_order_relaxed) && runs_later_by_mode();
+}
+
 // GAUDI_LAB_HCA_QUIRKS=ucx-fence: an RDMA read of 8 bytes at address 0 with key 0xff succeeds.
 [[nodiscard]] bool answers_ucx_fence();
 

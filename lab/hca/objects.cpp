@@ -56,11 +56,13 @@ void purge(completion_queue& cq, std::uint32_t qp_number, bool also_receives_of_
 }
 
 void flush(queue_pair& qp) {
+    if (qp.qp->state.load() != IBV_QPS_ERR)
+        return;
+    qp.flushed = true;
     run_send_queue(*qp.home, qp.near(), qp.far());
-    if (qp.qp->rq.taken.load() != 0) {
-        wait_for_both_sides(qp); // one that lives completes it itself
+    wait_for_both_sides(qp); // an executor that lives completes what it has taken
+    if (qp.qp->remote == 0)
         complete_orphan(qp.near());
-    }
     flush_receives(qp.near());
     if (qp.qp->srq != no_index && !qp.last_receive_told) {
         qp.last_receive_told = true;

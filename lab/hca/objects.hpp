@@ -127,6 +127,7 @@ struct queue_pair {
     ibv_qp_attr attributes;
     std::uint32_t events_read = 0;
     bool last_receive_told = false;
+    std::atomic<bool> flushed{false}; // in the error state, and all is told
     std::mutex building;
     std::vector<built_request> built;
     int build_error = 0;

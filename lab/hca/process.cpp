@@ -54,20 +54,21 @@ peer::~peer() {
 bool peer::signal(std::uint32_t channel, std::uint64_t event) {
     const std::lock_guard guard(mutex_);
     auto found = channels_.find(channel);
+    struct stat status {};
+    if (found != channels_.end() && (::fstat(found->second, &status) != 0 || status.st_nlink == 0)) {
+        ::close(found->second); // that channel was destroyed, and another may have its number
+        channels_.erase(found);
+        found = channels_.end();
+    }
     if (found == channels_.end()) {
         const auto path = folder_ / (std::to_string(memory_->slot()) + ".channel" + std::to_string(channel));
-        const int fd = ::open(path.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW);
+        // For reading too: a pipe without a reader would be a signal to this program.
+        const int fd = ::open(path.c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW);
         if (fd < 0)
             return false;
         found = channels_.emplace(channel, fd).first;
     }
-    if (::write(found->second, &event, sizeof(event)) == sizeof(event))
-        return true;
-    if (errno != EAGAIN) { // the channel was destroyed, and another may have its number
-        ::close(found->second);
-        channels_.erase(found);
-    }
-    return false;
+    return ::write(found->second, &event, sizeof(event)) == sizeof(event);
 }
 
 process::process(folder lab, std::shared_ptr<segment> own, std::unique_ptr<wire> network)
@@ -168,9 +169,11 @@ void process::after_fork() {
     // here stays mapped and unused.
     if (auto* parents = current_.exchange(nullptr); parents != nullptr) {
         parents->own_->disown();
-        if (parents->guard_.joinable())
-            (void)new (std::nothrow)
-                std::thread(std::move(parents->guard_)); // no such thread here: left behind
+        if (parents->guard_.joinable()) // no such thread here: left behind
+            (void)new (std::nothrow) std::thread(std::move(parents->guard_));
+        if (parents->network_)
+            parents->network_->abandon();
+        (void)parents->network_.release();
     }
     new (&joining_) std::mutex;
     new (&joined_) std::weak_ptr<process>;
@@ -182,7 +185,7 @@ bool process::is_ours(const std::uint8_t* gid) const {
                        [gid](const auto& each) { return std::memcmp(each.data(), gid, 16) == 0; });
 }
 
-std::shared_ptr<peer> process::find_peer(std::uint32_t slot) {
+std::shared_ptr<peer> process::find_peer(std::uint32_t slot, int* error) {
     if (slot == own_->slot())
         return self_;
     const std::lock_guard guard(peers_mutex_);
@@ -190,8 +193,11 @@ std::shared_ptr<peer> process::find_peer(std::uint32_t slot) {
         if (auto there = known->second.lock(); there && there->memory().alive())
             return there;
     auto opened = segment::open(hca_folder(), slot);
-    if (!opened)
+    if (!opened) {
+        if (error != nullptr)
+            *error = opened.error();
         return nullptr;
+    }
     auto made = std::make_shared<peer>(*opened, hca_folder());
     peers_[slot] = made;
     constexpr std::size_t kept = 64;
@@ -231,8 +237,11 @@ bool process::party_is_dead(party who) {
     auto* here = current_.load();
     if (here == nullptr || who == shared_lock::self)
         return false;
-    const auto found = here->find_peer(slot);
-    return !found || found->memory().party() != who || !found->memory().alive();
+    int error = 0;
+    const auto found = here->find_peer(slot, &error);
+    if (!found)
+        return error == ENOENT; // one that cannot be looked at is taken for alive
+    return found->memory().party() != who || !found->memory().alive();
 }
 
 void process::look_at(std::uint64_t when_ns) {

@@ -68,7 +68,7 @@ public:
     [[nodiscard]] std::filesystem::path hca_folder() const { return lab_.path() / "hca"; }
 
     // The process that has this slot now; nothing if nobody has, or nobody that we may look at.
-    [[nodiscard]] std::shared_ptr<peer> find_peer(std::uint32_t slot);
+    [[nodiscard]] std::shared_ptr<peer> find_peer(std::uint32_t slot, int* error = nullptr);
     // nullptr: it cannot be mapped.
     [[nodiscard]] const hbm_view* hbm(std::uint32_t gaudi, std::uint64_t size);
 

@@ -66,6 +66,8 @@ constexpr step table[] = {
 
 bool may_change(ibv_qp_type type, ibv_qp_state from, ibv_qp_state to, int mask) {
     const int given = mask & ~IBV_QP_STATE;
+    if (from == IBV_QPS_RESET && to == IBV_QPS_ERR)
+        return false;
     if (to == IBV_QPS_RESET || to == IBV_QPS_ERR)
         return (given & ~IBV_QP_CUR_STATE) == 0;
     for (const auto& step : table) {

@@ -63,6 +63,21 @@ receive_queue_guard::receive_queue_guard(segment& owner, shared_queue& queue) : 
     }
 }
 
+inbound_guard::inbound_guard(const endpoint& responder) : lock_(responder.qp->inbound) {
+    if (!lock_.lock() || responder.qp->rq.taken.load() == 0 || was_completed(responder))
+        return;
+    auto& qp = *responder.qp;
+    if (qp.srq == no_index) {
+        const receive_queue_guard guard(responder.memory(), qp.rq);
+        if (qp.rq.taken_place + 1 == qp.rq.done.load()) {
+            qp.rq.done = qp.rq.taken_place;
+            qp.rq.taken = 0;
+            return;
+        }
+    }
+    complete_orphan(responder);
+}
+
 bool take_receive(const endpoint& responder, taken_receive& into) {
     auto& qp = *responder.qp;
     auto* srq = qp.srq == no_index ? nullptr : &responder.memory()->srqs[qp.srq];
@@ -130,14 +145,12 @@ void flush_receives(const endpoint& which) {
         return; // a shared queue's receives belong to the others too
     for (;;) {
         taken_receive taken;
-        {
-            const receive_queue_guard guard(which.memory(), qp.rq);
-            const auto place = qp.rq.done.load();
-            if (place == qp.rq.posted.load())
-                return;
-            read_request(which, qp.rq, place, taken);
-            qp.rq.done = place + 1;
-        }
+        const receive_queue_guard guard(which.memory(), qp.rq);
+        const auto place = qp.rq.done.load();
+        if (place == qp.rq.posted.load() || qp.state.load() != IBV_QPS_ERR)
+            return;
+        read_request(which, qp.rq, place, taken);
+        qp.rq.done = place + 1;
         entry.wr_id = taken.wr_id;
         push(*which.who, qp.receive_cq, entry);
     }

@@ -29,6 +29,19 @@ private:
     shared_queue& queue_;
 };
 
+// Holds the lock around a delivery that has no send queue's lock here. Taken over from an executor that died,
+// what it had taken is put back or completed first.
+class inbound_guard {
+public:
+    explicit inbound_guard(const endpoint& responder);
+    ~inbound_guard() { lock_.unlock(); }
+    inbound_guard(const inbound_guard&) = delete;
+    inbound_guard& operator=(const inbound_guard&) = delete;
+
+private:
+    shared_lock& lock_;
+};
+
 // Takes the next receive of a queue pair, from its own queue or the shared one. Nothing there: it is noted
 // that a sender waits, so that the next receive posted runs it.
 [[nodiscard]] bool take_receive(const endpoint& responder, taken_receive& into);

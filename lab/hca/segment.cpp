@@ -97,7 +97,14 @@ segment::~segment() {
     if (ours_)
         ::unlink(file_.c_str());
     ::munmap(base_, segment_size);
+    if (fd_ >= 0)
+        ::close(fd_);
+}
+
+void segment::disown() {
+    ours_ = false;
     ::close(fd_);
+    fd_ = -1;
 }
 
 tl::expected<std::shared_ptr<segment>, int> segment::make(const std::filesystem::path& folder,

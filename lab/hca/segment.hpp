@@ -25,8 +25,8 @@ struct segment_head {
     // A robust mutex that one thread of the owner holds all its life: the kernel marks it the moment the
     // process ends, however it ends, and everybody sees that with one load.
     pthread_mutex_t life;
-    std::atomic<std::uint32_t> qps_used; // behind the highest index ever used
-    std::atomic<std::uint32_t> doorbell; // what the owner's guard sleeps on
+    std::atomic<std::uint32_t> qps_used, mrs_used; // behind the highest index ever used
+    std::atomic<std::uint32_t> doorbell;           // what the owner's guard sleeps on
     std::atomic<std::uint64_t> qp_attention[max_qps / 64];
     std::atomic<std::uint32_t> srq_attention, cq_attention; // something to do: look through them
     shared_lock atomics[64];           // around atomic operations on host memory, by address
@@ -86,8 +86,8 @@ public:
     void release(std::uint64_t offset);
     // Storage for a record of a table, so that a full tmpfs is an error here and not a signal later.
     tl::expected<void, int> claim(const void* record, std::size_t bytes);
-    // Forgets the file: after a fork it is the parent's.
-    void disown() { ours_ = false; }
+    // Forgets the file, after a fork: it is the parent's, and its lock must not live on in the child.
+    void disown();
 
 private:
     segment(std::filesystem::path file, int fd, segment_layout* base, bool ours);

@@ -85,8 +85,27 @@ void wire::start(process& home) {
     sigset_t all, before;
     ::sigfillset(&all);
     ::pthread_sigmask(SIG_SETMASK, &all, &before);
-    thread_ = std::thread([this] { run(); });
+    try {
+        thread_ = std::thread([this] { run(); });
+    } catch (const std::system_error&) {
+        ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+        throw;
+    }
     ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+void wire::abandon() {
+    if (mutex_.try_lock()) { // held by a thread that is not here: its links stay open
+        for (const auto& [fd, each] : by_fd_)
+            ::close(fd);
+        mutex_.unlock();
+    }
+    for (const int fd : listeners_)
+        ::close(fd);
+    ::close(epoll_);
+    ::close(wake_);
+    if (thread_.joinable())
+        (void)new (std::nothrow) std::thread(std::move(thread_));
 }
 
 void wire::stop() {
@@ -153,8 +172,11 @@ void wire::accept_from(int listener) {
         socklen_t size = sizeof(from);
         const int fd =
             ::accept4(listener, reinterpret_cast<sockaddr*>(&from), &size, SOCK_CLOEXEC | SOCK_NONBLOCK);
-        if (fd < 0)
+        if (fd < 0) {
+            if (errno == EMFILE || errno == ENFILE)
+                ::usleep(10000); // it stays ready: do not run in circles
             return;
+        }
         tune(fd);
         const std::lock_guard guard(mutex_);
         std::size_t unknown = 0;
@@ -195,6 +217,7 @@ bool wire::take_head(link& from) {
     from.got_ = 0;
     from.reply_ = from.local_status_ = IBV_WC_SUCCESS;
     from.event_ = 0;
+    from.spoiled_ = false;
     from.replies_ = from.has_taken_ = false;
     if (head.length > (1ULL << 31))
         return false;
@@ -317,8 +340,13 @@ void wire::run() {
                 if (const auto found = by_fd_.find(fd); found != by_fd_.end())
                     from = found->second;
             }
-            if (from)
+            if (!from)
+                continue;
+            try {
                 serve(from, events[i].events);
+            } catch (const std::exception&) { // out of memory
+                lose(from);
+            }
         }
         if (const auto now = now_ns(); now - looked > 1000000000) {
             looked = now;

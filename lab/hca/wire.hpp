@@ -72,6 +72,7 @@ public:
     // lock.
     void send(const frame& head, payload behind);
 
+    [[nodiscard]] std::uint64_t id() const { return id_; }
     [[nodiscard]] bool lost() const { return lost_.load(); }
     [[nodiscard]] bool established() const { return established_.load(); }
 
@@ -91,6 +92,8 @@ private:
 
     wire& home_;
     int fd_;
+    const std::uint64_t id_ = next_id++;
+    static inline std::atomic<std::uint64_t> next_id{1};
     wire_address peer_;
     std::uint32_t peer_slot_ = 0;
     bool said_hello_ = false;
@@ -109,6 +112,8 @@ private:
     std::uint32_t reply_ = 0; // status to answer with at the end; IBV_WC_SUCCESS or an error
     bool replies_ = false;
     std::uint32_t local_status_ = 0; // of the receive that it took
+    std::uint32_t life_ = 0;         // of the queue pair when the message began
+    bool spoiled_ = false;           // bytes of a read had no place to go to
     std::uint32_t rnr_timer_ = 0;
     std::uint32_t event_ = 0; // attention bits for the queue pair that refused it
     std::vector<std::byte> small_;
@@ -127,6 +132,8 @@ public:
     void start(process& home);
     // Before the process goes.
     void stop();
+    // In a forked child, which has the descriptors but not the thread: they are the parent's.
+    void abandon();
 
     // The connection to a process of another host, made if there is none; never null, maybe lost.
     [[nodiscard]] std::shared_ptr<link> reach(wire_address peer, std::uint32_t from_ip);
@@ -146,6 +153,8 @@ private:
     bool begin_answer(link& from);
     bool begin_datagram(link& from);
     std::uint32_t find_sink(link& from, endpoint target);
+    bool is_from_peer(const link& from, const shared_qp& qp) const;
+    endpoint same_life(const link& from) const;
     int receive_some(link& from);
     void finish_frame(link& from);
     void finish_request(link& from);

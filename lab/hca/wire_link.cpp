@@ -38,6 +38,13 @@ std::size_t entries_of(const side& from, std::uint64_t skip, iovec* into, std::s
     return count;
 }
 
+// Whether a request is one of those that were sent and are not answered.
+bool is_under_way(const shared_qp& qp, std::uint32_t place) {
+    const auto state = qp.state.load();
+    const auto done = qp.sq.done.load();
+    return (state == IBV_QPS_RTS || state == IBV_QPS_SQD) && place - done < qp.sent - done;
+}
+
 } // namespace
 
 link::~link() {
@@ -81,9 +88,10 @@ link::progress link::transmit(outgoing& what, bool holds_queue) {
                 qp.sq.lock.lock();
                 held = &qp.sq.lock;
             }
-            found = qp.in_use.load() != 0 && qp.number == what.head.source_qp &&
-                    gather_local(home_.home(), mine, mine.request<send_request>(qp.sq, behind.place),
-                                 memory) == IBV_WC_SUCCESS;
+            found =
+                qp.in_use.load() != 0 && qp.number == what.head.source_qp && is_under_way(qp, behind.place) &&
+                gather_local(home_.home(), mine, mine.request<send_request>(qp.sq, behind.place), memory) ==
+                    IBV_WC_SUCCESS;
         } else {
             qp.inbound.lock();
             held = &qp.inbound;
@@ -91,10 +99,16 @@ link::progress link::transmit(outgoing& what, bool holds_queue) {
                     find_memory(home_.home(), own, behind.key, behind.address, what.head.length, qp.pd,
                                 IBV_ACCESS_REMOTE_READ, memory) == reach::fine;
         }
-        if (!found || memory.length < what.head.length) { // the promised number of bytes has to follow
-            memory.clear();
-            memory.pieces.push_back({piece::kind::null, 0, what.head.length});
-            memory.length = what.head.length;
+        if (!found || memory.length < what.head.length) {
+            if (held != nullptr)
+                held->unlock();
+            if (what.sent != 0)
+                return progress::broken; // half a message: never the wrong bytes with a good status
+            if (behind.from == payload::source::request)
+                return progress::done; // of a life that is over: it is not sent at all
+            what.head.status = IBV_WC_REM_ACCESS_ERR;
+            what.head.length = 0;
+            return transmit(what, holds_queue);
         }
         count += entries_of(memory, skip, entries + count, most_entries - count);
         msghdr message{};
@@ -118,6 +132,13 @@ void link::send(const frame& head, payload behind) {
     what.head.magic = frame_magic;
     {
         const std::lock_guard guard(mutex_);
+        constexpr std::size_t most_datagrams = 1024, most_frames = 65536;
+        if (head.kind == static_cast<std::uint8_t>(frame_kind::datagram) && queue_.size() >= most_datagrams)
+            return;                         // lost, as datagrams are
+        if (queue_.size() >= most_frames) { // a peer that asks and never listens
+            ::shutdown(fd_, SHUT_RDWR);
+            return;
+        }
         if (sending_ || !queue_.empty() || !established_.load()) {
             queue_.push_back(std::move(what));
             return;

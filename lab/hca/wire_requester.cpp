@@ -5,6 +5,7 @@
 #include "lab/hca/engine.hpp"
 #include "lab/hca/verbs.hpp"
 
+#include <algorithm>
 #include <cstring>
 
 namespace lab::hca {
@@ -12,6 +13,7 @@ namespace {
 
 constexpr std::uint64_t try_again_ns = 5 * 1000 * 1000;
 constexpr std::uint32_t most_in_flight = 128;
+constexpr std::uint64_t silence_ns = 10ULL * 1000000000; // at least this long a peer may take to answer
 
 bool is_mapped_ipv4(const std::uint8_t* gid) {
     constexpr std::uint8_t prefix[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
@@ -64,12 +66,26 @@ void count(const endpoint& requester, std::uint64_t bytes) {
     counters.bytes_tcp.fetch_add(bytes, std::memory_order_relaxed);
 }
 
+// What the requester's own side has against a request.
+std::uint32_t check_request(process& here, const endpoint& requester, const send_request& request,
+                            side& memory) {
+    const bool atomic =
+        request.opcode == IBV_WR_ATOMIC_CMP_AND_SWP || request.opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
+    if ((atomic || request.opcode == IBV_WR_RDMA_READ) && requester.qp->rd_atomic == 0)
+        return IBV_WC_LOC_QP_OP_ERR;
+    if (const auto status = gather_local(here, requester, request, memory); status != IBV_WC_SUCCESS)
+        return status;
+    return atomic && memory.length < 8 ? IBV_WC_LOC_LEN_ERR : IBV_WC_SUCCESS;
+}
+
 void fail(const endpoint& requester, std::uint32_t place, std::uint32_t status) {
     requester.qp->counted.errors.fetch_add(1, std::memory_order_relaxed);
     if (requester.qp->type == IBV_QPT_RC)
         break_down(requester, 0);
-    else
-        requester.qp->state = IBV_QPS_SQE;
+    else {
+        std::uint32_t running = IBV_QPS_RTS;
+        requester.qp->state.compare_exchange_strong(running, IBV_QPS_SQE);
+    }
     finish_request(requester, place, status, 0);
 }
 
@@ -119,8 +135,19 @@ std::uint64_t run_remote_send_queue(process& here, const endpoint& requester) {
             qp.sent = done + 1;
             continue;
         }
+        // TCP does not lose anything, but a peer may never answer.
+        const auto silence =
+            qp.sent != done && qp.timeout != 0
+                ? qp.progress_ns +
+                      std::max<std::uint64_t>((4096ULL << qp.timeout) * (qp.retry_count + 1U), silence_ns)
+                : UINT64_MAX;
+        if (silence != UINT64_MAX && now_ns() >= silence) {
+            fail(requester, done, IBV_WC_RETRY_EXC_ERR);
+            qp.sent = done + 1;
+            continue;
+        }
         if (state != IBV_QPS_RTS || qp.sent == posted || qp.sent - done >= most_in_flight)
-            return UINT64_MAX;
+            return silence;
         const auto now = qp.waits.load() != 0 ? now_ns() : 0;
         if (qp.waits.load() != 0 && qp.sent == done) {
             if (now >=
@@ -136,16 +163,24 @@ std::uint64_t run_remote_send_queue(process& here, const endpoint& requester) {
         const auto& request = requester.request<send_request>(queue, place);
         if (request.due_ns != 0 && now_ns() < request.due_ns)
             return request.due_ns;
+        if ((request.flags & IBV_SEND_FENCE) != 0 && place != done)
+            return silence; // what was read before it has to be here first
         side memory;
-        const auto status = gather_local(here, requester, request, memory);
+        const auto status = check_request(here, requester, request, memory);
         if (status != IBV_WC_SUCCESS) {
             if (place != done)
-                return UINT64_MAX; // in its turn, when those before it are answered
+                return silence; // in its turn, when those before it are answered
             fail(requester, place, status);
             qp.sent = place + 1;
             continue;
         }
         const auto over = link_to(here, qp, qp.destination, qp.peer_number);
+        if ((!over || over->lost()) && qp.type == IBV_QPT_UC &&
+            place == done) { // unreliable: lost without a word
+            finish_request(requester, place, IBV_WC_SUCCESS, memory.length);
+            qp.sent = place + 1;
+            continue;
+        }
         if (!over || over->lost()) {
             if (qp.waits.exchange(static_cast<std::uint32_t>(wait_reason::peer)) !=
                 static_cast<std::uint32_t>(wait_reason::peer))
@@ -164,15 +199,17 @@ std::uint64_t run_remote_send_queue(process& here, const endpoint& requester) {
             behind.place = place;
         }
         qp.sent = place + 1;
+        qp.link = over->id();
+        qp.progress_ns = now_ns();
         over->send(head, std::move(behind));
     }
 }
 
 endpoint wire::own_qp(std::uint32_t number) const {
     auto& own = home_->own();
-    auto& qp = own->qps[index_of(number)];
-    if (slot_of(number) != own.slot() || qp.in_use.load(std::memory_order_acquire) == 0 ||
-        qp.number != number)
+    auto& qp = own->qps[index_of(number)]; // an address yet, no access
+    if (slot_of(number) != own.slot() || index_of(number) >= own->head.qps_used.load() ||
+        qp.in_use.load(std::memory_order_acquire) == 0 || qp.number != number)
         return {};
     return {home_->self().get(), &qp};
 }
@@ -194,8 +231,9 @@ void wire::finish_answer(link& from) {
         const lock_guard guard(qp.sq.lock);
         const auto done = qp.sq.done.load();
         if (qp.in_use.load() == 0 || qp.remote == 0 || qp.state.load() == IBV_QPS_ERR || done == qp.sent ||
-            head.sequence != done || qp.peer_number != head.source_qp)
-            return; // of a life that is over
+            head.sequence != done || qp.peer_number != head.source_qp || !is_from_peer(from, qp))
+            return; // of a life that is over, or somebody else's
+        qp.progress_ns = now_ns();
         const auto& request = requester.request<send_request>(qp.sq, done);
         const auto wait = [&](wait_reason why, std::uint64_t pause) {
             if (qp.waits.load() != static_cast<std::uint32_t>(why)) {
@@ -224,14 +262,19 @@ void wire::finish_answer(link& from) {
             hca::finish_request(requester, done, status, bytes);
         };
         if (head.status == answer_no_receive) {
-            if (qp.rnr_retry != 7 && qp.tries >= qp.rnr_retry && (qp.waits.load() != 0 || qp.rnr_retry == 0))
+            const auto used =
+                qp.waits.load() == static_cast<std::uint32_t>(wait_reason::receive) ? qp.tries : 0;
+            if (qp.rnr_retry != 7 && used >= qp.rnr_retry)
                 settle(IBV_WC_RNR_RETRY_EXC_ERR);
             else
                 wait(wait_reason::receive, rnr_time_ns(head.immediate));
-        } else if (head.status == answer_not_ready)
-            wait(wait_reason::peer, try_again_ns);
-        else if (request.opcode == IBV_WR_ATOMIC_CMP_AND_SWP ||
-                 request.opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
+        } else if (head.status == answer_not_ready) {
+            if (qp.type == IBV_QPT_UC)
+                settle(IBV_WC_SUCCESS);
+            else
+                wait(wait_reason::peer, try_again_ns);
+        } else if (request.opcode == IBV_WR_ATOMIC_CMP_AND_SWP ||
+                   request.opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
             side to, value;
             auto word = head.compare_or_add;
             value.pieces.push_back({piece::kind::local, reinterpret_cast<std::uint64_t>(&word), 8});
@@ -243,6 +286,14 @@ void wire::finish_answer(link& from) {
                     (void)copy(to, value);
             }
             settle(status);
+        } else if (head.status > IBV_WC_GENERAL_ERR)
+            settle(IBV_WC_GENERAL_ERR);
+        else if (request.opcode == IBV_WR_RDMA_READ && head.status == IBV_WC_SUCCESS) {
+            side memory;
+            const auto found = gather_local(*home_, requester, request, memory);
+            settle(from.spoiled_ || found != IBV_WC_SUCCESS || memory.length != head.length
+                       ? std::uint32_t{IBV_WC_LOC_PROT_ERR}
+                       : std::uint32_t{IBV_WC_SUCCESS});
         } else
             settle(head.status);
         look_at = run_remote_send_queue(*home_, requester);
@@ -273,8 +324,7 @@ void wire::lose(const std::shared_ptr<link>& gone) {
             const lock_guard guard(qp.sq.lock);
             const auto done = qp.sq.done.load();
             if (qp.in_use.load() == 0 || qp.remote == 0 || qp.type == IBV_QPT_UD || qp.sent == done ||
-                wire_address{ipv4_of(qp.destination.gid),
-                             static_cast<std::uint16_t>(first_port + slot_of(qp.peer_number))} != gone->peer_)
+                qp.link != gone->id_)
                 continue;
             if (gone->established_) {
                 fail(requester, done, IBV_WC_RETRY_EXC_ERR);

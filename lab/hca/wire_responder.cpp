@@ -68,6 +68,20 @@ void wire::answer(link& to, std::uint32_t status, payload behind, std::uint64_t 
     to.send(made, std::move(behind));
 }
 
+bool wire::is_from_peer(const link& from, const shared_qp& qp) const {
+    std::uint32_t ip = 0;
+    std::memcpy(&ip, qp.destination.gid + 12, 4);
+    return from.peer_.ip == ip && from.peer_slot_ == slot_of(qp.peer_number);
+}
+
+// The queue pair that the message is for, if it is still what it was when the message began. The caller holds
+// its `inbound` lock when it relies on it.
+endpoint wire::same_life(const link& from) const {
+    const auto target = own_qp(from.head_.target_qp);
+    return target.qp != nullptr && target.qp->life == from.life_ && target.qp->remote != 0 ? target
+                                                                                           : endpoint{};
+}
+
 // A request begins: is it for us, and where do its bytes go? What is refused is read and thrown away.
 bool wire::begin_request(link& from) {
     const auto& head = from.head_;
@@ -77,15 +91,19 @@ bool wire::begin_request(link& from) {
     const auto target = own_qp(head.target_qp);
     from.replies_ = true;
     from.reply_ = answer_not_ready;
+    from.life_ = UINT32_MAX;
     if (target.qp == nullptr)
         return true;
     const lock_guard guard(target.qp->inbound); // whoever resets it waits for us
     if (!is_ready(*target.qp) || target.qp->type == IBV_QPT_UD || target.qp->remote == 0 ||
         target.qp->peer_number != head.source_qp || target.qp->receive_psn != head.status ||
-        slot_of(head.source_qp) != from.peer_slot_)
+        !is_from_peer(from, *target.qp))
         return true;
     auto& qp = *target.qp;
     from.rnr_timer_ = qp.min_rnr_timer;
+    from.life_ = qp.life;
+    if (qp.type == IBV_QPT_UC)
+        qp.expected = head.sequence; // what was lost is lost
     if (head.sequence != qp.expected) {
         from.replies_ = false;
         return true; // behind one that is sent again
@@ -165,8 +183,10 @@ std::uint32_t wire::find_sink(link& from, endpoint target) {
 
 bool wire::begin_datagram(link& from) {
     from.sink_ = link::sink::datagram;
+    if (from.head_.length > 4096)
+        return false;
     from.small_.resize(from.head_.length);
-    return from.head_.length <= 4096;
+    return true;
 }
 
 // Takes some of the payload: the number of bytes, 0 at the end of the connection, or -errno.
@@ -187,7 +207,7 @@ int wire::receive_some(link& from) {
     case link::sink::region:
         qp.inbound.lock();
         held = &qp.inbound;
-        if (qp.in_use.load() != 0 && qp.number == number && is_ready(qp))
+        if (qp.in_use.load() != 0 && qp.number == number && qp.life == from.life_ && is_ready(qp))
             found =
                 from.sink_ == link::sink::buffers
                     ? find_buffers(*home_, target, from.taken_, memory) == reach::fine
@@ -197,11 +217,15 @@ int wire::receive_some(link& from) {
     case link::sink::read_back:
         qp.sq.lock.lock();
         held = &qp.sq.lock;
-        if (qp.in_use.load() != 0 && qp.number == number && qp.remote != 0 &&
+        if (qp.in_use.load() != 0 && qp.number == number && qp.remote != 0 && is_from_peer(from, qp) &&
+            qp.peer_number == from.head_.source_qp && from.head_.status == IBV_WC_SUCCESS &&
             qp.sq.done.load() == from.head_.sequence && qp.sent != qp.sq.done.load() &&
-            qp.state.load() == IBV_QPS_RTS)
-            found = gather_local(*home_, target, target.request<send_request>(qp.sq, from.head_.sequence),
-                                 memory) == IBV_WC_SUCCESS;
+            (qp.state.load() == IBV_QPS_RTS || qp.state.load() == IBV_QPS_SQD)) {
+            const auto& request = target.request<send_request>(qp.sq, from.head_.sequence);
+            found = request.opcode == IBV_WR_RDMA_READ &&
+                    gather_local(*home_, target, request, memory) == IBV_WC_SUCCESS &&
+                    memory.length == from.head_.length;
+        }
         break;
     case link::sink::datagram:
         memory.pieces.push_back(
@@ -232,6 +256,7 @@ int wire::receive_some(link& from) {
             skip = 0;
         }
     } else {
+        from.spoiled_ = true;
         if (from.sink_ != link::sink::discard && from.reply_ == IBV_WC_SUCCESS)
             from.reply_ = IBV_WC_REM_ACCESS_ERR; // it was there when the message began
         entries[count++] = {rubbish.data(), std::min<std::uint64_t>(left, rubbish.size())};
@@ -248,24 +273,34 @@ int wire::receive_some(link& from) {
 
 void wire::finish_request(link& from) {
     const auto& head = from.head_;
-    const auto target = own_qp(head.target_qp);
-    const bool delivered = std::exchange(from.has_taken_, false) && target.qp != nullptr;
-    const auto status = target.qp == nullptr ? answer_not_ready : from.reply_;
-    if (delivered && status == IBV_WC_SUCCESS && from.local_status_ == IBV_WC_SUCCESS) {
+    const bool delivered = std::exchange(from.has_taken_, false);
+    // Completes the receive, once, and only if its queue pair still lives the same life.
+    const auto complete = [&](std::uint32_t status) {
+        const auto target = same_life(from);
+        if (!delivered || target.qp == nullptr)
+            return;
+        const lock_guard guard(target.qp->inbound);
+        if (same_life(from).qp == nullptr || target.qp->rq.taken.load() == 0)
+            return;
         auto entry = completion_of(head, from.taken_);
+        entry.status = status;
         complete_receive(target, from.taken_, entry);
-    }
+    };
+    const auto target = same_life(from);
+    const auto status = from.reply_ != answer_no_receive && from.replies_ && target.qp == nullptr
+                            ? answer_not_ready
+                            : from.reply_;
+    const bool fine = status == IBV_WC_SUCCESS && from.local_status_ == IBV_WC_SUCCESS;
+    if (fine)
+        complete(IBV_WC_SUCCESS);
     if (from.replies_ && status != IBV_WC_SUCCESS)
         answer(from, status);
-    if (delivered && (status != IBV_WC_SUCCESS || from.local_status_ != IBV_WC_SUCCESS)) {
-        auto entry = completion_of(head, from.taken_);
-        entry.status =
-            from.local_status_ != IBV_WC_SUCCESS ? from.local_status_ : std::uint32_t{IBV_WC_LOC_PROT_ERR};
-        complete_receive(target, from.taken_, entry);
-        break_down(target, 0);
+    if (!fine) {
+        complete(from.local_status_ != IBV_WC_SUCCESS ? from.local_status_
+                                                      : std::uint32_t{IBV_WC_LOC_PROT_ERR});
+        if (target.qp != nullptr && (from.event_ != 0 || delivered))
+            break_down(target, from.event_);
     }
-    if (from.event_ != 0 && target.qp != nullptr)
-        break_down(target, from.event_);
     if (!from.replies_ || status != IBV_WC_SUCCESS)
         return;
     if (head.opcode == IBV_WR_RDMA_READ && head.swap != 0) {
@@ -304,10 +339,12 @@ void wire::finish_request(link& from) {
 void wire::finish_datagram(link& from) {
     const auto& head = from.head_;
     const auto target = own_qp(head.target_qp);
-    if (target.qp == nullptr || target.qp->type != IBV_QPT_UD || !is_ready(*target.qp) ||
+    if (target.qp == nullptr)
+        return;
+    const inbound_guard guard(target);
+    if (own_qp(head.target_qp).qp == nullptr || target.qp->type != IBV_QPT_UD || !is_ready(*target.qp) ||
         target.qp->qkey != head.key)
         return;
-    const lock_guard guard(target.qp->inbound);
     taken_receive taken;
     if (!take_receive(target, taken))
         return;

@@ -2,6 +2,8 @@
 // Two hosts, as network namespaces joined by a cable; other people's programs between them.
 #include "tests/judges/two_programs.hpp"
 
+#include <algorithm>
+
 namespace {
 
 using namespace testing_support;
@@ -11,8 +13,8 @@ protected:
     void SetUp() override {
         near_ = fmt::format("gdn{}", ::getpid());
         far_ = fmt::format("gdf{}", ::getpid());
-        if (shell(fmt::format("ip netns add {}", near_)) != 0)
-            GTEST_SKIP() << "no right to make network namespaces";
+        if (shell(fmt::format("ip netns add {0} && ip netns exec {0} true", near_)) != 0)
+            GTEST_SKIP() << "no network namespaces here: no right to make them, or a chroot";
         ASSERT_EQ(
             shell(fmt::format(
                 "ip netns add {1} && ip link add gdv0 netns {0} type veth peer name gdv1 netns {1} && "
@@ -70,6 +72,13 @@ TEST_P(two_hosts, work_together) {
         ucx == text.npos ? text + " 10.77.0.2" : std::string(text).insert(ucx + 12, " 10.77.0.2");
     expect_both(options, text, client);
 }
+std::string name_of_pair(const ::testing::TestParamInfo<std::pair<const char*, const char*>>& info) {
+    std::string name = info.param.second;
+    std::replace_if(
+        name.begin(), name.end(), [](unsigned char c) { return std::isalnum(c) == 0; }, '_');
+    return name;
+}
+
 INSTANTIATE_TEST_SUITE_P(debian, two_hosts,
                          ::testing::Values(std::pair("", "ibv_rc_pingpong -g 0"),
                                            std::pair("", "ibv_rc_pingpong -g 0 -e -c -s 300000 -n 100"),
@@ -77,13 +86,15 @@ INSTANTIATE_TEST_SUITE_P(debian, two_hosts,
                                            std::pair("", "ib_write_bw -d vhca0 -F -n 500"),
                                            std::pair("", "ib_send_bw -d vhca0 -F"),
                                            std::pair("", "ib_read_lat -d vhca0 -F"),
-                                           std::pair("", "ib_atomic_lat -d vhca0 -F")));
+                                           std::pair("", "ib_atomic_lat -d vhca0 -F")),
+                         name_of_pair);
 #ifdef UCX_PREFIX
 INSTANTIATE_TEST_SUITE_P(
     ucx, two_hosts,
     ::testing::Values(
         std::pair("--ucx " UCX_PREFIX, "env UCX_TLS=rc_v ucx_perftest -t tag_bw -n 100 -s 1048576"),
-        std::pair("--ucx " UCX_PREFIX, "env UCX_TLS=ud_v ucx_perftest -t tag_bw -n 100 -s 65536")));
+        std::pair("--ucx " UCX_PREFIX, "env UCX_TLS=ud_v ucx_perftest -t tag_bw -n 100 -s 65536")),
+    name_of_pair);
 #endif
 
 } // namespace
