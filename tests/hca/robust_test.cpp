@@ -3,6 +3,7 @@
 #include "tests/hca/verbs_node.hpp"
 #include "tests/support/test_lab.hpp"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/resource.h>
 
@@ -81,6 +82,164 @@ bool whole_life() {
         return false;
     ibv_wc done[2];
     return ibv_poll_cq(made.cq, 2, done) == 2 && ibv_req_notify_cq(made.cq, 0) == 0;
+}
+
+// Every verb that goes through the fault script, called once; what they answer does not matter.
+void every_verb() {
+    int count = 0;
+    auto** list = ibv_get_device_list(&count);
+    if (list == nullptr)
+        return;
+    auto* context = ibv_open_device(list[0]);
+    ibv_free_device_list(list);
+    if (context == nullptr)
+        return;
+    const auto close = [&] { twice(ibv_close_device, context); };
+    ibv_device_attr attributes{};
+    ibv_device_attr_ex extended{};
+    ibv_port_attr port{};
+    ibv_gid gid{};
+    ibv_gid_entry entry{};
+    __be16 pkey = 0;
+    (void)ibv_query_device(context, &attributes);
+    (void)ibv_query_device_ex(context, nullptr, &extended);
+    (void)ibv_query_port(context, 1, &port);
+    (void)ibv_query_gid(context, 1, 0, &gid);
+    (void)ibv_query_gid_ex(context, 1, 0, &entry, 0);
+    (void)ibv_query_pkey(context, 1, 0, &pkey);
+    (void)ibv_get_pkey_index(context, 1, 0xffff);
+    EXPECT_EQ(ibv_import_device(-1), nullptr);
+    EXPECT_EQ(ibv_import_pd(context, 1), nullptr);
+    EXPECT_EQ(ibv_import_dm(context, 1), nullptr);
+    auto* pd = ibv_alloc_pd(context);
+    if (pd == nullptr)
+        return close();
+    EXPECT_EQ(ibv_import_mr(pd, 1), nullptr);
+    std::vector<unsigned char> memory(8192);
+    const auto at = reinterpret_cast<std::uint64_t>(memory.data());
+    unsigned access = all_access; // not a constant: other functions are called for those
+    ibv_mr* regions[] = {ibv_reg_mr(pd, memory.data(), 8192, IBV_ACCESS_LOCAL_WRITE),
+                         ibv_reg_mr_iova(pd, memory.data(), 8192, at, IBV_ACCESS_LOCAL_WRITE),
+                         ibv_reg_mr_iova2(pd, memory.data(), 8192, at, access), ibv_alloc_null_mr(pd)};
+    EXPECT_EQ(ibv_reg_dmabuf_mr(pd, 0, 4096, 0, -1, all_access), nullptr);
+    if (regions[0] != nullptr) {
+        EXPECT_NE(ibv_rereg_mr(regions[0], IBV_REREG_MR_CHANGE_ACCESS, pd, nullptr, 0, 0), 0);
+    }
+    auto* channel = ibv_create_comp_channel(context);
+    auto* cq = ibv_create_cq(context, 16, nullptr, channel, 0);
+    ibv_cq_init_attr_ex cq_wanted{};
+    cq_wanted.cqe = 4;
+    auto* cq_ex = ibv_create_cq_ex(context, &cq_wanted);
+    ibv_srq_init_attr srq_wanted{};
+    srq_wanted.attr = {4, 1, 0};
+    auto* srq = ibv_create_srq(pd, &srq_wanted);
+    ibv_srq_init_attr_ex srq_ex_wanted{};
+    srq_ex_wanted.attr = {4, 1, 0};
+    srq_ex_wanted.srq_type = IBV_SRQT_BASIC;
+    srq_ex_wanted.pd = pd;
+    srq_ex_wanted.comp_mask = IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_TYPE;
+    auto* srq_ex = ibv_create_srq_ex(context, &srq_ex_wanted);
+    if (srq != nullptr) {
+        ibv_srq_attr values{};
+        (void)ibv_modify_srq(srq, &values, IBV_SRQ_LIMIT);
+        (void)ibv_query_srq(srq, &values);
+        (void)post_receive(srq, {});
+    }
+    ibv_ah_attr route{};
+    route.dlid = 1;
+    route.port_num = 1;
+    ibv_wc wc{};
+    ibv_grh grh{};
+    ibv_ah* handles[] = {ibv_create_ah(pd, &route), ibv_create_ah_from_wc(pd, &wc, &grh, 1)};
+    (void)ibv_init_ah_from_wc(context, 1, &wc, &grh, &route);
+    ibv_qp* pairs[2] = {};
+    if (cq != nullptr) {
+        ibv_qp_init_attr wanted{};
+        wanted.qp_type = IBV_QPT_RC;
+        wanted.send_cq = wanted.recv_cq = cq;
+        wanted.cap = {4, 4, 1, 1, 0};
+        pairs[0] = ibv_create_qp(pd, &wanted);
+        ibv_qp_init_attr_ex ex_wanted{};
+        ex_wanted.qp_type = IBV_QPT_RC;
+        ex_wanted.send_cq = ex_wanted.recv_cq = cq;
+        ex_wanted.cap = {4, 4, 1, 1, 0};
+        ex_wanted.pd = pd;
+        ex_wanted.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+        ex_wanted.send_ops_flags = IBV_QP_EX_WITH_SEND;
+        pairs[1] = ibv_create_qp_ex(context, &ex_wanted);
+        (void)ibv_resize_cq(cq, 32);
+        (void)ibv_req_notify_cq(cq, 0);
+    }
+    if (auto* qp = pairs[0]; qp != nullptr) {
+        address own;
+        own.qp_number = qp->qp_num;
+        own.lid = 1;
+        (void)to_init(qp);
+        (void)to_rtr(qp, own);
+        (void)to_rts(qp, 0);
+        (void)post_receive(qp, {});
+        (void)request(IBV_WR_SEND).post(qp);
+        ibv_qp_attr values{};
+        ibv_qp_init_attr init{};
+        (void)ibv_query_qp(qp, &values, 0, &init);
+        (void)ibv_query_qp_data_in_order(qp, IBV_WR_SEND, 0);
+        EXPECT_NE(ibv_attach_mcast(qp, &gid, 0), 0);
+        EXPECT_NE(ibv_detach_mcast(qp, &gid, 0), 0);
+        ibv_ece ece{};
+        EXPECT_NE(ibv_query_ece(qp, &ece), 0);
+        EXPECT_NE(ibv_set_ece(qp, &ece), 0);
+        (void)ibv_poll_cq(cq, 1, &wc);
+    }
+    if (auto* qp = pairs[1]; qp != nullptr) {
+        auto* ex = ibv_qp_to_qp_ex(qp);
+        ibv_wr_start(ex);
+        ibv_wr_send(ex);
+        (void)ibv_wr_complete(ex);
+    }
+    if (channel != nullptr && cq != nullptr) {
+        pollfd waiting{channel->fd, POLLIN, 0};
+        ibv_cq* which = nullptr;
+        void* cookie = nullptr;
+        if (::poll(&waiting, 1, 0) == 1 && ibv_get_cq_event(channel, &which, &cookie) == 0)
+            ibv_ack_cq_events(which, 1);
+    }
+    (void)::fcntl(context->async_fd, F_SETFL, O_NONBLOCK);
+    ibv_async_event event{};
+    EXPECT_EQ(ibv_get_async_event(context, &event), -1);
+    for (auto* qp : pairs)
+        twice(ibv_destroy_qp, qp);
+    for (auto* ah : handles)
+        twice(ibv_destroy_ah, ah);
+    for (auto* each : {srq, srq_ex})
+        twice(ibv_destroy_srq, each);
+    twice(ibv_destroy_cq, cq);
+    if (cq_ex != nullptr)
+        twice(ibv_destroy_cq, ibv_cq_ex_to_cq(cq_ex));
+    twice(ibv_destroy_comp_channel, channel);
+    for (auto* mr : regions)
+        twice(ibv_dereg_mr, mr);
+    twice(ibv_dealloc_pd, pd);
+    close();
+}
+
+TEST_F(robust_test, every_verb_fails_in_turn_and_nothing_is_left) {
+    every_verb();
+    const auto descriptors = open_descriptors();
+    unsigned n = 1;
+    for (;; ++n) {
+        SCOPED_TRACE(fmt::format("call {}", n));
+        ASSERT_EQ(gaudi_lab_hca_arm_faults(fmt::format("* {} errno EIO", n).c_str()), 0);
+        every_verb();
+        const auto fired = gaudi_lab_hca_faults_fired();
+        gaudi_lab_hca_arm_faults("");
+        ASSERT_EQ(open_descriptors(), descriptors);
+        ASSERT_TRUE(std::filesystem::is_empty(lab() / "hca"));
+        if (fired == 0)
+            break;
+        ASSERT_LT(n, 500U);
+    }
+    EXPECT_GT(n, 60U) << "verbs were called";
+    EXPECT_EQ(gaudi_lab_hca_arm_faults("ibv_nosuch 1 errno EIO"), EINVAL);
 }
 
 TEST_F(robust_test, the_nth_call_fails) {
