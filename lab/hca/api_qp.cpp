@@ -71,7 +71,8 @@ void clear_connection(shared_qp& qp) {
     qp.qkey = 0;
     qp.rq.sender_waits = qp.waits = qp.attention = qp.rq.taken = 0;
     qp.rq.taken_sequence = 0;
-    qp.remote = qp.sent = qp.expected = qp.tries = 0;
+    qp.remote = 0;
+    qp.sent = qp.expected = qp.tries = 0;
     qp.next_try_ns = 0;
     qp.rq.receives_polled = 0;
 }

@@ -139,8 +139,8 @@ struct shared_qp {
     std::uint32_t device;
     std::uint32_t port;
     std::uint32_t qkey;
-    std::uint32_t remote;         // the peer is on another host
-    std::uint8_t own_gids[2][16]; // what its port answers to
+    std::atomic<std::uint32_t> remote; // the peer is on another host
+    std::uint8_t own_gids[2][16];      // what its port answers to
     // What the requester needs.
     alignas(64) std::atomic<std::uint64_t> peer_incarnation; // 0: not yet met
     route destination;
@@ -153,11 +153,11 @@ struct shared_qp {
     std::uint32_t tries;
     std::atomic<std::uint64_t> waits_since_ns;
     std::uint64_t next_try_ns;
-    std::uint32_t sent;        // remote: requests before this one are on their way
-    std::uint32_t expected;    // remote: the sequence number of the peer's next request
-    std::uint32_t life;        // counts resets
-    std::uint64_t link;        // remote: the connection that the requests on their way went over
-    std::uint64_t progress_ns; // remote: when one was last sent or answered
+    std::uint32_t sent;              // remote: requests before this one are on their way
+    std::uint32_t expected;          // remote: the sequence number of the peer's next request
+    std::atomic<std::uint32_t> life; // counts resets
+    std::uint64_t link;              // remote: the connection that the requests on their way went over
+    std::uint64_t progress_ns;       // remote: when one was last sent or answered
     std::atomic<std::uint32_t> attention;
     shared_lock inbound; // held around a delivery that has no send queue's lock here
     shared_queue sq, rq;
