@@ -170,7 +170,7 @@ TEST_F(tool_test, bad_input_is_named) {
     expect({"--faults", file("bad.faults", "\nhlthunk_open never errno EIO\n")},
            "bad.faults:2: occurrence 'never'");
     const auto name = tool({"lab", "run", "--lab", "../x", "--", "true"});
-    EXPECT_EQ(name.status, 1);
+    EXPECT_EQ(name.status, 2);
     EXPECT_HAS(name.output, "'../x' is no lab name");
     EXPECT_EQ(tool({"lab", "show", "nosuch"}).status, 1);
     EXPECT_HAS(tool({"lab", "clean", "nosuch"}).output, "there is no lab 'nosuch'");
