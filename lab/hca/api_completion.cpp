@@ -58,6 +58,7 @@ answer<completion_queue*> make_cq(ibv_context* handle, const cq_request& wanted)
     cq.timestamps = wanted.timestamps;
     cq.produced = cq.consumed = cq.armed = cq.overrun = cq.signal_owed = 0;
     cq.consumed_seen = 0;
+    cq.reported = 0;
     auto made = std::make_unique<completion_queue>();
     made->home = &home;
     made->index = *place;
@@ -139,15 +140,6 @@ int poll_cq(ibv_cq* handle, int room, ibv_wc* into) {
     return count;
 }
 
-bool any_special(const completion_queue& cq) {
-    for (auto at = cq.cq->consumed.load(); at != cq.cq->produced.load(); ++at) {
-        const auto& entry = cq.ring[at & (cq.cq->capacity - 1)];
-        if (entry.solicited != 0 || entry.status != IBV_WC_SUCCESS)
-            return true;
-    }
-    return false;
-}
-
 int req_notify_cq(ibv_cq* handle, int only_solicited) {
     auto& cq = completion_queue::of(handle);
     if (!cq.home->present())
@@ -156,9 +148,9 @@ int req_notify_cq(ibv_cq* handle, int only_solicited) {
     auto armed = cq.cq->armed.load();
     while (armed < wanted && !cq.cq->armed.compare_exchange_weak(armed, wanted)) {
     }
-    // What lies there unpolled raises the event at once: programs poll first and arm last.
-    const bool empty = cq.cq->produced.load(std::memory_order_seq_cst) == cq.cq->consumed.load();
-    if (empty || (wanted == solicited_only && !any_special(cq)))
+    // What came since the last event raises one at once: programs poll first and arm last. What an event has
+    // told of does not: others arm first and poll last.
+    if (!has_unreported(cq.home->own(), *cq.cq, wanted == solicited_only))
         return 0;
     if (cq.cq->armed.exchange(nothing) != nothing)
         signal(*cq.home->self(), cq.index);

@@ -5,10 +5,25 @@
 
 namespace lab::hca {
 
+bool has_unreported(const segment& owner, const shared_cq& cq, bool special_only) {
+    const auto produced = cq.produced.load(std::memory_order_seq_cst), consumed = cq.consumed.load();
+    auto at = cq.reported.load();
+    if (produced - at > produced - consumed) // polled further than told
+        at = consumed;
+    for (; at != produced; ++at) {
+        const auto& entry =
+            *owner.at<completion>(cq.ring + std::uint64_t{at & (cq.capacity - 1)} * sizeof(completion));
+        if (!special_only || entry.solicited != 0 || entry.status != IBV_WC_SUCCESS)
+            return true;
+    }
+    return false;
+}
+
 void signal(peer& who, std::uint32_t index) {
     auto& cq = who.memory()->cqs[index];
     if (cq.channel == no_index)
         return;
+    cq.reported = cq.produced.load();
     if (who.signal(cq.channel, std::uint64_t{cq.serial} << 32 | index)) {
         cq.signal_owed = 0;
         return;

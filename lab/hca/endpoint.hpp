@@ -21,6 +21,9 @@ struct endpoint {
 // Adds a completion; raises the event if the queue is armed. A full queue is marked as overrun and its owner
 // told.
 void push(peer& who, std::uint32_t cq, const completion& entry);
+// Whether entries lie there unpolled that no event has told of; with `special_only`, solicited ones or
+// errors.
+[[nodiscard]] bool has_unreported(const segment& owner, const shared_cq& cq, bool special_only);
 // Raises an event of an armed queue, at once or through its owner.
 void signal(peer& who, std::uint32_t cq);
 

@@ -89,7 +89,7 @@ bool look_around(process& home) {
             continue;
         const bool owed = cq->cq->signal_owed.load() != 0;
         const bool silent =
-            cq->cq->armed.load() == lab::hca::anything && cq->cq->produced.load() != cq->cq->consumed.load();
+            cq->cq->armed.load() == lab::hca::anything && has_unreported(home.own(), *cq->cq, false);
         if (!owed && !silent)
             continue;
         cq->cq->armed = nothing;

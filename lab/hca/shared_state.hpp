@@ -195,6 +195,7 @@ struct shared_cq {
     std::atomic<std::uint32_t> produced;
     std::uint32_t consumed_seen; // by the producers: they look again only when it seems full
     std::atomic<std::uint32_t> armed;
+    std::atomic<std::uint32_t> reported; // entries before this one have been the cause of an event
     std::atomic<std::uint32_t> overrun;
     alignas(64) shared_lock consumers;
     std::atomic<std::uint32_t> consumed;

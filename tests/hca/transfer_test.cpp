@@ -347,7 +347,7 @@ TEST_F(transfer_test, completion_events) {
         EXPECT_EQ(cq, where.cq.get());
         ibv_ack_cq_events(cq, 1);
     };
-    for (int i = 0; i < 4; ++i)
+    for (int i = 0; i < 6; ++i)
         ASSERT_EQ(post_receive(both.b.get(), {both.right.entry(0, 8)}), 0);
     const auto send = [&](unsigned flags) {
         ASSERT_EQ(
@@ -365,8 +365,17 @@ TEST_F(transfer_test, completion_events) {
     take(both.right);
     (void)both.right.expect_wc();
     ASSERT_EQ(ibv_req_notify_cq(both.right.cq.get(), 0), 0);
-    ASSERT_TRUE(event_waits(both.right)) << "one lies there unpolled";
+    EXPECT_FALSE(event_waits(both.right)) << "an event has told of the one that lies there";
+    (void)both.right.expect_wc();
+    send(0);
+    ASSERT_TRUE(event_waits(both.right));
     take(both.right);
+    send(0);
+    EXPECT_FALSE(event_waits(both.right)) << "not armed";
+    ASSERT_EQ(ibv_req_notify_cq(both.right.cq.get(), 0), 0);
+    ASSERT_TRUE(event_waits(both.right)) << "one came since the last event";
+    take(both.right);
+    (void)both.right.expect_wc();
     (void)both.right.expect_wc();
     ASSERT_EQ(ibv_req_notify_cq(both.right.cq.get(), 0), 0);
     ASSERT_EQ(ibv_req_notify_cq(both.right.cq.get(), 1), 0); // does not weaken the first
