@@ -59,8 +59,7 @@ TEST_F(errors_test, region_without_the_right) {
     for (const auto opcode : {IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ, IBV_WR_ATOMIC_FETCH_AND_ADD}) {
         two_nodes both;
         std::vector<unsigned char> plain(4096);
-        const mr_handle mr(
-            ibv_reg_mr(both.right.pd.get(), plain.data(), plain.size(), IBV_ACCESS_LOCAL_WRITE));
+        const mr_handle mr(ibv_reg_mr(both.right.pd.get(), plain.data(), plain.size(), local_access));
         request bad(opcode);
         bad.from(both.left.entry(0, 8));
         const auto at = (reinterpret_cast<std::uint64_t>(plain.data()) + 7) / 8 * 8;

@@ -118,8 +118,8 @@ void every_verb() {
     std::vector<unsigned char> memory(8192);
     const auto at = reinterpret_cast<std::uint64_t>(memory.data());
     unsigned access = all_access; // not a constant: other functions are called for those
-    ibv_mr* regions[] = {ibv_reg_mr(pd, memory.data(), 8192, IBV_ACCESS_LOCAL_WRITE),
-                         ibv_reg_mr_iova(pd, memory.data(), 8192, at, IBV_ACCESS_LOCAL_WRITE),
+    ibv_mr* regions[] = {ibv_reg_mr(pd, memory.data(), 8192, local_access),
+                         ibv_reg_mr_iova(pd, memory.data(), 8192, at, local_access),
                          ibv_reg_mr_iova2(pd, memory.data(), 8192, at, access), ibv_alloc_null_mr(pd)};
     EXPECT_EQ(ibv_reg_dmabuf_mr(pd, 0, 4096, 0, -1, all_access), nullptr);
     if (regions[0] != nullptr) {

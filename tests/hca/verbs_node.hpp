@@ -39,6 +39,8 @@ using ah_handle = std::unique_ptr<ibv_ah, destroyer<ibv_destroy_ah>>;
 constexpr int all_access =
     IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
 
+constexpr int local_access = IBV_ACCESS_LOCAL_WRITE; // as a number: the macros of verbs.h mix enumerations
+
 // What a peer must know to connect. Plain bytes: it may travel through shared memory.
 struct address {
     std::uint32_t qp_number = 0;
