@@ -3,10 +3,12 @@
 
 #include "lab/world/text.hpp"
 
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fmt/format.h>
+#include <thread>
 #include <unistd.h>
 
 namespace lab {
@@ -58,6 +60,23 @@ fault_injector& faults() {
         return made;
     }();
     return *injector;
+}
+
+int carry_out(const fault& chosen) {
+    switch (chosen.action) {
+    case fault_action::fail:
+        return chosen.error_number;
+    case fault_action::delay:
+        std::this_thread::sleep_for(chosen.pause);
+        break;
+    case fault_action::die:
+        ::kill(::getpid(), SIGKILL);
+        break;
+    case fault_action::short_result:
+    case fault_action::reset:
+        break;
+    }
+    return 0;
 }
 
 bool tracing() {

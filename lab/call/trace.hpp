@@ -13,6 +13,10 @@ namespace lab {
 // Armed from GAUDI_LAB_FAULTS at the first call. Each library counts its own calls.
 [[nodiscard]] fault_injector& faults();
 
+// Fails, waits or dies as a fault wants: an errno to answer with, or 0 to go on. What only one library can do
+// (a short result, a reset) is left to it.
+[[nodiscard]] int carry_out(const fault& chosen);
+
 // GAUDI_LAB_TRACE: 1 writes to standard error, anything else names a file.
 [[nodiscard]] bool tracing();
 void trace(const char* name, const std::string& arguments, const std::string& outcome,

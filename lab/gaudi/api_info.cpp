@@ -206,7 +206,7 @@ LAB_EXPORT(int, hlthunk_get_time_sync_info, (int fd, hlthunk_time_sync_info* inf
     return query(
         fd, info,
         [](virtual_device&, auto& out) {
-            out = {now_ns(), now_ns()};
+            out = {lab::now_ns(), lab::now_ns()};
         },
         in_reset::refused);
 })

@@ -73,7 +73,7 @@ int wait_for_word(virtual_device& device, const volatile std::uint64_t* word, st
             *status = HL_WAIT_CS_STATUS_BUSY;
             return 0;
         }
-        futex_wait(interrupt, seen, std::min<std::uint64_t>((deadline - now) / 1000 + 1, 2000000));
+        futex_wait(interrupt, seen, std::min<std::uint64_t>(deadline - now, 2000000000));
     }
 }
 

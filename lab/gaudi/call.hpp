@@ -1,19 +1,17 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-#include "lab/call/trace.hpp"
+#include "lab/call/call.hpp"
 #include "lab/gaudi/device.hpp"
 #include "lab/gaudi/submission.hpp"
 
 #include <cerrno>
-#include <new>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <tuple>
 #include <type_traits>
 
-// What every exported function goes through: fault script, trace, errno, and no exception to the caller.
+// How the functions of hl-thunk answer and fail.
 namespace lab::gaudi {
 
 // What a function of result type R answers when it fails.
@@ -36,47 +34,34 @@ R failure(int error) {
 // Carries a fault out that precedes the call; an errno to answer with, or 0 to go on.
 [[nodiscard]] int apply_fault(const fault& chosen, int fd);
 
+struct hlthunk_convention {
+    template <typename R>
+    R fail(int error) const {
+        return failure<R>(error);
+    }
+    template <typename R>
+    bool hides_errno(const R& outcome) const {
+        if constexpr (std::is_same_v<R, std::uint64_t>)
+            return outcome == 0;
+        else
+            return false;
+    }
+};
+
 template <typename R, typename Body, typename... Arguments>
 R call(const char* name, Body&& body, Arguments... arguments) {
-    const auto begin = tracing() ? now_ns() : 0;
-    bool struck = false;
-    const auto invoke = [&]() -> R {
-        try {
-            short_result_wanted() = false;
-            if (const auto chosen = faults().next(name)) {
-                struck = true;
-                int fd = -1;
-                if constexpr (sizeof...(Arguments) > 0)
-                    if constexpr (std::is_same_v<std::tuple_element_t<0, std::tuple<Arguments...>>, int>)
-                        fd = std::get<0>(std::tuple(arguments...));
-                if (const int error = apply_fault(*chosen, fd); error != 0) {
-                    if (std::string_view(name) == "hlthunk_close") // close(2) closes, whatever it answers
-                        (void)body();
-                    return failure<R>(error); // NOLINT(clang-analyzer-unix.Malloc)
-                }
-            }
-            return body();
-        } catch (const std::bad_alloc&) {
-            return failure<R>(ENOMEM);
-        } catch (const std::system_error& error) {
-            return failure<R>(error.code().value());
-        } catch (const std::exception&) {
-            return failure<R>(EIO);
-        }
+    short_result_wanted() = false;
+    const auto strike = [&](const fault& chosen) {
+        int fd = -1;
+        if constexpr (sizeof...(Arguments) > 0)
+            if constexpr (std::is_same_v<std::tuple_element_t<0, std::tuple<Arguments...>>, int>)
+                fd = std::get<0>(std::tuple(arguments...));
+        const int error = apply_fault(chosen, fd);
+        if (error != 0 && std::string_view(name) == "hlthunk_close") // close(2) closes, whatever it answers
+            (void)body();
+        return error;
     };
-    const R outcome = invoke();
-    if (tracing()) {
-        const int error = errno;
-        std::string text;
-        ((text += (text.empty() ? "" : ", ") + shown_argument(arguments)), ...);
-        auto answer_text = shown_argument(outcome);
-        if constexpr (std::is_same_v<R, std::uint64_t>)
-            if (outcome == 0)
-                answer_text += shown_errno(error);
-        trace(name, text, answer_text + (struck ? " (fault)" : ""), now_ns() - begin);
-        errno = error;
-    }
-    return outcome;
+    return run_call<R>(name, hlthunk_convention{}, strike, body, arguments...);
 }
 
 // Turns an answer into the C convention.

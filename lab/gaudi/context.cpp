@@ -57,22 +57,6 @@ void wipe(context& wiped) {
     wiped.notifier_fd = -1;
 }
 
-void futex_wake(std::atomic<std::uint32_t>& word) {
-    ::syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
-}
-
-void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t seen, std::uint64_t microseconds) {
-    const timespec limit = {static_cast<time_t>(microseconds / 1000000),
-                            static_cast<long>(microseconds % 1000000 * 1000)};
-    ::syscall(SYS_futex, &word, FUTEX_WAIT, seen, &limit, nullptr, 0);
-}
-
-std::uint64_t now_ns() {
-    timespec time{};
-    ::clock_gettime(CLOCK_MONOTONIC, &time);
-    return static_cast<std::uint64_t>(time.tv_sec) * 1000000000 + static_cast<std::uint64_t>(time.tv_nsec);
-}
-
 namespace {
 
 std::uint64_t read_start_time(std::int32_t process) {

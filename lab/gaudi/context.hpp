@@ -2,6 +2,7 @@
 #pragma once
 
 #include "lab/gaudi/personality.hpp"
+#include "lab/os/system.hpp"
 
 #include <atomic>
 #include <cstdint>
@@ -207,11 +208,6 @@ void initialise(context& fresh);
 // A context as it is right after open; what belongs to the device survives.
 void wipe(context& wiped);
 
-void futex_wake(std::atomic<std::uint32_t>& word);
-// Returns when the word no longer holds `seen`, at a wake, or after `microseconds`; may return early.
-void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t seen, std::uint64_t microseconds);
-
-[[nodiscard]] std::uint64_t now_ns();
 [[nodiscard]] std::uint64_t process_start_time(std::int32_t process); // 0: no such process
 
 } // namespace lab::gaudi

@@ -38,19 +38,14 @@ void queue_worker::push(job added) {
     }
     if (thread_.joinable())
         thread_.join();
-    // The program's signals are its own: our thread takes none.
-    sigset_t all, before;
-    ::sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before);
     try {
-        thread_ = std::thread([this] { run(); });
+        thread_ = quiet_thread([this] { run(); });
         running_ = true;
     } catch (const std::system_error&) {
         std::fprintf(stderr, "gaudi-lab: no thread for queue %u: the submission is aborted\n", queue_);
         abort_all(device_);
         jobs_.clear();
     }
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 bool queue_worker::awaits(std::uint64_t begin, std::uint64_t end) {

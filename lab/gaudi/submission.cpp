@@ -140,7 +140,7 @@ answer<std::uint64_t> issue(virtual_device& device, int fd, std::vector<planned>
             }
         }
         state.waiters.fetch_add(1);
-        futex_wait(state.completions, seen, 10000);
+        futex_wait(state.completions, seen, 10000000);
         state.waiters.fetch_sub(1);
     }
 }
@@ -220,7 +220,7 @@ answer<wait_result> wait_for(virtual_device& device, std::uint64_t sequence, std
             finish(device, sequence,
                    cs_state::aborted); // its process died and took the queues' threads along
         state.waiters.fetch_add(1);
-        futex_wait(state.completions, seen, std::min<std::uint64_t>((deadline - now) / 1000 + 1, 100000));
+        futex_wait(state.completions, seen, std::min<std::uint64_t>(deadline - now, 100000000));
         state.waiters.fetch_sub(1);
     }
 }

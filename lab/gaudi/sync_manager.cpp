@@ -289,8 +289,7 @@ bool run_fence(submission& owner, queue_place place, unsigned id, std::uint32_t 
             raise_timeout(owner.device, owner.sequence, owner.reset_on_timeout);
             return false;
         }
-        futex_wait(state.sync_changes, seen,
-                   std::min<std::uint64_t>((owner.deadline_ns - now) / 1000 + 1, 50000));
+        futex_wait(state.sync_changes, seen, std::min<std::uint64_t>(owner.deadline_ns - now, 50000000));
     }
 }
 

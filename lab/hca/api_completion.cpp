@@ -266,7 +266,7 @@ void fill_completion_operations(verbs_context& context) {
     };
     context.context.ops.poll_cq = [](ibv_cq* handle, int room, ibv_wc* into) {
         if (watching.load(std::memory_order_relaxed)) // not traced: programs poll all the time
-            if (const auto chosen = faults().next("ibv_poll_cq"); chosen && strike(*chosen) != 0)
+            if (const auto chosen = faults().next("ibv_poll_cq"); chosen && carry_out(*chosen) != 0)
                 return -1;
         return poll_cq(handle, room, into);
     };

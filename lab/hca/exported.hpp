@@ -1,18 +1,14 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-#include "lab/call/trace.hpp"
+#include "lab/call/call.hpp"
 #include "lab/hca/objects.hpp"
 
 #include <cerrno>
-#include <csignal>
-#include <new>
-#include <system_error>
-#include <thread>
-#include <tuple>
-#include <unistd.h>
+#include <memory>
+#include <type_traits>
 
-// What every verb goes through: fault script, trace, errno, and no exception to the caller.
+// How verbs answer and fail.
 namespace lab::hca {
 
 // How a verb says that it failed. Most answer with the errno value itself; some with -1, and errno is set.
@@ -29,60 +25,22 @@ R failure(int error, answers how) {
         return R{};
 }
 
-// Carries out a fault that precedes the call; an errno to answer with, or 0 to go on.
-inline int strike(const fault& chosen) {
-    switch (chosen.action) {
-    case fault_action::fail:
-        return chosen.error_number;
-    case fault_action::delay:
-        std::this_thread::sleep_for(chosen.pause);
-        break;
-    case fault_action::die:
-        ::kill(::getpid(), SIGKILL);
-        break;
-    case fault_action::short_result:
-    case fault_action::reset:
-        break;
+struct verbs_convention {
+    answers how;
+
+    template <typename R>
+    R fail(int error) const {
+        return failure<R>(error, how);
     }
-    return 0;
-}
+    template <typename R>
+    bool hides_errno(const R& outcome) const {
+        return std::is_pointer_v<R> == (outcome == R{});
+    }
+};
 
 template <typename R, typename Body, typename... Arguments>
 R call(const char* name, answers how, Body&& body, Arguments... arguments) {
-    const auto begin = tracing() ? now_ns() : 0;
-    bool struck = false;
-    const auto invoke = [&]() -> R {
-        try {
-            if (const auto chosen = faults().next(name)) {
-                struck = true;
-                if (const int error = strike(*chosen); error != 0)
-                    return failure<R>(error, how);
-            }
-            return body();
-        } catch (const std::bad_alloc&) {
-            return failure<R>(ENOMEM, how);
-        } catch (const std::system_error& error) {
-            return failure<R>(error.code().value(), how);
-        } catch (const std::exception&) {
-            return failure<R>(EIO, how);
-        }
-    };
-    const R outcome = invoke();
-    if (tracing()) {
-        const int error = errno;
-        std::string text;
-        // NOLINTNEXTLINE(clang-analyzer-cplusplus.NewDelete): an address is printed, not followed
-        ((text += (text.empty() ? "" : ", ") + shown_argument(arguments)), ...);
-        auto answer = shown_argument(outcome);
-        if constexpr (std::is_pointer_v<R>) {
-            if (outcome == nullptr)
-                answer += shown_errno(error);
-        } else if (outcome != R{})
-            answer += shown_errno(error);
-        trace(name, text, answer + (struck ? " (fault)" : ""), now_ns() - begin);
-        errno = error;
-    }
-    return outcome;
+    return run_call<R>(name, verbs_convention{how}, carry_out, body, arguments...);
 }
 
 template <typename T>

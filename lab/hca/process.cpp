@@ -37,12 +37,6 @@ std::set<std::uint32_t> ethernet_addresses(const std::vector<device*>& cards) {
 
 } // namespace
 
-std::uint64_t now_ns() {
-    timespec now{};
-    ::clock_gettime(CLOCK_MONOTONIC, &now);
-    return static_cast<std::uint64_t>(now.tv_sec) * 1000000000 + static_cast<std::uint64_t>(now.tv_nsec);
-}
-
 peer::peer(std::shared_ptr<segment> memory, std::filesystem::path folder)
     : memory_(std::move(memory)), folder_(std::move(folder)) {}
 
@@ -126,17 +120,11 @@ tl::expected<std::shared_ptr<process>, int> process::join() {
     shared_lock::self = made->own_->party();
     shared_lock::is_dead = party_is_dead;
     current_ = made.get();
-    // The program's signals are not for the guard.
-    sigset_t all, before;
-    ::sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before);
     try {
-        made->guard_ = std::thread([self = made.get()] { self->guard(); });
+        made->guard_ = quiet_thread([self = made.get()] { self->guard(); });
     } catch (const std::system_error&) {
-        ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
         return tl::unexpected(EAGAIN);
     }
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
     while (!made->guarding_.load())
         ::sched_yield(); // until it holds the sign of life
     if (made->network_)

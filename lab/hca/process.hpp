@@ -7,7 +7,6 @@
 
 #include <array>
 #include <atomic>
-#include <condition_variable>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -15,8 +14,6 @@
 #include <vector>
 
 namespace lab::hca {
-
-[[nodiscard]] std::uint64_t now_ns();
 
 // A segment of another process with what this one opened for it. Shared by the queue pairs that talk to it.
 class peer {

@@ -1,12 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "lab/hca/shared_lock.hpp"
 
-#include <climits>
-#include <ctime>
-#include <linux/futex.h>
 #include <sched.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 namespace lab::hca {
 namespace {
@@ -21,16 +16,6 @@ void relax() {
 }
 
 } // namespace
-
-void futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t seen, std::uint64_t nanoseconds) {
-    const timespec limit{static_cast<time_t>(nanoseconds / 1000000000),
-                         static_cast<long>(nanoseconds % 1000000000)};
-    ::syscall(SYS_futex, &word, FUTEX_WAIT, seen, &limit, nullptr, 0);
-}
-
-void futex_wake(std::atomic<std::uint32_t>& word, int how_many) {
-    ::syscall(SYS_futex, &word, FUTEX_WAKE, how_many, nullptr, nullptr, 0);
-}
 
 bool shared_lock::wait_and_lock() {
     for (int i = 0; i < spins; ++i) {

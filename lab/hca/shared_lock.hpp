@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include "lab/os/system.hpp"
+
 #include <atomic>
 #include <cstdint>
 
@@ -56,9 +58,5 @@ public:
 private:
     shared_lock& lock_;
 };
-
-// Sleeping on a word of shared memory. Returns on a wake, a change, a signal or after the time.
-void futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t seen, std::uint64_t nanoseconds);
-void futex_wake(std::atomic<std::uint32_t>& word, int how_many);
 
 } // namespace lab::hca

@@ -75,23 +75,13 @@ tl::expected<std::unique_ptr<wire>, int> wire::listen(const std::set<std::uint32
             ::listen(fd, 128) != 0)
             return tl::unexpected(errno);
         watch_fd(made->epoll_, fd, EPOLLIN);
-        made->listen_ip_ = ip;
     }
     return made;
 }
 
 void wire::start(process& home) {
     home_ = &home;
-    sigset_t all, before;
-    ::sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before);
-    try {
-        thread_ = std::thread([this] { run(); });
-    } catch (const std::system_error&) {
-        ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-        throw;
-    }
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    thread_ = quiet_thread([this] { run(); });
 }
 
 void wire::abandon() {

@@ -169,7 +169,6 @@ private:
     process* home_ = nullptr;
     int epoll_ = -1, wake_ = -1;
     std::vector<int> listeners_;
-    std::uint32_t listen_ip_ = 0;
     std::uint16_t port_ = 0;
     std::mutex mutex_;
     std::map<wire_address, std::shared_ptr<link>> by_peer_;
