@@ -4,8 +4,8 @@
 
 #include "lab/hca/engine.hpp"
 #include "lab/hca/exported.hpp"
+#include "lab/hca/message.hpp"
 #include "lab/hca/modes.hpp"
-#include "lab/hca/receive.hpp"
 
 #include <cstring>
 #include <fmt/format.h>
@@ -38,8 +38,7 @@ int check(const shared_qp& qp, const ibv_send_wr& wr) {
     if (wr.num_sge < 0 || static_cast<std::uint32_t>(wr.num_sge) > qp.sq.max_entries)
         return EINVAL;
     if ((wr.send_flags & IBV_SEND_INLINE) != 0) {
-        if (wr.opcode == IBV_WR_RDMA_READ || wr.opcode == IBV_WR_ATOMIC_CMP_AND_SWP ||
-            wr.opcode == IBV_WR_ATOMIC_FETCH_AND_ADD)
+        if (reads_back(wr.opcode))
             return EINVAL;
         std::uint64_t length = 0;
         for (int i = 0; i < wr.num_sge; ++i)
@@ -55,6 +54,11 @@ int check(const shared_qp& qp, const ibv_send_wr& wr) {
     return 0;
 }
 
+void write_entries(scatter_entry* into, const ibv_sge* list, int count) {
+    for (int i = 0; i < count; ++i)
+        into[i] = {list[i].addr, list[i].length, list[i].lkey};
+}
+
 void write_request(send_request& into, const shared_qp& qp, const ibv_send_wr& wr) {
     into.wr_id = wr.wr_id;
     into.immediate = wr.imm_data;
@@ -65,7 +69,7 @@ void write_request(send_request& into, const shared_qp& qp, const ibv_send_wr& w
     into.due_ns = due_time();
     if (qp.type == IBV_QPT_UD)
         into.datagram = {address_handle::of(wr.wr.ud.ah).where, wr.wr.ud.remote_qpn, wr.wr.ud.remote_qkey};
-    else if (wr.opcode == IBV_WR_ATOMIC_CMP_AND_SWP || wr.opcode == IBV_WR_ATOMIC_FETCH_AND_ADD)
+    else if (is_atomic(wr.opcode))
         into.rdma = {wr.wr.atomic.remote_addr, wr.wr.atomic.compare_add, wr.wr.atomic.swap,
                      wr.wr.atomic.rkey};
     else
@@ -79,17 +83,13 @@ void write_request(send_request& into, const shared_qp& qp, const ibv_send_wr& w
         }
         return;
     }
-    auto* entries = reinterpret_cast<scatter_entry*>(behind);
-    for (int i = 0; i < wr.num_sge; ++i)
-        entries[i] = {wr.sg_list[i].addr, wr.sg_list[i].length, wr.sg_list[i].lkey};
+    write_entries(reinterpret_cast<scatter_entry*>(behind), wr.sg_list, wr.num_sge);
 }
 
 void write_request(receive_request& into, const ibv_recv_wr& wr) {
     into.wr_id = wr.wr_id;
     into.entries = static_cast<std::uint32_t>(wr.num_sge);
-    auto* entries = reinterpret_cast<scatter_entry*>(&into + 1);
-    for (int i = 0; i < wr.num_sge; ++i)
-        entries[i] = {wr.sg_list[i].addr, wr.sg_list[i].length, wr.sg_list[i].lkey};
+    write_entries(reinterpret_cast<scatter_entry*>(&into + 1), wr.sg_list, wr.num_sge);
 }
 
 // For the trace: "write 4096 bytes to 0x7f.. key 0x101 (id 3)", for each of a list.

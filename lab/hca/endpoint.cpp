@@ -4,6 +4,17 @@
 #include "lab/hca/verbs.hpp"
 
 namespace lab::hca {
+namespace {
+
+// Notes something for the owner and wakes it.
+void call_attention(const endpoint& which, std::uint32_t attention_bits) {
+    const auto index = index_of(which.qp->number);
+    which.qp->attention.fetch_or(attention_bits);
+    which.memory()->head.qp_attention[index / 64].fetch_or(1ULL << (index % 64));
+    which.memory().ring();
+}
+
+} // namespace
 
 bool has_unreported(const segment& owner, const shared_cq& cq, bool special_only) {
     const auto produced = cq.produced.load(std::memory_order_seq_cst), consumed = cq.consumed.load();
@@ -11,8 +22,7 @@ bool has_unreported(const segment& owner, const shared_cq& cq, bool special_only
     if (produced - at > produced - consumed) // polled further than told
         at = consumed;
     for (; at != produced; ++at) {
-        const auto& entry =
-            *owner.at<completion>(cq.ring + std::uint64_t{at & (cq.capacity - 1)} * sizeof(completion));
+        const auto& entry = entry_of(owner, cq, at);
         if (!special_only || entry.solicited != 0 || entry.status != IBV_WC_SUCCESS)
             return true;
     }
@@ -48,8 +58,7 @@ void push(peer& who, std::uint32_t index, const completion& entry) {
             who.memory().ring();
             return;
         }
-        auto& place = *who.memory().at<completion>(cq.ring + std::uint64_t{produced & (cq.capacity - 1)} *
-                                                                 sizeof(completion));
+        auto& place = entry_of(who.memory(), cq, produced);
         place = entry;
         if (cq.timestamps != 0)
             place.time_ns = now_ns();
@@ -70,13 +79,6 @@ void push(peer& who, std::uint32_t index, const completion& entry) {
         }
         cq.signal_owed = 0;
     }
-}
-
-void call_attention(const endpoint& which, std::uint32_t attention_bits) {
-    const auto index = index_of(which.qp->number);
-    which.qp->attention.fetch_or(attention_bits);
-    which.memory()->head.qp_attention[index / 64].fetch_or(1ULL << (index % 64));
-    which.memory().ring();
 }
 
 void break_down(const endpoint& which, std::uint32_t attention_bits) {

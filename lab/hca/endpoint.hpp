@@ -18,6 +18,10 @@ struct endpoint {
     }
 };
 
+// A place of a completion queue's ring.
+[[nodiscard]] inline completion& entry_of(const segment& owner, const shared_cq& cq, std::uint32_t at) {
+    return *owner.at<completion>(cq.ring + std::uint64_t{at & (cq.capacity - 1)} * sizeof(completion));
+}
 // Adds a completion; raises the event if the queue is armed. A full queue is marked as overrun and its owner
 // told.
 void push(peer& who, std::uint32_t cq, const completion& entry);
@@ -29,7 +33,5 @@ void signal(peer& who, std::uint32_t cq);
 
 // The queue pair goes to the error state; its owner flushes it and tells the program what happened.
 void break_down(const endpoint& which, std::uint32_t attention_bits);
-// Notes something for the owner and wakes it.
-void call_attention(const endpoint& which, std::uint32_t attention_bits);
 
 } // namespace lab::hca

@@ -26,6 +26,15 @@ private:
 [[nodiscard]] std::uint64_t run_locked_send_queue(process& here, const endpoint& requester,
                                                   const endpoint& responder);
 
+// Completes the head request of a send queue; the second one as failed, with what follows from that.
+void finish_request(const endpoint& requester, std::uint32_t place, std::uint32_t status,
+                    std::uint64_t bytes);
+void fail_request(const endpoint& requester, std::uint32_t place, std::uint32_t status);
+// The requester's own memory of a request; a completion's status.
+[[nodiscard]] std::uint32_t gather_local(process& here, const endpoint& requester,
+                                         const send_request& request, side& to);
+[[nodiscard]] std::uint64_t rnr_time_ns(std::uint32_t code);
+
 // Completes all outstanding receives as flushed. The queue pair is in the error state.
 void flush_receives(const endpoint& which);
 

@@ -203,6 +203,17 @@ reach find_memory(process& here, const segment& owner, std::uint32_t key, std::u
     return reach::fine;
 }
 
+reach find_entries(process& here, const segment& owner, const scatter_entry* entries, std::size_t count,
+                   std::uint32_t pd, std::uint32_t rights, side& to) {
+    for (std::size_t i = 0; i < count; ++i)
+        if (entries[i].length != 0)
+            if (const auto found = find_memory(here, owner, entries[i].key, entries[i].address,
+                                               entries[i].length, pd, rights, to);
+                found != reach::fine)
+                return found;
+    return reach::fine;
+}
+
 moved copy(const side& to, const side& from) {
     moved sum;
     if (to.pieces.size() == 1 && from.pieces.size() == 1 && all_local(to) && all_local(from)) {

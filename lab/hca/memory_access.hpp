@@ -24,6 +24,16 @@ struct side {
     std::vector<piece> pieces;
     std::uint64_t length = 0;
     int process = 0;
+    // A stretch of this process's own.
+    static side of(const void* at, std::uint64_t bytes) {
+        side made;
+        made.add(at, bytes);
+        return made;
+    }
+    void add(const void* at, std::uint64_t bytes) {
+        pieces.push_back({piece::kind::local, reinterpret_cast<std::uint64_t>(at), bytes});
+        length += bytes;
+    }
     void clear() {
         pieces.clear();
         length = 0;
@@ -36,6 +46,10 @@ enum class reach { fine, denied, unmappable };
 // of range, or a right is missing.
 [[nodiscard]] reach find_memory(process& here, const segment& owner, std::uint32_t key, std::uint64_t address,
                                 std::uint64_t length, std::uint32_t pd, std::uint32_t rights, side& to);
+
+// The same for a list; entries without bytes are passed over.
+[[nodiscard]] reach find_entries(process& here, const segment& owner, const scatter_entry* entries,
+                                 std::size_t count, std::uint32_t pd, std::uint32_t rights, side& to);
 
 struct moved {
     bool fine = true;

@@ -27,11 +27,8 @@ thread_local bool is_guard = false;
 std::set<std::uint32_t> ethernet_addresses(const std::vector<device*>& cards) {
     std::set<std::uint32_t> found;
     for (const auto* card : cards)
-        if (card->card.link == link_layer::ethernet) {
-            std::uint32_t ip = 0;
-            std::memcpy(&ip, &card->gids[0][0][12], 4);
-            found.insert(ip);
-        }
+        if (card->card.link == link_layer::ethernet)
+            found.insert(ipv4_of(card->gids[0][0]));
     return found;
 }
 

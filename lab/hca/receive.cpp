@@ -23,8 +23,7 @@ bool was_completed(const endpoint& which) {
         return true;
     const auto& cq = which.cq(qp.receive_cq);
     for (auto at = cq.consumed.load(); at != cq.produced.load(); ++at) {
-        const auto& entry = *which.memory().at<completion>(cq.ring + std::uint64_t{at & (cq.capacity - 1)} *
-                                                                         sizeof(completion));
+        const auto& entry = entry_of(which.memory(), cq, at);
         if (entry.qp_number == qp.number && entry.of_send_queue == 0 && entry.place == qp.rq.taken_sequence)
             return true;
     }
@@ -104,14 +103,8 @@ bool take_receive(const endpoint& responder, taken_receive& into) {
 
 reach find_buffers(process& here, const endpoint& responder, const taken_receive& taken, side& to) {
     const auto pd = taken.of_srq ? responder.memory()->srqs[responder.qp->srq].pd : responder.qp->pd;
-    for (unsigned i = 0; i < taken.entry_count; ++i)
-        if (taken.entries[i].length != 0)
-            if (const auto found =
-                    find_memory(here, responder.memory(), taken.entries[i].key, taken.entries[i].address,
-                                taken.entries[i].length, pd, IBV_ACCESS_LOCAL_WRITE, to);
-                found != reach::fine)
-                return found;
-    return reach::fine;
+    return find_entries(here, responder.memory(), taken.entries, taken.entry_count, pd,
+                        IBV_ACCESS_LOCAL_WRITE, to);
 }
 
 void complete_receive(const endpoint& responder, const taken_receive& taken, completion& entry) {

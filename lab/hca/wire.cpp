@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
+#include <cstring>
 #include <netinet/tcp.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -54,6 +55,12 @@ void watch_fd(int epoll, int fd, std::uint32_t events) {
 }
 
 } // namespace
+
+std::uint32_t ipv4_of(const std::uint8_t* gid) {
+    std::uint32_t ip = 0;
+    std::memcpy(&ip, gid + 12, 4);
+    return ip;
+}
 
 tl::expected<std::unique_ptr<wire>, int> wire::listen(const std::set<std::uint32_t>& addresses,
                                                       std::uint32_t slot) {
@@ -213,9 +220,11 @@ bool wire::take_head(link& from) {
         return false;
     switch (static_cast<frame_kind>(head.kind)) {
     case frame_kind::request:
-        return begin_request(from);
+        begin_request(from);
+        return true;
     case frame_kind::answer:
-        return begin_answer(from);
+        from.sink_ = link::sink::read_back;
+        return true;
     case frame_kind::datagram:
         return begin_datagram(from);
     case frame_kind::hello:

@@ -11,6 +11,7 @@
 #include <mutex>
 #include <netinet/in.h>
 #include <set>
+#include <sys/uio.h>
 #include <thread>
 
 // Between hosts: TCP. A queue pair's GID carries the address, its number the port: no daemon is needed.
@@ -57,6 +58,15 @@ struct payload {
     std::uint64_t address = 0;
     std::uint32_t key = 0;
 };
+
+// The stretches of `memory` behind its first `skip` bytes, as a system call takes them: at most `room`, and
+// `bytes` in all. The null region is stood for by `nowhere`, and ends the list.
+constexpr std::size_t most_entries = 64;
+[[nodiscard]] std::size_t entries_of(const side& memory, std::uint64_t skip, std::uint64_t bytes,
+                                     std::vector<std::byte>& nowhere, iovec* into, std::size_t room);
+
+// The address in an IPv4-mapped GID.
+[[nodiscard]] std::uint32_t ipv4_of(const std::uint8_t* gid);
 
 class wire;
 
@@ -149,8 +159,7 @@ private:
     // Reads what there is; false: the connection is over.
     bool receive(link& from);
     bool take_head(link& from);
-    bool begin_request(link& from);
-    bool begin_answer(link& from);
+    void begin_request(link& from);
     bool begin_datagram(link& from);
     std::uint32_t find_sink(link& from, endpoint target);
     bool is_from_peer(const link& from, const shared_qp& qp) const;
@@ -183,12 +192,5 @@ private:
 // A datagram to another host. `from` is its content.
 void send_remote_datagram(process& here, const endpoint& requester, const send_request& request,
                           const side& from);
-
-// Both in engine.cpp: completes the head request of a send queue; the requester's own memory of a request.
-void finish_request(const endpoint& requester, std::uint32_t place, std::uint32_t status,
-                    std::uint64_t bytes);
-[[nodiscard]] std::uint32_t gather_local(process& here, const endpoint& requester,
-                                         const send_request& request, side& to);
-[[nodiscard]] std::uint64_t rnr_time_ns(std::uint32_t code);
 
 } // namespace lab::hca

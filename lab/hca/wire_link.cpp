@@ -2,6 +2,7 @@
 // Sending over a connection.
 #include "lab/hca/wire.hpp"
 
+#include "lab/hca/engine.hpp"
 #include "lab/hca/verbs.hpp"
 
 #include <algorithm>
@@ -15,29 +16,6 @@
 namespace lab::hca {
 namespace {
 
-constexpr std::size_t most_entries = 64;
-const std::byte zeros[65536]{};
-
-// The entries of `from` behind its first `skip` bytes, at most `room` of them.
-std::size_t entries_of(const side& from, std::uint64_t skip, iovec* into, std::size_t room) {
-    std::size_t count = 0;
-    for (const auto& each : from.pieces) {
-        if (skip >= each.length) {
-            skip -= each.length;
-            continue;
-        }
-        if (count == room)
-            break;
-        into[count++] =
-            each.here() ? iovec{each.pointer() + skip, each.length - skip}
-                        : iovec{const_cast<std::byte*>(zeros), std::min(each.length - skip, sizeof(zeros))};
-        if (!each.here() && each.length - skip > sizeof(zeros))
-            break;
-        skip = 0;
-    }
-    return count;
-}
-
 // Whether a request is one of those that were sent and are not answered.
 bool is_under_way(const shared_qp& qp, std::uint32_t place) {
     const auto state = qp.state.load();
@@ -46,6 +24,28 @@ bool is_under_way(const shared_qp& qp, std::uint32_t place) {
 }
 
 } // namespace
+
+std::size_t entries_of(const side& memory, std::uint64_t skip, std::uint64_t bytes,
+                       std::vector<std::byte>& nowhere, iovec* into, std::size_t room) {
+    std::size_t count = 0;
+    for (const auto& each : memory.pieces) {
+        if (skip >= each.length) {
+            skip -= each.length;
+            continue;
+        }
+        const auto part = std::min(each.length - skip, bytes);
+        if (count == room || part == 0)
+            break;
+        if (!each.here()) {
+            into[count++] = {nowhere.data(), std::min<std::uint64_t>(part, nowhere.size())};
+            break;
+        }
+        into[count++] = {each.pointer() + skip, part};
+        bytes -= part;
+        skip = 0;
+    }
+    return count;
+}
 
 link::~link() {
     ::close(fd_);
@@ -80,9 +80,7 @@ link::progress link::transmit(outgoing& what, bool holds_queue) {
         if (what.head.length == 0)
             found = true;
         else if (behind.from == payload::source::bytes) {
-            memory.pieces.push_back({piece::kind::local, reinterpret_cast<std::uint64_t>(behind.bytes.data()),
-                                     behind.bytes.size()});
-            memory.length = behind.bytes.size();
+            memory.add(behind.bytes.data(), behind.bytes.size());
         } else if (behind.from == payload::source::request) {
             if (!holds_queue) {
                 qp.sq.lock.lock();
@@ -110,7 +108,9 @@ link::progress link::transmit(outgoing& what, bool holds_queue) {
             what.head.length = 0;
             return transmit(what, holds_queue);
         }
-        count += entries_of(memory, skip, entries + count, most_entries - count);
+        static std::vector<std::byte> zeros(65536); // nobody writes them
+        count +=
+            entries_of(memory, skip, what.head.length - skip, zeros, entries + count, most_entries - count);
         msghdr message{};
         message.msg_iov = entries;
         message.msg_iovlen = count;

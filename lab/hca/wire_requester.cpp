@@ -3,10 +3,12 @@
 #include "lab/hca/wire.hpp"
 
 #include "lab/hca/engine.hpp"
+#include "lab/hca/message.hpp"
 #include "lab/hca/verbs.hpp"
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 namespace lab::hca {
 namespace {
@@ -18,12 +20,6 @@ constexpr std::uint64_t silence_ns = 10ULL * 1000000000; // at least this long a
 bool is_mapped_ipv4(const std::uint8_t* gid) {
     constexpr std::uint8_t prefix[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
     return std::memcmp(gid, prefix, sizeof(prefix)) == 0;
-}
-
-std::uint32_t ipv4_of(const std::uint8_t* gid) {
-    std::uint32_t ip = 0;
-    std::memcpy(&ip, gid + 12, 4);
-    return ip;
 }
 
 std::shared_ptr<link> link_to(process& here, const shared_qp& qp, const route& where, std::uint32_t number) {
@@ -49,14 +45,18 @@ frame frame_of(const shared_qp& qp, const send_request& request, std::uint32_t p
     made.compare_or_add = request.rdma.compare_or_add;
     made.swap = request.rdma.swap;
     // What comes back is announced in `swap` where it is no operand of the request.
-    const bool reads = request.opcode == IBV_WR_RDMA_READ;
-    made.length =
-        reads || request.opcode == IBV_WR_ATOMIC_CMP_AND_SWP || request.opcode == IBV_WR_ATOMIC_FETCH_AND_ADD
-            ? 0
-            : length;
-    if (reads)
+    made.length = reads_back(request.opcode) ? 0 : length;
+    if (request.opcode == IBV_WR_RDMA_READ)
         made.swap = length;
     return made;
+}
+
+std::uint64_t length_of(const send_request& request) {
+    if ((request.flags & IBV_SEND_INLINE) != 0)
+        return request.inline_length;
+    const auto* entries = reinterpret_cast<const scatter_entry*>(&request + 1);
+    return std::accumulate(entries, entries + request.entries, std::uint64_t{0},
+                           [](std::uint64_t sum, const scatter_entry& each) { return sum + each.length; });
 }
 
 void count(const endpoint& requester, std::uint64_t bytes) {
@@ -66,27 +66,26 @@ void count(const endpoint& requester, std::uint64_t bytes) {
     counters.bytes_tcp.fetch_add(bytes, std::memory_order_relaxed);
 }
 
+// Sends the oldest request that is not answered, and those behind it, once more after a pause.
+void wait_for(shared_qp& qp, wait_reason why, std::uint64_t pause) {
+    const auto now = now_ns();
+    if (qp.waits.exchange(static_cast<std::uint32_t>(why)) != static_cast<std::uint32_t>(why)) {
+        qp.waits_since_ns = now;
+        qp.tries = 0;
+    }
+    ++qp.tries;
+    qp.next_try_ns = now + pause;
+    qp.sent = qp.sq.done.load();
+}
+
 // What the requester's own side has against a request.
 std::uint32_t check_request(process& here, const endpoint& requester, const send_request& request,
                             side& memory) {
-    const bool atomic =
-        request.opcode == IBV_WR_ATOMIC_CMP_AND_SWP || request.opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
-    if ((atomic || request.opcode == IBV_WR_RDMA_READ) && requester.qp->rd_atomic == 0)
+    if (reads_back(request.opcode) && requester.qp->rd_atomic == 0)
         return IBV_WC_LOC_QP_OP_ERR;
     if (const auto status = gather_local(here, requester, request, memory); status != IBV_WC_SUCCESS)
         return status;
-    return atomic && memory.length < 8 ? IBV_WC_LOC_LEN_ERR : IBV_WC_SUCCESS;
-}
-
-void fail(const endpoint& requester, std::uint32_t place, std::uint32_t status) {
-    requester.qp->counted.errors.fetch_add(1, std::memory_order_relaxed);
-    if (requester.qp->type == IBV_QPT_RC)
-        break_down(requester, 0);
-    else {
-        std::uint32_t running = IBV_QPS_RTS;
-        requester.qp->state.compare_exchange_strong(running, IBV_QPS_SQE);
-    }
-    finish_request(requester, place, status, 0);
+    return is_atomic(request.opcode) && memory.length < 8 ? IBV_WC_LOC_LEN_ERR : IBV_WC_SUCCESS;
 }
 
 } // namespace
@@ -112,11 +111,7 @@ void send_remote_datagram(process& here, const endpoint& requester, const send_r
     payload bytes;
     bytes.from = payload::source::bytes;
     bytes.bytes.resize(from.length);
-    side to;
-    to.pieces.push_back(
-        {piece::kind::local, reinterpret_cast<std::uint64_t>(bytes.bytes.data()), from.length});
-    to.length = from.length;
-    (void)copy(to, from);
+    (void)copy(side::of(bytes.bytes.data(), from.length), from);
     over->send(head, std::move(bytes));
     count(requester, from.length);
 }
@@ -142,7 +137,7 @@ std::uint64_t run_remote_send_queue(process& here, const endpoint& requester) {
                       std::max<std::uint64_t>((4096ULL << qp.timeout) * (qp.retry_count + 1U), silence_ns)
                 : UINT64_MAX;
         if (silence != UINT64_MAX && now_ns() >= silence) {
-            fail(requester, done, IBV_WC_RETRY_EXC_ERR);
+            fail_request(requester, done, IBV_WC_RETRY_EXC_ERR);
             qp.sent = done + 1;
             continue;
         }
@@ -152,7 +147,7 @@ std::uint64_t run_remote_send_queue(process& here, const endpoint& requester) {
         if (qp.waits.load() != 0 && qp.sent == done) {
             if (now >=
                 deadline_of(qp, nullptr)) { // only of a peer that is not there; receives are counted in tries
-                fail(requester, done, IBV_WC_RETRY_EXC_ERR);
+                fail_request(requester, done, IBV_WC_RETRY_EXC_ERR);
                 qp.sent = done + 1;
                 continue;
             }
@@ -170,7 +165,7 @@ std::uint64_t run_remote_send_queue(process& here, const endpoint& requester) {
         if (status != IBV_WC_SUCCESS) {
             if (place != done)
                 return silence; // in its turn, when those before it are answered
-            fail(requester, place, status);
+            fail_request(requester, place, status);
             qp.sent = place + 1;
             continue;
         }
@@ -182,11 +177,7 @@ std::uint64_t run_remote_send_queue(process& here, const endpoint& requester) {
             continue;
         }
         if (!over || over->lost()) {
-            if (qp.waits.exchange(static_cast<std::uint32_t>(wait_reason::peer)) !=
-                static_cast<std::uint32_t>(wait_reason::peer))
-                qp.waits_since_ns = now_ns();
-            qp.next_try_ns = now_ns() + try_again_ns;
-            qp.sent = done;
+            wait_for(qp, wait_reason::peer, try_again_ns);
             if (qp.timeout != 0 && now_ns() >= deadline_of(qp, nullptr))
                 continue;
             return qp.next_try_ns;
@@ -214,12 +205,6 @@ endpoint wire::own_qp(std::uint32_t number) const {
     return {home_->self().get(), &qp};
 }
 
-// An answer to one of our requests begins: where do its bytes go?
-bool wire::begin_answer(link& from) {
-    from.sink_ = link::sink::read_back;
-    return true;
-}
-
 void wire::finish_answer(link& from) {
     const auto& head = from.head_;
     const auto requester = own_qp(head.target_qp);
@@ -235,29 +220,14 @@ void wire::finish_answer(link& from) {
             return; // of a life that is over, or somebody else's
         qp.progress_ns = now_ns();
         const auto& request = requester.request<send_request>(qp.sq, done);
-        const auto wait = [&](wait_reason why, std::uint64_t pause) {
-            if (qp.waits.load() != static_cast<std::uint32_t>(why)) {
-                qp.waits = static_cast<std::uint32_t>(why);
-                qp.waits_since_ns = now_ns();
-                qp.tries = 0;
-            }
-            ++qp.tries;
-            qp.next_try_ns = now_ns() + pause;
-            qp.sent = done; // this one and those behind it once more
-        };
         const auto settle = [&](std::uint32_t status) {
             qp.waits = static_cast<std::uint32_t>(wait_reason::none);
             if (status != IBV_WC_SUCCESS) {
-                fail(requester, done, status);
+                fail_request(requester, done, status);
                 qp.sent = done + 1;
                 return;
             }
-            side memory;
-            (void)gather_local(*home_, requester, request, memory);
-            const auto bytes =
-                request.opcode == IBV_WR_ATOMIC_CMP_AND_SWP || request.opcode == IBV_WR_ATOMIC_FETCH_AND_ADD
-                    ? std::uint64_t{8}
-                    : memory.length;
+            const auto bytes = is_atomic(request.opcode) ? std::uint64_t{8} : length_of(request);
             count(requester, bytes);
             hca::finish_request(requester, done, status, bytes);
         };
@@ -267,24 +237,19 @@ void wire::finish_answer(link& from) {
             if (qp.rnr_retry != 7 && used >= qp.rnr_retry)
                 settle(IBV_WC_RNR_RETRY_EXC_ERR);
             else
-                wait(wait_reason::receive, rnr_time_ns(head.immediate));
+                wait_for(qp, wait_reason::receive, rnr_time_ns(head.immediate));
         } else if (head.status == answer_not_ready) {
             if (qp.type == IBV_QPT_UC)
                 settle(IBV_WC_SUCCESS);
             else
-                wait(wait_reason::peer, try_again_ns);
-        } else if (request.opcode == IBV_WR_ATOMIC_CMP_AND_SWP ||
-                   request.opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
-            side to, value;
-            auto word = head.compare_or_add;
-            value.pieces.push_back({piece::kind::local, reinterpret_cast<std::uint64_t>(&word), 8});
-            value.length = 8;
+                wait_for(qp, wait_reason::peer, try_again_ns);
+        } else if (is_atomic(request.opcode)) {
+            side to;
             auto status = head.status;
-            if (status == IBV_WC_SUCCESS) {
+            if (status == IBV_WC_SUCCESS)
                 status = gather_local(*home_, requester, request, to);
-                if (status == IBV_WC_SUCCESS && to.length >= 8)
-                    (void)copy(to, value);
-            }
+            if (status == IBV_WC_SUCCESS && to.length >= 8)
+                (void)copy(to, side::of(&head.compare_or_add, 8));
             settle(status);
         } else if (head.status > IBV_WC_GENERAL_ERR)
             settle(IBV_WC_GENERAL_ERR);
@@ -327,14 +292,10 @@ void wire::lose(const std::shared_ptr<link>& gone) {
                 qp.link != gone->id_)
                 continue;
             if (gone->established_) {
-                fail(requester, done, IBV_WC_RETRY_EXC_ERR);
+                fail_request(requester, done, IBV_WC_RETRY_EXC_ERR);
                 qp.sent = done + 1;
             } else {
-                if (qp.waits.exchange(static_cast<std::uint32_t>(wait_reason::peer)) !=
-                    static_cast<std::uint32_t>(wait_reason::peer))
-                    qp.waits_since_ns = now_ns();
-                qp.next_try_ns = now_ns() + try_again_ns;
-                qp.sent = done;
+                wait_for(qp, wait_reason::peer, try_again_ns);
             }
             look_at = run_remote_send_queue(*home_, requester);
         }

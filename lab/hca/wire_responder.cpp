@@ -3,7 +3,8 @@
 // go from the socket straight to where they belong.
 #include "lab/hca/wire.hpp"
 
-#include "lab/hca/verbs.hpp"
+#include "lab/hca/engine.hpp"
+#include "lab/hca/message.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -14,41 +15,10 @@
 namespace lab::hca {
 namespace {
 
-constexpr std::size_t most_entries = 64;
-constexpr std::uint32_t grh_size = 40;
-
-bool is_ready(const shared_qp& qp) {
-    const auto state = qp.state.load(std::memory_order_acquire);
-    return state == IBV_QPS_RTR || state == IBV_QPS_RTS || state == IBV_QPS_SQD || state == IBV_QPS_SQE;
-}
-
-bool has_immediate(const frame& head) {
-    return head.opcode == IBV_WR_SEND_WITH_IMM || head.opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
-}
-
-bool is_send(const frame& head) {
-    return head.opcode == IBV_WR_SEND || head.opcode == IBV_WR_SEND_WITH_IMM;
-}
-
 completion completion_of(const frame& head, const taken_receive& taken) {
-    completion entry{};
-    entry.wr_id = taken.wr_id;
-    entry.opcode = head.opcode == IBV_WR_RDMA_WRITE_WITH_IMM ? IBV_WC_RECV_RDMA_WITH_IMM : IBV_WC_RECV;
-    entry.byte_count = static_cast<std::uint32_t>(head.length);
-    entry.qp_number = head.target_qp;
-    entry.source_qp = head.source_qp;
-    entry.solicited = (head.flags & IBV_SEND_SOLICITED) != 0;
-    if (has_immediate(head)) {
-        entry.flags |= IBV_WC_WITH_IMM;
-        entry.immediate = head.immediate;
-    }
-    return entry;
-}
-
-std::uint64_t exchanged(const frame& head, std::uint64_t value) {
-    if (head.opcode == IBV_WR_ATOMIC_FETCH_AND_ADD)
-        return value + head.compare_or_add;
-    return value == head.compare_or_add ? head.swap : value;
+    const message_head message{head.opcode, head.flags,     head.immediate,
+                               head.length, head.source_qp, head.target_qp};
+    return completion_of(message, taken);
 }
 
 } // namespace
@@ -69,9 +39,7 @@ void wire::answer(link& to, std::uint32_t status, payload behind, std::uint64_t 
 }
 
 bool wire::is_from_peer(const link& from, const shared_qp& qp) const {
-    std::uint32_t ip = 0;
-    std::memcpy(&ip, qp.destination.gid + 12, 4);
-    return from.peer_.ip == ip && from.peer_slot_ == slot_of(qp.peer_number);
+    return from.peer_.ip == ipv4_of(qp.destination.gid) && from.peer_slot_ == slot_of(qp.peer_number);
 }
 
 // The queue pair that the message is for, if it is still what it was when the message began. The caller holds
@@ -83,22 +51,20 @@ endpoint wire::same_life(const link& from) const {
 }
 
 // A request begins: is it for us, and where do its bytes go? What is refused is read and thrown away.
-bool wire::begin_request(link& from) {
+void wire::begin_request(link& from) {
     const auto& head = from.head_;
     from.sink_ = link::sink::discard;
-    from.replies_ = false;
-    from.has_taken_ = false;
     const auto target = own_qp(head.target_qp);
     from.replies_ = true;
     from.reply_ = answer_not_ready;
     from.life_ = UINT32_MAX;
     if (target.qp == nullptr)
-        return true;
+        return;
     const lock_guard guard(target.qp->inbound); // whoever resets it waits for us
-    if (!is_ready(*target.qp) || target.qp->type == IBV_QPT_UD || target.qp->remote == 0 ||
+    if (!receives(*target.qp) || target.qp->type == IBV_QPT_UD || target.qp->remote == 0 ||
         target.qp->peer_number != head.source_qp || target.qp->receive_psn != head.status ||
         !is_from_peer(from, *target.qp))
-        return true;
+        return;
     auto& qp = *target.qp;
     from.rnr_timer_ = qp.min_rnr_timer;
     from.life_ = qp.life;
@@ -106,15 +72,14 @@ bool wire::begin_request(link& from) {
         qp.expected = head.sequence; // what was lost is lost
     if (head.sequence != qp.expected) {
         from.replies_ = false;
-        return true; // behind one that is sent again
+        return; // behind one that is sent again
     }
     from.reply_ = find_sink(from, target);
     if (from.reply_ == answer_no_receive)
-        return true;
+        return;
     ++qp.expected;
     if (qp.type == IBV_QPT_UC && from.reply_ != IBV_WC_SUCCESS)
         from.reply_ = IBV_WC_SUCCESS; // unreliable: lost without a word
-    return true;
 }
 
 std::uint32_t wire::find_sink(link& from, endpoint target) {
@@ -165,7 +130,7 @@ std::uint32_t wire::find_sink(link& from, endpoint target) {
         return reliable ? answer_no_receive : std::uint32_t{IBV_WC_SUCCESS};
     }
     from.has_taken_ = true;
-    if (!is_send(head))
+    if (!is_send(head.opcode))
         return IBV_WC_SUCCESS;
     side buffers;
     from.local_status_ = IBV_WC_SUCCESS;
@@ -196,7 +161,7 @@ int wire::receive_some(link& from) {
     std::size_t count = 0;
     side memory;
     shared_lock* held = nullptr;
-    static thread_local std::vector<std::byte> rubbish(65536);
+    static thread_local std::vector<std::byte> rubbish(65536); // what goes nowhere
     bool found = false;
     const auto number = from.head_.target_qp;
     auto& qp = home_->own()->qps[index_of(number)];
@@ -207,7 +172,7 @@ int wire::receive_some(link& from) {
     case link::sink::region:
         qp.inbound.lock();
         held = &qp.inbound;
-        if (qp.in_use.load() != 0 && qp.number == number && qp.life == from.life_ && is_ready(qp))
+        if (qp.in_use.load() != 0 && qp.number == number && qp.life == from.life_ && receives(qp))
             found =
                 from.sink_ == link::sink::buffers
                     ? find_buffers(*home_, target, from.taken_, memory) == reach::fine
@@ -228,33 +193,14 @@ int wire::receive_some(link& from) {
         }
         break;
     case link::sink::datagram:
-        memory.pieces.push_back(
-            {piece::kind::local, reinterpret_cast<std::uint64_t>(from.small_.data()), from.small_.size()});
-        memory.length = from.small_.size();
+        memory.add(from.small_.data(), from.small_.size());
         found = true;
         break;
     case link::sink::discard:
         break;
     }
     if (found && memory.length >= from.head_.length) {
-        auto skip = from.got_;
-        auto room = left;
-        for (const auto& each : memory.pieces) {
-            if (skip >= each.length) {
-                skip -= each.length;
-                continue;
-            }
-            const auto part = std::min(each.length - skip, room);
-            if (count == most_entries || part == 0)
-                break;
-            if (!each.here()) { // into nothing
-                entries[count++] = {rubbish.data(), std::min<std::uint64_t>(part, rubbish.size())};
-                break;
-            }
-            entries[count++] = {each.pointer() + skip, part};
-            room -= part;
-            skip = 0;
-        }
+        count = entries_of(memory, from.got_, left, rubbish, entries, most_entries);
     } else {
         from.spoiled_ = true;
         if (from.sink_ != link::sink::discard && from.reply_ == IBV_WC_SUCCESS)
@@ -313,7 +259,7 @@ void wire::finish_request(link& from) {
         return;
     }
     std::uint64_t before = 0;
-    if (head.opcode == IBV_WR_ATOMIC_CMP_AND_SWP || head.opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
+    if (is_atomic(head.opcode)) {
         side cell;
         const lock_guard inbound(target.qp->inbound);
         if (find_memory(*home_, home_->own(), head.key, head.address, 8, target.qp->pd,
@@ -321,17 +267,7 @@ void wire::finish_request(link& from) {
             answer(from, IBV_WC_REM_ACCESS_ERR);
             return;
         }
-        auto& at = cell.pieces[0];
-        std::atomic_ref word(*reinterpret_cast<std::uint64_t*>(at.address));
-        if (at.where == piece::kind::hbm) {
-            before = word.load();
-            while (!word.compare_exchange_weak(before, exchanged(head, before))) {
-            }
-        } else { // in step with the other NICs of this host
-            const lock_guard guard(home_->own()->head.atomics[at.address / 8 % 64]);
-            before = word.load();
-            word.store(exchanged(head, before));
-        }
+        (void)exchange(home_->own(), cell, {head.opcode, head.compare_or_add, head.swap}, before);
     }
     answer(from, IBV_WC_SUCCESS, {}, 0, before);
 }
@@ -342,7 +278,7 @@ void wire::finish_datagram(link& from) {
     if (target.qp == nullptr)
         return;
     const inbound_guard guard(target);
-    if (own_qp(head.target_qp).qp == nullptr || target.qp->type != IBV_QPT_UD || !is_ready(*target.qp) ||
+    if (own_qp(head.target_qp).qp == nullptr || target.qp->type != IBV_QPT_UD || !receives(*target.qp) ||
         target.qp->qkey != head.key)
         return;
     taken_receive taken;
@@ -351,19 +287,13 @@ void wire::finish_datagram(link& from) {
     auto entry = completion_of(head, taken);
     entry.byte_count += grh_size;
     entry.flags |= IBV_WC_GRH;
-    ibv_grh header{};
-    header.version_tclass_flow = __builtin_bswap32(6U << 28);
-    header.paylen = __builtin_bswap16(static_cast<std::uint16_t>(head.length + 24));
-    header.next_hdr = 0x1b;
-    header.hop_limit = 64;
-    std::memcpy(header.sgid.raw, &head.compare_or_add, 8);
-    std::memcpy(header.sgid.raw + 8, &head.swap, 8);
-    std::memcpy(header.dgid.raw, target.qp->own_gids[0], 16);
+    std::uint8_t source[16];
+    std::memcpy(source, &head.compare_or_add, 8);
+    std::memcpy(source + 8, &head.swap, 8);
+    const auto header = grh_of(source, target.qp->own_gids[0], head.length);
     side buffers, message;
-    message.pieces.push_back({piece::kind::local, reinterpret_cast<std::uint64_t>(&header), grh_size});
-    message.pieces.push_back(
-        {piece::kind::local, reinterpret_cast<std::uint64_t>(from.small_.data()), from.small_.size()});
-    message.length = grh_size + from.small_.size();
+    message.add(&header, grh_size);
+    message.add(from.small_.data(), from.small_.size());
     if (find_buffers(*home_, target, taken, buffers) != reach::fine)
         entry.status = IBV_WC_LOC_PROT_ERR;
     else if (buffers.length < message.length)

@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "lab/hca/execution.hpp"
+
+#include "lab/hca/engine.hpp"
+#include "lab/hca/message.hpp"
+#include "lab/hca/modes.hpp"
+#include "lab/hca/wire.hpp"
+
+#include <cstdio>
+#include <cstring>
+
+namespace lab::hca {
+namespace {
+
+verdict waiting(wait_reason why) {
+    return {IBV_WC_SUCCESS, why, 0};
+}
+verdict failing(ibv_wc_status status) {
+    return {status, wait_reason::none, 0};
+}
+
+bool answers_to(const shared_qp& qp, const route& where) {
+    if (where.by_gid == 0)
+        return where.lid == qp.own_lid;
+    return std::memcmp(where.gid, qp.own_gids[0], 16) == 0 || std::memcmp(where.gid, qp.own_gids[1], 16) == 0;
+}
+
+// One request of a connected queue pair, or a datagram.
+class execution {
+public:
+    execution(process& here, const endpoint& requester, const endpoint& responder,
+              const send_request& request)
+        : here_(here), requester_(requester), responder_(responder), request_(request) {}
+
+    verdict run() {
+        if (requester_.qp->type == IBV_QPT_UD)
+            return datagram();
+        if (const auto local = gather(); local.status != IBV_WC_SUCCESS)
+            return local;
+        if (is_to_fail())
+            return failing(IBV_WC_GENERAL_ERR);
+        if (!peer_ready())
+            return requester_.qp->type == IBV_QPT_UC ? verdict{} : waiting(wait_reason::peer);
+        switch (request_.opcode) {
+        case IBV_WR_SEND:
+        case IBV_WR_SEND_WITH_IMM:
+            return deliver(nullptr);
+        case IBV_WR_RDMA_WRITE:
+        case IBV_WR_RDMA_WRITE_WITH_IMM:
+            return write();
+        case IBV_WR_RDMA_READ:
+            return read();
+        default:
+            return atomic();
+        }
+    }
+
+private:
+    // The requester's own memory.
+    verdict gather() {
+        local().clear();
+        return failing(static_cast<ibv_wc_status>(gather_local(here_, requester_, request_, local())));
+    }
+
+    bool peer_ready() {
+        if (responder_.who == nullptr || !responder_.memory().alive())
+            return false;
+        auto& qp = *responder_.qp;
+        const auto& own = *requester_.qp;
+        if (own.peer_incarnation.load(std::memory_order_relaxed) != responder_.memory()->head.incarnation ||
+            qp.in_use.load(std::memory_order_acquire) == 0)
+            return false;
+        if (!receives(qp)) {
+            qp.rq.sender_waits.store(1, std::memory_order_seq_cst); // it looks when it gets there
+            if (!receives(qp))
+                return false;
+        }
+        return qp.type == own.type && qp.peer_number == own.number &&
+               qp.peer_incarnation.load(std::memory_order_relaxed) == requester_.memory()->head.incarnation &&
+               qp.receive_psn == own.send_psn && answers_to(qp, own.destination);
+    }
+
+    // A request that the responder must refuse: what a wrong key is to RC, and nothing at all to UC.
+    verdict refused(std::uint32_t event, ibv_wc_status status) {
+        if (requester_.qp->type == IBV_QPT_UC)
+            return {};
+        break_down(responder_, event);
+        return failing(status);
+    }
+
+    verdict out_of_reach(reach found) {
+        return refused(event_access_error,
+                       found == reach::denied ? IBV_WC_REM_ACCESS_ERR : IBV_WC_REM_OP_ERR);
+    }
+
+    // Bytes that could not be moved: the memory, the process or the permission is gone.
+    verdict not_moved(const moved& sum) {
+        if (sum.forbidden) {
+            warn_forbidden();
+            return failing(IBV_WC_LOC_QP_OP_ERR);
+        }
+        if (!responder_.memory().alive() || !requester_.memory().alive())
+            return waiting(wait_reason::peer);
+        return refused(event_access_error, IBV_WC_REM_ACCESS_ERR);
+    }
+
+    static void warn_forbidden() {
+        static std::atomic<bool> said{false};
+        if (!said.exchange(true))
+            std::fprintf(
+                stderr,
+                "gaudi-lab: the virtual HCA may not reach the memory of its peer: process_vm_writev is "
+                "forbidden here (ptrace rules); allow it (kernel.yama.ptrace_scope=0, or CAP_SYS_PTRACE)\n");
+    }
+
+    // Under the requester's lock: nobody else writes them.
+    void count(const moved& sum) {
+        const auto add = [](std::atomic<std::uint64_t>& to, std::uint64_t value) {
+            to.store(to.load(std::memory_order_relaxed) + value, std::memory_order_relaxed);
+        };
+        auto& counters = requester_.qp->counted;
+        add(counters.messages, 1);
+        add(counters.bytes, sum.mapped + sum.across);
+        if (sum.mapped != 0)
+            add(counters.bytes_mapped, sum.mapped);
+        if (sum.across != 0)
+            add(counters.bytes_copied_across, sum.across);
+    }
+
+    reach find_remote(std::uint64_t length, std::uint32_t rights) {
+        remote().clear();
+        if ((responder_.qp->access & rights) != rights)
+            return reach::denied;
+        if (length == 0) // no memory is touched: the key is not looked at
+            return reach::fine;
+        return find_memory(here_, responder_.memory(), request_.rdma.key, request_.rdma.address, length,
+                           responder_.qp->pd, rights, remote());
+    }
+
+    verdict write() {
+        if (const auto found = find_remote(local().length, IBV_ACCESS_REMOTE_WRITE); found != reach::fine)
+            return out_of_reach(found);
+        if (has_immediate(request_.opcode))
+            return deliver(&remote());
+        const auto sum = copy(remote(), local());
+        if (!sum.fine)
+            return not_moved(sum);
+        count(sum);
+        return {IBV_WC_SUCCESS, wait_reason::none, local().length};
+    }
+
+    verdict read() {
+        if (requester_.qp->rd_atomic == 0)
+            return failing(IBV_WC_LOC_QP_OP_ERR);
+        if (responder_.qp->dest_rd_atomic == 0)
+            return refused(event_request_error, IBV_WC_REM_INV_REQ_ERR);
+        // UCX fences with a read of nothing where it has no key for it; other cards than mlx5 refuse that.
+        if (request_.rdma.address == 0 && request_.rdma.key == 0xff && local().length == 8 &&
+            answers_ucx_fence())
+            return {IBV_WC_SUCCESS, wait_reason::none, 8};
+        if (const auto found = find_remote(local().length, IBV_ACCESS_REMOTE_READ); found != reach::fine)
+            return out_of_reach(found);
+        const auto sum = copy(local(), remote());
+        if (!sum.fine)
+            return not_moved(sum);
+        count(sum);
+        return {IBV_WC_SUCCESS, wait_reason::none, local().length};
+    }
+
+    verdict atomic() {
+        if (requester_.qp->rd_atomic == 0)
+            return failing(IBV_WC_LOC_QP_OP_ERR);
+        if (local().length < 8)
+            return failing(IBV_WC_LOC_LEN_ERR);
+        if (request_.rdma.address % 8 != 0 || responder_.qp->dest_rd_atomic == 0)
+            return refused(event_request_error, IBV_WC_REM_INV_REQ_ERR);
+        if (const auto found = find_remote(8, IBV_ACCESS_REMOTE_ATOMIC); found != reach::fine)
+            return out_of_reach(found);
+        std::uint64_t before = 0;
+        const auto sum =
+            exchange(responder_.memory(), remote(),
+                     {request_.opcode, request_.rdma.compare_or_add, request_.rdma.swap}, before);
+        if (!sum.fine)
+            return not_moved(sum);
+        if (const auto back = copy(local(), side::of(&before, sizeof(before))); !back.fine)
+            return not_moved(back);
+        count(sum);
+        return {IBV_WC_SUCCESS, wait_reason::none, 8};
+    }
+
+    // Consumes a receive. `target`: a write with immediate data, which leaves the receive's buffers alone.
+    verdict deliver(const side* target) {
+        const bool reliable = requester_.qp->type == IBV_QPT_RC;
+        taken_receive taken;
+        if ((reliable && requester_.qp->waits.load(std::memory_order_relaxed) == 0 && receiver_not_ready()) ||
+            !take_receive(responder_, taken))
+            return reliable ? waiting(wait_reason::receive) : verdict{};
+        completion entry = completion_for(taken);
+        const auto finish = [&](ibv_wc_status status) {
+            entry.status = status;
+            complete_receive(responder_, taken, entry);
+        };
+        const side* to = target;
+        if (target == nullptr) {
+            remote().clear();
+            const auto found = find_buffers(here_, responder_, taken, remote());
+            if (found != reach::fine) {
+                finish(IBV_WC_LOC_PROT_ERR);
+                break_down(responder_, 0);
+                return reliable ? failing(IBV_WC_REM_OP_ERR) : verdict{};
+            }
+            if (remote().length < local().length) {
+                finish(IBV_WC_LOC_LEN_ERR);
+                break_down(responder_, 0);
+                return reliable ? failing(IBV_WC_REM_INV_REQ_ERR) : verdict{};
+            }
+            to = &remote();
+        }
+        const auto sum = copy(*to, local());
+        if (!sum.fine) {
+            finish(IBV_WC_LOC_PROT_ERR);
+            break_down(responder_, 0);
+            return not_moved(sum);
+        }
+        count(sum);
+        finish(IBV_WC_SUCCESS);
+        return {IBV_WC_SUCCESS, wait_reason::none, local().length};
+    }
+
+    completion completion_for(const taken_receive& taken) const {
+        auto entry = completion_of({request_.opcode, request_.flags, request_.immediate, local().length,
+                                    requester_.qp->number, responder_.qp->number},
+                                   taken);
+        entry.source_lid = requester_.qp->own_lid;
+        return entry;
+    }
+
+    verdict datagram() {
+        if (const auto found = gather(); found.status != IBV_WC_SUCCESS)
+            return found;
+        if (local().length > requester_.qp->path_mtu)
+            return failing(IBV_WC_LOC_LEN_ERR);
+        const auto& target = request_.datagram;
+        if (here_.network() != nullptr && target.where.by_gid != 0 && !here_.is_ours(target.where.gid)) {
+            send_remote_datagram(here_, requester_, request_, local());
+            return {};
+        }
+        const auto who = here_.find_peer(slot_of(target.qp_number));
+        // From here on it is the network's: what does not arrive is lost without a word.
+        if (!who || !who->memory().alive())
+            return {};
+        if (index_of(target.qp_number) >= who->memory()->head.qps_used.load())
+            return {};
+        responder_ = {who.get(), &who->memory()->qps[index_of(target.qp_number)]};
+        auto& qp = *responder_.qp;
+        const inbound_guard guard(responder_);
+        const auto qkey = (target.qkey & 0x80000000) != 0 ? requester_.qp->qkey : target.qkey;
+        if (qp.in_use.load(std::memory_order_acquire) == 0 || qp.type != IBV_QPT_UD ||
+            qp.number != target.qp_number || !receives(qp) || qp.qkey != qkey ||
+            !answers_to(qp, target.where))
+            return {};
+        taken_receive taken;
+        if (!take_receive(responder_, taken))
+            return {};
+        completion entry = completion_for(taken);
+        entry.byte_count += grh_size;
+        if (target.where.by_gid != 0)
+            entry.flags |= IBV_WC_GRH;
+        remote().clear();
+        const auto found = find_buffers(here_, responder_, taken, remote());
+        if (found != reach::fine || remote().length < local().length + grh_size) {
+            entry.status = found != reach::fine ? IBV_WC_LOC_PROT_ERR : IBV_WC_LOC_LEN_ERR;
+            complete_receive(responder_, taken, entry);
+            break_down(responder_, 0);
+            return {};
+        }
+        // The header's place comes first, filled where there was a header.
+        auto header = grh_of(requester_.qp->own_gids[0], target.where.gid, local().length);
+        local().pieces.insert(local().pieces.begin(),
+                              {target.where.by_gid != 0 ? piece::kind::local : piece::kind::null,
+                               reinterpret_cast<std::uint64_t>(&header), grh_size});
+        local().length += grh_size;
+        const auto sum = copy(remote(), local());
+        if (!sum.fine && sum.forbidden)
+            warn_forbidden();
+        entry.status = sum.fine ? IBV_WC_SUCCESS : IBV_WC_LOC_PROT_ERR;
+        complete_receive(responder_, taken, entry);
+        count(sum);
+        return {};
+    }
+
+    // Reused: no allocation in the steady state.
+    struct scratch {
+        side local, remote;
+    };
+    static scratch& reused() {
+        thread_local scratch kept;
+        return kept;
+    }
+    side& local() { return scratch_.local; }
+    side& remote() { return scratch_.remote; }
+    [[nodiscard]] const side& local() const { return scratch_.local; }
+
+    scratch& scratch_ = reused();
+    process& here_;
+    endpoint requester_, responder_;
+    const send_request& request_;
+};
+
+} // namespace
+
+verdict execute(process& here, const endpoint& requester, const endpoint& responder,
+                const send_request& request) {
+    return execution(here, requester, responder, request).run();
+}
+
+} // namespace lab::hca
