@@ -23,11 +23,16 @@ constexpr std::uint64_t cfg = 0x1000007FF8000000, fence_of_queue_0 = cfg + 0x4C8
 // A command buffer that stays in flight until open_fence() is called.
 class blocked_queue {
 public:
-    explicit blocked_queue(const card& where) : card_(where), buffer_(where, 4096) {
+    explicit blocked_queue(card& where) : card_(where), buffer_(where, 4096) {
         packets wait;
         wait.fence(0, 1, 1);
         std::copy(wait.bytes().begin(), wait.bytes().end(), buffer_.bytes().begin());
     }
+    // The card goes first: it may still be reading the buffer.
+    ~blocked_queue() { card_.close(); }
+    blocked_queue(const blocked_queue&) = delete;
+    blocked_queue& operator=(const blocked_queue&) = delete;
+
     int submit(std::uint64_t* sequence, std::uint32_t flags = 0) {
         return card_.submit(buffer_.address, 8, 0, sequence, user_buffer, flags);
     }
@@ -38,7 +43,7 @@ public:
     }
 
 private:
-    const card& card_;
+    card& card_;
     host_memory buffer_;
 };
 
@@ -49,6 +54,8 @@ public:
     ~told_card() {
         if (fd >= 0)
             hlthunk_notifier_release(fd, notifier);
+        else
+            ::close(notifier);
     }
     [[nodiscard]] std::uint64_t events() const {
         std::uint64_t mask = 0, count = 0;
