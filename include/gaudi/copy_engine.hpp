@@ -19,7 +19,7 @@ class pin_core;
 // destructor, which must not run before the copies have finished. The memory itself stays the caller's.
 class pinned_memory {
 public:
-    pinned_memory() = default;
+    pinned_memory();
     explicit pinned_memory(std::unique_ptr<pin_core> core);
     pinned_memory(pinned_memory&&) noexcept;
     pinned_memory& operator=(pinned_memory&&) noexcept;

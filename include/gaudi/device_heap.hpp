@@ -12,6 +12,7 @@ namespace gaudi {
 
 class device;
 class heap_core;
+class registration_cache;
 
 // A range of device memory with one owner; freed by the destructor. It keeps its device open. Copies to or
 // from it must have finished before it goes.
@@ -35,6 +36,7 @@ public:
 
 private:
     friend class device_heap;
+    friend class registration_cache;
     std::shared_ptr<heap_core> core_;
     void* block_ = nullptr;
     device_address address_;

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-// Everything: devices, memory, DMA-BUF export, copies.
+// Everything: devices, memory, DMA-BUF export, copies, NICs, connections.
 #include <gaudi/address.hpp>
 #include <gaudi/address_map.hpp>
+#include <gaudi/connection.hpp>
 #include <gaudi/copy_engine.hpp>
 #include <gaudi/device.hpp>
 #include <gaudi/device_heap.hpp>
 #include <gaudi/device_info.hpp>
 #include <gaudi/dmabuf.hpp>
 #include <gaudi/error.hpp>
+#include <gaudi/nic.hpp>
+#include <gaudi/region.hpp>
 #include <gaudi/version.hpp>

@@ -16,6 +16,7 @@ result<copy_ticket> ticket_of(const std::shared_ptr<copy_core>& core, const resu
 
 } // namespace
 
+pinned_memory::pinned_memory() = default;
 pinned_memory::pinned_memory(std::unique_ptr<pin_core> core) : core_(std::move(core)) {}
 pinned_memory::pinned_memory(pinned_memory&&) noexcept = default;
 pinned_memory& pinned_memory::operator=(pinned_memory&&) noexcept = default;

@@ -4,6 +4,7 @@
 #include "src/os/round_up.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <fmt/format.h>
 
@@ -13,14 +14,37 @@ namespace {
 constexpr std::uint64_t page = 4096;
 constexpr std::uint64_t max_alignment = 2ULL << 20;
 
+std::atomic<std::uint64_t> next_serial{1};
+
 } // namespace
+
+heap_core::chunk::chunk(device_memory taken)
+    : serial(next_serial.fetch_add(1)), memory(std::move(taken)), ranges(memory.size(), this) {}
 
 heap_core::heap_core(std::shared_ptr<hl_device> device, address_map& map)
     : device_(std::move(device)), map_(map) {}
 
 heap_core::~heap_core() {
-    if (device_->ours())
-        map_.remove_device(device_->who().index);
+    if (!device_->ours())
+        return;
+    for (const auto& leaving : chunks_)
+        announce(leaving);
+    map_.remove_device(device_->who().index);
+}
+
+void heap_core::observe(const std::shared_ptr<chunk_observer>& observer) {
+    const std::lock_guard guard(mutex_);
+    std::erase_if(observers_, [](const auto& each) { return each.expired(); });
+    const bool known = std::any_of(observers_.begin(), observers_.end(),
+                                   [&](const auto& each) { return each.lock() == observer; });
+    if (!known)
+        observers_.push_back(observer);
+}
+
+void heap_core::announce(const chunk& leaving) {
+    for (const auto& each : observers_)
+        if (const auto observer = each.lock())
+            observer->chunk_goes(leaving.serial);
 }
 
 result<heap_core::chunk*> heap_core::new_chunk(std::uint64_t at_least) {
@@ -92,6 +116,7 @@ void heap_core::free_locked(block* returned) {
 }
 
 bool heap_core::give_back(std::list<chunk>::iterator position) {
+    announce(*position);
     position->dmabuf.reset();
     // Refused while a memory region of it lives elsewhere: then the chunk stays and is used again.
     if (!position->memory.release())
@@ -130,20 +155,34 @@ result<void> heap_core::free(device_address address) {
     return {};
 }
 
+result<void> heap_core::export_chunk(chunk& which) {
+    if (which.dmabuf)
+        return {};
+    const auto plan = plan_export({device_->who().generation, memory_origin::own, which.memory.address(),
+                                   which.memory.size(), which.memory.address(), which.memory.size()});
+    if (!plan)
+        return tl::unexpected(plan.error());
+    auto fd = device_->export_dmabuf(*plan);
+    if (!fd)
+        return tl::unexpected(fd.error());
+    which.dmabuf = std::move(*fd);
+    return {};
+}
+
 result<dmabuf_export> heap_core::dmabuf(const block* of, device_address address, std::uint64_t length) {
     const std::lock_guard guard(mutex_);
     auto* home = static_cast<chunk*>(of->owner);
-    if (!home->dmabuf) {
-        const auto plan = plan_export({device_->who().generation, memory_origin::own, home->memory.address(),
-                                       home->memory.size(), home->memory.address(), home->memory.size()});
-        if (!plan)
-            return tl::unexpected(plan.error());
-        auto fd = device_->export_dmabuf(*plan);
-        if (!fd)
-            return tl::unexpected(fd.error());
-        home->dmabuf = std::move(*fd);
-    }
+    if (auto exported = export_chunk(*home); !exported)
+        return tl::unexpected(exported.error());
     return dmabuf_export{home->dmabuf.get(), address - home->memory.address(), address, length};
+}
+
+result<chunk_view> heap_core::chunk_of(const block* of) {
+    const std::lock_guard guard(mutex_);
+    auto* home = static_cast<chunk*>(of->owner);
+    if (auto exported = export_chunk(*home); !exported)
+        return tl::unexpected(exported.error());
+    return chunk_view{home->serial, {home->dmabuf.get(), 0, home->memory.address(), home->memory.size()}};
 }
 
 void heap_core::trim() {

@@ -12,6 +12,20 @@
 
 namespace gaudi {
 
+// A chunk as a NIC registers it: whole, once.
+struct chunk_view {
+    std::uint64_t serial = 0; // never repeats in a process
+    dmabuf_export whole;
+};
+
+// Somebody who keeps something of a chunk and must let go before the driver takes the chunk back. Called with
+// the heap locked.
+class chunk_observer {
+public:
+    virtual ~chunk_observer() = default;
+    virtual void chunk_goes(std::uint64_t serial) = 0;
+};
+
 // A heap's state. Shared by the heap and by every buffer from it: a buffer may outlive the heap object.
 class heap_core {
 public:
@@ -34,6 +48,9 @@ public:
     // Memory that was given up.
     result<void> free(device_address address);
     result<dmabuf_export> dmabuf(const block* of, device_address address, std::uint64_t length);
+    // The chunk that a buffer lies in, exported.
+    result<chunk_view> chunk_of(const block* of);
+    void observe(const std::shared_ptr<chunk_observer>& observer);
     void trim();
     [[nodiscard]] heap_statistics statistics();
     [[nodiscard]] hl_device& device() { return *device_; }
@@ -41,14 +58,17 @@ public:
 private:
     // Order of members is order of tear-down: first the DMA-BUF goes, then mapping and allocation.
     struct chunk {
+        const std::uint64_t serial;
         device_memory memory;
         unique_fd dmabuf;
         range_allocator ranges;
 
-        explicit chunk(device_memory taken) : memory(std::move(taken)), ranges(memory.size(), this) {}
+        explicit chunk(device_memory taken);
     };
 
     result<chunk*> new_chunk(std::uint64_t at_least);
+    result<void> export_chunk(chunk& which);
+    void announce(const chunk& leaving);
     bool give_back(std::list<chunk>::iterator position);
     void free_locked(block* returned);
     bool trim_locked();
@@ -57,6 +77,7 @@ private:
     address_map& map_;
     std::mutex mutex_;
     std::list<chunk> chunks_;
+    std::vector<std::weak_ptr<chunk_observer>> observers_;
     std::uint64_t buffers_ = 0;
 };
 

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <gaudi/device.hpp>
+#include <gaudi/region.hpp>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace gaudi {
+
+class nic_core;
+class registration_cache;
+
+// How far a NIC is from a device, nearest first.
+enum class nic_distance { same_switch, same_numa_node, other_numa_node, unknown };
+[[nodiscard]] std::string_view name_of(nic_distance distance);
+
+enum class link_layer { infiniband, ethernet };
+
+struct nic_info {
+    std::string name;
+    std::string bus_id; // empty: the kernel does not say
+    std::optional<int> numa_node;
+    unsigned port = 1;
+    bool active = false;
+    std::string state; // the port's, in words
+    gaudi::link_layer link_layer = link_layer::infiniband;
+    double gbps = 0;
+    unsigned mtu = 0;          // bytes
+    bool dmabuf = false;       // registers DMA-BUFs
+    std::string why_no_dmabuf; // empty where it does
+    std::uint64_t longest_message = 0;
+    nic_distance distance = nic_distance::unknown; // to the device that was asked for
+};
+
+struct nic_choice {
+    std::string name;                   // empty: the nearest with an active port
+    unsigned port = 0;                  // 0: the first active one
+    std::optional<unsigned> gid_index;  // none: RoCE v2 over IPv4 before IPv6 before the rest
+    std::optional<device_info> near_to; // the device whose memory it shall move
+};
+
+struct registration_statistics {
+    std::uint64_t hits = 0, misses = 0, evictions = 0;
+    std::uint64_t regions = 0, bytes = 0; // alive
+};
+
+// Bounds of the registrations that a NIC keeps although nobody uses them at the moment.
+struct registration_limits {
+    std::uint64_t bytes = 1ULL << 40;
+    std::uint64_t regions = 4096; // each DMA-BUF region keeps a reference on its descriptor's file
+};
+
+// An open NIC port: the one protection domain and the registrations of this process on it. Thread-safe.
+class nic {
+public:
+    explicit nic(std::shared_ptr<nic_core> core, const registration_limits& limits);
+    ~nic();
+    nic(const nic&) = delete;
+    nic& operator=(const nic&) = delete;
+
+    [[nodiscard]] const nic_info& info() const;
+    // Why this one and not another, in words.
+    [[nodiscard]] const std::string& why_chosen() const;
+    // The GID in use and its index; empty for InfiniBand without a global route.
+    [[nodiscard]] std::string gid_text() const;
+
+    // A buffer of a device's heap. The first of a chunk registers the whole chunk; later ones cost
+    // nanoseconds. Where zero-copy is impossible the policy decides: errc::zero_copy_impossible with the
+    // reason, or a staged region.
+    [[nodiscard]] result<local_region> region(device& card, const device_buffer& buffer,
+                                              way_policy policy = way_policy::prefer_zero_copy);
+    // Host memory. Registrations are shared while somebody holds one and end with the last: nothing tells a
+    // library that memory was unmapped, so that none is kept beyond.
+    [[nodiscard]] result<local_region> region(std::span<std::byte> memory);
+    [[nodiscard]] registration_statistics registrations() const;
+    // Ends the registrations that nobody uses.
+    void trim();
+
+    [[nodiscard]] const std::shared_ptr<nic_core>& core() const { return core_; }
+
+private:
+    std::shared_ptr<nic_core> core_;
+    std::shared_ptr<registration_cache> cache_;
+};
+
+// Which libibverbs was loaded. errc::verbs_missing.
+[[nodiscard]] result<std::string> loaded_verbs();
+// Every port of every NIC, nearest to the device first where one is named.
+[[nodiscard]] result<std::vector<nic_info>> list_nics(const std::optional<device_info>& near_to = {});
+// errc::verbs_missing, no_nic, nic_unknown, port_down, gid_invalid.
+[[nodiscard]] result<std::shared_ptr<nic>> open_nic(const nic_choice& choice = {},
+                                                    const registration_limits& limits = {});
+
+} // namespace gaudi

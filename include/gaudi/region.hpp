@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <gaudi/address.hpp>
+#include <gaudi/error.hpp>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+
+namespace gaudi {
+
+class registration;
+class staging_source;
+
+// By which way a NIC reaches memory.
+enum class memory_way : std::uint8_t {
+    host,      // host memory, registered
+    zero_copy, // device memory, registered through its DMA-BUF
+    staged     // device memory, copied through pinned host memory by the device's engines
+};
+[[nodiscard]] std::string_view name_of(memory_way way);
+
+// What a policy allows for device memory.
+enum class way_policy : std::uint8_t {
+    prefer_zero_copy, // staged where zero-copy is impossible, and announced
+    require_zero_copy,
+    staged_only // for comparison
+};
+
+// Memory of another process, as this one may address it. Values that came over the network.
+struct remote_region {
+    std::uint64_t address = 0;
+    std::uint64_t length = 0;
+    std::uint32_t key = 0;
+    memory_way way = memory_way::host;
+
+    static constexpr std::size_t encoded_bytes = 24;
+    // Big-endian, the same for every host.
+    [[nodiscard]] std::array<std::byte, encoded_bytes> encode() const;
+    // errc::handshake_refused where the bytes make no sense.
+    [[nodiscard]] static result<remote_region> decode(std::span<const std::byte> bytes);
+    // A part of it. errc::range_leaves_allocation.
+    [[nodiscard]] result<remote_region> part(std::uint64_t offset, std::uint64_t length) const;
+};
+
+// Memory of this process that a NIC can reach: a lease on a registration, shared with others on the same
+// memory. The memory must outlive it. Cheap to copy; for one thread at a time like the connection it is used
+// with.
+class local_region {
+public:
+    local_region() = default;
+
+    [[nodiscard]] std::uint64_t address() const { return address_; }
+    [[nodiscard]] std::uint64_t length() const { return length_; }
+    [[nodiscard]] memory_way way() const { return way_; }
+    // For staged device memory: what stood against zero-copy.
+    [[nodiscard]] std::string_view reason() const;
+    [[nodiscard]] std::uint32_t local_key() const { return local_key_; }
+    [[nodiscard]] result<local_region> part(std::uint64_t offset, std::uint64_t length) const;
+    // For the peer. errc::remote_staged for staged memory, which no NIC can address.
+    [[nodiscard]] result<remote_region> remote() const;
+
+    [[nodiscard]] const std::shared_ptr<const staging_source>& staged_from() const { return source_; }
+
+private:
+    friend class registration_cache;
+    friend class nic;
+    std::uint64_t address_ = 0; // host pointer or device address
+    std::uint64_t length_ = 0;
+    std::uint32_t local_key_ = 0;
+    std::uint32_t remote_key_ = 0;
+    memory_way way_ = memory_way::host;
+    // Shared: a registration serves every buffer of its chunk.
+    std::shared_ptr<const registration> lease_;
+    std::shared_ptr<const staging_source> source_;
+};
+
+} // namespace gaudi

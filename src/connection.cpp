@@ -1,0 +1,289 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <gaudi/connection.hpp>
+
+#include "src/os/byte_order.hpp"
+#include "src/rdma/connection_core.hpp"
+#include "src/rdma/staging_source.hpp"
+
+#include <fmt/format.h>
+#include <utility>
+
+namespace gaudi {
+
+std::string_view name_of(memory_way way) {
+    constexpr std::string_view names[] = {"host", "zero-copy", "staged"};
+    return names[static_cast<std::size_t>(way)];
+}
+
+std::array<std::byte, remote_region::encoded_bytes> remote_region::encode() const {
+    std::array<std::byte, encoded_bytes> bytes{};
+    packer(bytes).put(address).put(length).put(key).put(static_cast<std::uint32_t>(way));
+    return bytes;
+}
+
+result<remote_region> remote_region::decode(std::span<const std::byte> bytes) {
+    if (bytes.size() != encoded_bytes)
+        return tl::unexpected(error(errc::handshake_refused, fmt::format("a region in {} bytes instead of {}",
+                                                                         bytes.size(), encoded_bytes)));
+    unpacker in(bytes);
+    remote_region region;
+    region.address = in.get<std::uint64_t>();
+    region.length = in.get<std::uint64_t>();
+    region.key = in.get<std::uint32_t>();
+    const auto way = in.get<std::uint32_t>();
+    if (way > static_cast<std::uint32_t>(memory_way::staged) ||
+        region.address + region.length < region.address)
+        return tl::unexpected(
+            error(errc::handshake_refused,
+                  fmt::format("a region of {} bytes at {:#x}, way {}", region.length, region.address, way)));
+    region.way = static_cast<memory_way>(way);
+    return region;
+}
+
+namespace {
+
+template <typename Region>
+result<void> check_part(const Region& whole, std::uint64_t whole_length, std::uint64_t offset,
+                        std::uint64_t length) {
+    (void)whole;
+    if (offset <= whole_length && length <= whole_length - offset)
+        return {};
+    return tl::unexpected(
+        error(errc::range_leaves_allocation,
+              fmt::format("{} bytes at offset {} of a region of {}", length, offset, whole_length)));
+}
+
+} // namespace
+
+result<remote_region> remote_region::part(std::uint64_t offset, std::uint64_t bytes) const {
+    if (auto fits = check_part(*this, length, offset, bytes); !fits)
+        return tl::unexpected(fits.error());
+    auto taken = *this;
+    taken.address += offset;
+    taken.length = bytes;
+    return taken;
+}
+
+std::string_view local_region::reason() const {
+    return source_ ? std::string_view(source_->reason()) : std::string_view{};
+}
+
+result<local_region> local_region::part(std::uint64_t offset, std::uint64_t bytes) const {
+    if (auto fits = check_part(*this, length_, offset, bytes); !fits)
+        return tl::unexpected(fits.error());
+    auto taken = *this;
+    taken.address_ += offset;
+    taken.length_ = bytes;
+    return taken;
+}
+
+result<remote_region> local_region::remote() const {
+    if (way_ == memory_way::staged)
+        return tl::unexpected(error(errc::remote_staged, std::string(reason())));
+    return remote_region{address_, length_, remote_key_, way_};
+}
+
+const path_report::count& path_report::by(memory_way way) const {
+    return way == memory_way::host ? host : way == memory_way::zero_copy ? zero_copy : staged;
+}
+
+transfer::transfer(connection_core* core, std::uint32_t slot) : core_(core), slot_(slot) {
+    core_->retain();
+}
+
+transfer::transfer(transfer&& other) noexcept
+    : core_(std::exchange(other.core_, nullptr)), slot_(other.slot_) {}
+
+transfer& transfer::operator=(transfer&& other) noexcept {
+    std::swap(core_, other.core_);
+    std::swap(slot_, other.slot_);
+    return *this;
+}
+
+transfer::~transfer() {
+    if (core_ == nullptr)
+        return;
+    core_->drop(slot_);
+    core_->release();
+}
+
+bool transfer::done() {
+    return core_ == nullptr || core_->done(slot_);
+}
+
+result<completion> transfer::wait(std::chrono::milliseconds limit) {
+    if (core_ == nullptr)
+        return completion{};
+    return core_->wait(slot_, limit);
+}
+
+connection::connection(connection&& other) noexcept : core_(std::exchange(other.core_, nullptr)) {}
+
+connection& connection::operator=(connection&& other) noexcept {
+    std::swap(core_, other.core_);
+    return *this;
+}
+
+connection::~connection() {
+    if (core_ == nullptr)
+        return;
+    close();
+    core_->release();
+}
+
+namespace {
+
+result<transfer> begin(connection_core* core, const transfer_request& wanted) {
+    const auto slot = core->start(wanted);
+    if (!slot)
+        return tl::unexpected(slot.error());
+    return transfer(core, *slot);
+}
+
+} // namespace
+
+result<transfer> connection::send(const local_region& from, std::optional<std::uint32_t> immediate) {
+    return begin(core_, {.kind = transfer_kind::send, .local = &from, .immediate = immediate});
+}
+
+result<transfer> connection::receive(const local_region& into) {
+    return begin(core_, {.kind = transfer_kind::receive, .local = &into});
+}
+
+result<transfer> connection::write(const local_region& from, const remote_region& to) {
+    return begin(core_, {.kind = transfer_kind::write, .local = &from, .remote = &to});
+}
+
+result<transfer> connection::write_with_immediate(const local_region& from, const remote_region& to,
+                                                  std::uint32_t immediate) {
+    return begin(core_,
+                 {.kind = transfer_kind::write, .local = &from, .remote = &to, .immediate = immediate});
+}
+
+result<transfer> connection::read(const local_region& into, const remote_region& from) {
+    return begin(core_, {.kind = transfer_kind::read, .local = &into, .remote = &from});
+}
+
+result<transfer> connection::fetch_add(const remote_region& where, std::uint64_t add) {
+    return begin(core_, {.kind = transfer_kind::fetch_add, .remote = &where, .operand = add});
+}
+
+result<transfer> connection::compare_swap(const remote_region& where, std::uint64_t expected,
+                                          std::uint64_t desired) {
+    return begin(
+        core_,
+        {.kind = transfer_kind::compare_swap, .remote = &where, .operand = desired, .compare = expected});
+}
+
+std::size_t connection::poll() {
+    return core_->progress();
+}
+
+result<void> connection::tell(std::span<const std::byte> note) {
+    return core_->tell(frame_kind::note, note);
+}
+
+result<std::vector<std::byte>> connection::hear(std::chrono::milliseconds limit) {
+    return core_->hear(frame_kind::note, limit);
+}
+
+result<void> connection::offer(const local_region& region) {
+    const auto remote = region.remote();
+    if (!remote)
+        return tl::unexpected(remote.error());
+    return core_->tell(frame_kind::offer, remote->encode());
+}
+
+result<remote_region> connection::take_offer(std::chrono::milliseconds limit) {
+    const auto body = core_->hear(frame_kind::offer, limit);
+    if (!body)
+        return tl::unexpected(body.error());
+    return remote_region::decode(*body);
+}
+
+void connection::close() {
+    if (core_ != nullptr)
+        core_->close();
+}
+
+bool connection::alive() const {
+    return core_ != nullptr && core_->alive();
+}
+
+path_report connection::report() const {
+    return core_->report();
+}
+
+const std::string& connection::peer() const {
+    return core_->peer();
+}
+
+namespace {
+
+result<connection> made(result<connection_core*> core) {
+    if (!core)
+        return tl::unexpected(core.error());
+    return connection(*core);
+}
+
+} // namespace
+
+result<connection> connect(const std::shared_ptr<nic>& card, const std::string& peer,
+                           const connection_options& options) {
+    const auto deadline = std::chrono::steady_clock::now() + options.deadline;
+    auto joined = stream::connect(peer, default_port, deadline);
+    if (!joined)
+        return tl::unexpected(joined.error());
+    return made(
+        connection_core::join(card, std::move(*joined), connection_core::role::client, options, deadline));
+}
+
+result<listener> listener::open(std::uint16_t port, const std::string& address) {
+    auto opened = listen_on(address, port);
+    if (!opened)
+        return tl::unexpected(opened.error());
+    return listener(opened->fd.release(), opened->port);
+}
+
+listener::listener(listener&& other) noexcept : fd_(std::exchange(other.fd_, -1)), port_(other.port_) {}
+
+listener& listener::operator=(listener&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    std::swap(port_, other.port_);
+    return *this;
+}
+
+listener::~listener() {
+    unique_fd{fd_};
+}
+
+result<caller> listener::next(std::chrono::milliseconds limit) const {
+    auto joined = accept_from(fd_, std::chrono::steady_clock::now() + limit);
+    if (!joined)
+        return tl::unexpected(joined.error());
+    return caller(std::make_unique<stream>(std::move(*joined)));
+}
+
+result<connection> listener::accept(const std::shared_ptr<nic>& card, std::chrono::milliseconds limit,
+                                    const connection_options& options) const {
+    auto knocking = next(limit);
+    if (!knocking)
+        return tl::unexpected(knocking.error());
+    return knocking->welcome(card, options);
+}
+
+caller::caller(std::unique_ptr<stream> joined) : joined_(std::move(joined)) {}
+caller::caller(caller&&) noexcept = default;
+caller& caller::operator=(caller&&) noexcept = default;
+caller::~caller() = default;
+
+const std::string& caller::peer() const {
+    return joined_->peer();
+}
+
+result<connection> caller::welcome(const std::shared_ptr<nic>& card, const connection_options& options) {
+    return made(connection_core::join(card, std::move(*joined_), connection_core::role::server, options,
+                                      std::chrono::steady_clock::now() + options.deadline));
+}
+
+} // namespace gaudi

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "src/memory/registration_cache.hpp"
+
+#include <cerrno>
+#include <fmt/format.h>
+
+namespace gaudi {
+
+registration::registration(std::shared_ptr<nic_core> card, mr_handle made, std::uint64_t bytes)
+    : card_(std::move(card)), made_(std::move(made)), bytes_(bytes) {}
+
+registration::~registration() {
+    if (!card_->ours())
+        (void)made_.release();
+}
+
+local_region registration_cache::lease(std::shared_ptr<const registration> what, std::uint64_t address,
+                                       std::uint64_t length, memory_way way) {
+    local_region region;
+    region.address_ = address;
+    region.length_ = length;
+    region.local_key_ = what->local_key();
+    region.remote_key_ = what->remote_key();
+    region.way_ = way;
+    region.lease_ = std::move(what);
+    return region;
+}
+
+bool registration_cache::evict_one() {
+    auto oldest = chunks_.end();
+    for (auto each = chunks_.begin(); each != chunks_.end(); ++each)
+        if (each->second.what.use_count() == 1 &&
+            (oldest == chunks_.end() || each->second.last_use < oldest->second.last_use))
+            oldest = each;
+    if (oldest == chunks_.end())
+        return false;
+    chunks_.erase(oldest);
+    ++counts_.evictions;
+    return true;
+}
+
+result<void> registration_cache::make_room(std::uint64_t bytes) {
+    std::erase_if(host_, [](const auto& entry) { return entry.second.expired(); });
+    for (;;) {
+        std::uint64_t held = 0;
+        for (const auto& [serial, entry] : chunks_)
+            held += entry.what->bytes();
+        for (const auto& [range, entry] : host_)
+            held += range.second;
+        const auto regions = chunks_.size() + host_.size();
+        if (held + bytes <= limits_.bytes && regions + 1 <= limits_.regions)
+            return {};
+        if (!evict_one())
+            return tl::unexpected(
+                error(errc::registrations_exhausted,
+                      fmt::format("{} bytes more on {}: {} regions of {} and {} bytes of {} are in use",
+                                  bytes, card_->info().name, regions, limits_.regions, held, limits_.bytes)));
+    }
+}
+
+result<local_region> registration_cache::of(const device_buffer& buffer) {
+    if (!card_->ours())
+        return tl::unexpected(card_->forked_error());
+    if (!buffer)
+        return tl::unexpected(error(errc::not_allocated, "registration of an empty buffer"));
+    auto& heap = *buffer.core_;
+    if (heap.device().lost())
+        return tl::unexpected(heap.device().lost_error("registration of a buffer"));
+    const auto chunk = heap.chunk_of(static_cast<const heap_core::block*>(buffer.block_));
+    if (!chunk)
+        return tl::unexpected(chunk.error());
+    const auto address = buffer.address().value();
+    {
+        const std::lock_guard guard(mutex_);
+        if (const auto found = chunks_.find(chunk->serial); found != chunks_.end()) {
+            ++counts_.hits;
+            found->second.last_use = ++uses_;
+            return lease(found->second.what, address, buffer.size(), memory_way::zero_copy);
+        }
+    }
+    heap.observe(shared_from_this()); // not under our lock: the heap calls us under its own
+    const std::lock_guard guard(mutex_);
+    auto found = chunks_.find(chunk->serial);
+    if (found == chunks_.end()) {
+        ++counts_.misses;
+        auto made = make_room(chunk->whole.length).and_then([&] {
+            return card_->register_dmabuf(chunk->whole);
+        });
+        while (!made && made.error().system_error() == ENOMEM && evict_one())
+            made = card_->register_dmabuf(chunk->whole);
+        if (!made)
+            return tl::unexpected(made.error());
+        auto what = std::make_shared<const registration>(card_, std::move(*made), chunk->whole.length);
+        found = chunks_.emplace(chunk->serial, kept{std::move(what)}).first;
+    }
+    found->second.last_use = ++uses_;
+    return lease(found->second.what, address, buffer.size(), memory_way::zero_copy);
+}
+
+result<local_region> registration_cache::of(std::span<std::byte> memory) {
+    if (!card_->ours())
+        return tl::unexpected(card_->forked_error());
+    if (memory.empty())
+        return tl::unexpected(error(errc::size_zero, "registration of 0 bytes of host memory"));
+    const auto address = reinterpret_cast<std::uintptr_t>(memory.data());
+    const host_range range{memory.data(), memory.size()};
+    const std::lock_guard guard(mutex_);
+    if (const auto found = host_.find(range); found != host_.end())
+        if (auto alive = found->second.lock()) {
+            ++counts_.hits;
+            return lease(std::move(alive), address, memory.size(), memory_way::host);
+        }
+    ++counts_.misses;
+    auto made = make_room(memory.size()).and_then([&] { return card_->register_host(memory); });
+    while (!made && made.error().system_error() == ENOMEM && evict_one())
+        made = card_->register_host(memory);
+    if (!made)
+        return tl::unexpected(made.error());
+    const auto what = std::make_shared<registration>(card_, std::move(*made), memory.size());
+    host_[range] = what;
+    return lease(what, address, memory.size(), memory_way::host);
+}
+
+void registration_cache::chunk_goes(std::uint64_t serial) {
+    const std::lock_guard guard(mutex_);
+    chunks_.erase(serial);
+}
+
+void registration_cache::trim() {
+    if (!card_->ours())
+        return;
+    const std::lock_guard guard(mutex_);
+    while (evict_one()) {
+    }
+}
+
+registration_statistics registration_cache::statistics() {
+    const std::lock_guard guard(mutex_);
+    std::erase_if(host_, [](const auto& entry) { return entry.second.expired(); });
+    auto counts = counts_;
+    counts.regions = chunks_.size() + host_.size();
+    for (const auto& [serial, entry] : chunks_)
+        counts.bytes += entry.what->bytes();
+    for (const auto& [range, entry] : host_)
+        counts.bytes += range.second;
+    return counts;
+}
+
+} // namespace gaudi

@@ -1,0 +1,383 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// A connection's beginning, its waiting and its end.
+#include "src/rdma/connection_core.hpp"
+
+#include "src/os/byte_order.hpp"
+#include "src/rdma/staging_source.hpp"
+
+#include <algorithm>
+#include <fmt/format.h>
+#include <poll.h>
+#include <random>
+#include <sched.h>
+
+namespace gaudi {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+constexpr std::uint32_t wanted_segment = 1U << 20;
+constexpr std::uint64_t wanted_write = 1ULL << 30;
+constexpr auto look_every = milliseconds(1);
+constexpr auto longest_sleep = milliseconds(100);
+constexpr auto farewell = milliseconds(1000);
+constexpr unsigned polls_before_sleep = 32, polls_before_yield = 4096, polls_between_clocks = 64;
+constexpr unsigned most_at_a_time = grant::ring_words / 2 - 8; // each receive may need two words
+
+} // namespace
+
+connection_core::connection_core(std::shared_ptr<nic> card, control_channel control,
+                                 const connection_options& options)
+    : card_(std::move(card)), options_(options), control_(std::move(control)),
+      first_sequence_(std::random_device{}() & 0xffffff), operations_(options.operations),
+      initiated_(options.operations), receives_(options.operations), at_send_queue_(options.depth),
+      at_receive_queue_(options.depth) {
+    free_slots_.reserve(options.operations);
+    for (unsigned i = options.operations; i > 0; --i)
+        free_slots_.push_back(i - 1);
+}
+
+connection_core::~connection_core() {
+    if (!card_->core()->ours()) {
+        pair_.abandon();
+        (void)words_region_.release();
+        for (auto& each : stagings_)
+            (void)each.release(); // the device is the parent's as well
+        return;
+    }
+    close();
+}
+
+result<connection_core*> connection_core::join(const std::shared_ptr<nic>& card, stream joined, role side,
+                                               const connection_options& options, time_point deadline) {
+    if (!card->core()->ours())
+        return tl::unexpected(card->core()->forked_error());
+    auto bounded = options;
+    bounded.depth = std::clamp(options.depth, 16U, most_at_a_time);
+    bounded.operations = std::clamp(options.operations, 1U, 1U << 20);
+    std::unique_ptr<connection_core, void (*)(connection_core*)> made(
+        new connection_core(card, control_channel(stream()), bounded), [](auto* gone) { gone->release(); });
+    const auto refuse = [&](const error& why) {
+        made->failure_ = why; // nothing to say goodbye to
+        return tl::unexpected(why);
+    };
+    made->control_ = control_channel(std::move(joined));
+    if (auto ready = made->prepare(); !ready)
+        return refuse(ready.error());
+    if (auto met = made->shake_hands(side, deadline); !met)
+        return refuse(met.error());
+    return made.release();
+}
+
+result<void> connection_core::prepare() {
+    auto memory = mapping::anonymous(sizeof(shared_words) + options_.operations * sizeof(std::uint64_t));
+    if (!memory)
+        return tl::unexpected(memory.error());
+    memory_ = std::move(*memory);
+    words_ = reinterpret_cast<shared_words*>(memory_.bytes().data());
+    auto region = card_->core()->register_host(memory_.bytes());
+    if (!region)
+        return tl::unexpected(region.error());
+    words_region_ = std::move(*region);
+    auto pair = queue_pair::make(card_->core(), options_.depth, options_.depth);
+    if (!pair)
+        return tl::unexpected(pair.error());
+    pair_ = std::move(*pair);
+    return {};
+}
+
+hello connection_core::greeting() const {
+    const auto& core = *card_->core();
+    hello ours;
+    ours.ethernet = core.info().link_layer == link_layer::ethernet;
+    ours.sleeps = options_.wait == wait_mode::events;
+    ours.mtu = static_cast<std::uint8_t>(core.port().active_mtu);
+    ours.reads_in_flight = static_cast<std::uint8_t>(
+        std::clamp(std::min(core.limits().max_qp_rd_atom, core.limits().max_qp_init_rd_atom), 1, 16));
+    ours.lid = core.port().lid;
+    ours.qp_number = pair_.get()->qp_num;
+    ours.first_sequence = first_sequence_;
+    std::copy(std::begin(core.gid().raw), std::end(core.gid().raw), ours.gid.begin());
+    const auto longest = std::max<std::uint64_t>(core.port().max_msg_sz, 4096);
+    ours.segment = static_cast<std::uint32_t>(std::min<std::uint64_t>(wanted_segment, longest & ~4095ULL));
+    ours.longest_write = std::min<std::uint64_t>(wanted_write, longest & ~4095ULL);
+    ours.grants_address = reinterpret_cast<std::uintptr_t>(words_->grants_from_peer);
+    ours.grants_key = words_region_->rkey;
+    return ours;
+}
+
+result<void> connection_core::shake_hands(role side, time_point deadline) {
+    const auto& line = control_.line();
+    const auto ours = greeting();
+    if (side == role::client)
+        if (auto sent = send_hello(line, ours, deadline); !sent)
+            return sent;
+    const auto theirs = receive_hello(line, deadline);
+    if (side == role::server) // also to one that we do not understand: it shall know whom it talks to
+        if (auto sent = send_hello(line, ours, deadline); !sent && theirs)
+            return sent;
+    if (!theirs)
+        return tl::unexpected(theirs.error());
+    theirs_ = *theirs;
+    segment_ = std::min(ours.segment, theirs_.segment);
+    longest_write_ = std::min(ours.longest_write, theirs_.longest_write);
+    result<void> joined;
+    if (ours.ethernet != theirs_.ethernet)
+        joined =
+            tl::unexpected(error(errc::handshake_refused, "one side has InfiniBand, the other Ethernet"));
+    else
+        joined = pair_.join(ours, theirs_, options_.timeout, options_.retries);
+    if (auto sent = send_ready(line, joined ? "" : joined.error().message(), deadline); !sent)
+        return sent;
+    if (!joined)
+        return joined;
+    return receive_ready(line, deadline);
+}
+
+result<staging*> connection_core::staging_for(const local_region& region) {
+    const auto& engine = region.staged_from()->engine();
+    for (const auto& each : stagings_)
+        if (each->serves(engine))
+            return each.get();
+    auto made = staging::make(*card_->core(), engine, segment_);
+    if (!made)
+        return tl::unexpected(made.error());
+    return stagings_.emplace_back(std::move(*made)).get();
+}
+
+result<std::uint32_t> connection_core::start(const transfer_request& wanted) {
+    if (failure_)
+        return tl::unexpected(*failure_);
+    if (!card_->core()->ours())
+        return tl::unexpected(card_->core()->forked_error());
+    if (wanted.local != nullptr && wanted.remote != nullptr &&
+        wanted.local->length() != wanted.remote->length)
+        return tl::unexpected(
+            error(errc::length_mismatch, fmt::format("{} bytes here, {} bytes there", wanted.local->length(),
+                                                     wanted.remote->length)));
+    const bool atomic = wanted.kind == transfer_kind::fetch_add || wanted.kind == transfer_kind::compare_swap;
+    if (atomic && (wanted.remote->length < 8 || wanted.remote->address % 8 != 0))
+        return tl::unexpected(
+            error(errc::length_mismatch,
+                  fmt::format("an atomic operation on {} bytes at {:#x}: it takes 8 aligned bytes",
+                              wanted.remote->length, wanted.remote->address)));
+    if (free_slots_.empty())
+        progress();
+    if (free_slots_.empty())
+        return tl::unexpected(
+            error(errc::too_many_operations, fmt::format("{} under way to {}", options_.operations, peer())));
+    staging* stage = nullptr;
+    if (wanted.local != nullptr && wanted.local->way() == memory_way::staged) {
+        auto found = staging_for(*wanted.local);
+        if (!found)
+            return tl::unexpected(found.error());
+        stage = *found;
+        report_.why_staged = wanted.local->reason();
+    }
+    const auto slot = free_slots_.back();
+    free_slots_.pop_back();
+    auto& made = operations_[slot];
+    made = {};
+    made.kind = wanted.kind;
+    made.state = state::pending;
+    made.stage = stage;
+    made.immediate = wanted.immediate;
+    made.operand = wanted.operand;
+    made.compare = wanted.compare;
+    if (wanted.local != nullptr) {
+        made.way = wanted.local->way();
+        made.address = wanted.local->address();
+        made.length = wanted.local->length();
+        made.local_key = wanted.local->local_key();
+    }
+    if (wanted.remote != nullptr) {
+        made.remote_address = wanted.remote->address;
+        made.remote_key = wanted.remote->key;
+    }
+    if (wanted.kind == transfer_kind::receive) {
+        receives_.push(slot);
+        advance_receives();
+        tell_grants(false);
+    } else {
+        initiated_.push(slot);
+        advance_initiated();
+    }
+    // The first of a burst goes at once, its followers together.
+    if (at_send_queue_.size() == chained_)
+        flush();
+    return slot;
+}
+
+bool connection_core::done(std::uint32_t slot) {
+    if (operations_[slot].state != state::finished)
+        progress();
+    return operations_[slot].state == state::finished;
+}
+
+result<completion> connection_core::wait(std::uint32_t slot, milliseconds limit) {
+    const auto& waited = operations_[slot];
+    const auto deadline = steady_clock::now() + limit;
+    for (unsigned polls = 0; waited.state != state::finished; ++polls) {
+        if (progress() != 0) {
+            polls = 0;
+            continue;
+        }
+        if (polls % polls_between_clocks == 0 && steady_clock::now() >= deadline &&
+            waited.state != state::finished)
+            return tl::unexpected(
+                error(errc::wait_timeout, fmt::format("{} ms for {}", limit.count(), peer())));
+        if (options_.wait == wait_mode::events && polls > polls_before_sleep)
+            sleep_until(deadline);
+        else if (polls > polls_before_yield)
+            ::sched_yield();
+    }
+    if (waited.failure)
+        return tl::unexpected(*waited.failure);
+    return waited.outcome;
+}
+
+void connection_core::drop(std::uint32_t slot) {
+    operations_[slot].dropped = true;
+    if (operations_[slot].state == state::finished) {
+        operations_[slot].state = state::unused;
+        free_slots_.push_back(slot);
+    }
+}
+
+std::size_t connection_core::progress() {
+    if (failure_ || !card_->core()->ours())
+        return 0;
+    const auto happened = collect() + collect_copies();
+    if (!failure_)
+        advance(happened == 0);
+    if (happened == 0 && !failure_)
+        if (const auto now = steady_clock::now();
+            options_.wait == wait_mode::events || now - last_look_ >= look_every) {
+            last_look_ = now;
+            look_at_control();
+        }
+    return happened;
+}
+
+void connection_core::look_at_control() {
+    auto frames = control_.receive();
+    if (!frames) {
+        // What the peer sent before it went has arrived already.
+        while (!failure_ && collect() != 0) {
+        }
+        if (!failure_)
+            fail(frames.error());
+        return;
+    }
+    for (auto& each : *frames)
+        switch (each.kind) {
+        case frame_kind::grants:
+            take_grants(each.body);
+            break;
+        case frame_kind::goodbye:
+            while (!failure_ && collect() != 0) {
+            }
+            if (!failure_)
+                fail({errc::peer_gone, fmt::format("{} closed the connection", peer())});
+            break;
+        default:
+            heard_.push_back(std::move(each));
+        }
+}
+
+void connection_core::take_grants(std::span<const std::byte> body) {
+    unpacker in(body);
+    while (in.rest().size() >= 16) {
+        const auto index = in.get<std::uint64_t>();
+        words_->grants_from_peer[index % grant::ring_words] = in.get<std::uint64_t>();
+    }
+}
+
+void connection_core::sleep_until(time_point deadline) {
+    pair_.arm();
+    if (progress() != 0 || failure_)
+        return;
+    std::array<pollfd, 6> waiting{};
+    waiting[0] = {pair_.descriptor(), POLLIN, 0};
+    waiting[1] = {control_.descriptor(), POLLIN, 0};
+    nfds_t count = 2;
+    for (const auto& each : stagings_)
+        if (const auto fd = each->event_fd(); fd && each->copying() && count < waiting.size())
+            waiting[count++] = {*fd, POLLIN, 0};
+    const auto limit = std::min<long>(milliseconds_until(deadline), longest_sleep.count());
+    if (::poll(waiting.data(), count, static_cast<int>(limit)) > 0) {
+        for (nfds_t i = 2; i < count; ++i)
+            if (std::uint64_t ignored = 0; (waiting[i].revents & POLLIN) != 0)
+                (void)!::read(waiting[i].fd, &ignored, sizeof(ignored));
+    }
+    pair_.drain_events();
+}
+
+result<void> connection_core::tell(frame_kind kind, std::span<const std::byte> body) {
+    if (failure_)
+        return tl::unexpected(*failure_);
+    if (body.size() > control_channel::longest_body)
+        return tl::unexpected(
+            error(errc::message_too_long, fmt::format("a note of {} bytes; it takes up to {}", body.size(),
+                                                      control_channel::longest_body)));
+    return control_.send(kind, body, steady_clock::now() + options_.deadline);
+}
+
+result<std::vector<std::byte>> connection_core::hear(frame_kind kind, milliseconds limit) {
+    const auto deadline = steady_clock::now() + limit;
+    for (;;) {
+        const auto found =
+            std::find_if(heard_.begin(), heard_.end(), [&](const frame& each) { return each.kind == kind; });
+        if (found != heard_.end()) {
+            auto body = std::move(found->body);
+            heard_.erase(found);
+            return body;
+        }
+        if (failure_)
+            return tl::unexpected(*failure_);
+        if (steady_clock::now() >= deadline)
+            return tl::unexpected(
+                error(errc::wait_timeout, fmt::format("no word from {} in {} ms", peer(), limit.count())));
+        // Notes are no matter of microseconds, but the peer's transfers may need us meanwhile.
+        if (progress() == 0) {
+            look_at_control();
+            if (heard_.empty() && !failure_)
+                sleep_until(std::min(deadline, steady_clock::now() + milliseconds(1)));
+        }
+    }
+}
+
+void connection_core::close() {
+    if (closing_)
+        return;
+    closing_ = true;
+    if (!failure_) {
+        const auto deadline = steady_clock::now() + farewell;
+        flush();
+        while (!failure_ && !at_send_queue_.empty() && steady_clock::now() < deadline)
+            progress();
+        if (!failure_)
+            (void)control_.send(frame_kind::goodbye, {}, deadline);
+        fail({errc::peer_gone, fmt::format("the connection to {} was closed here", peer())});
+    }
+}
+
+void connection_core::fail(const error& why) {
+    failure_ = why;
+    if (pair_.get() != nullptr)
+        pair_.fail();
+    // The NIC no longer touches anything once its requests have been flushed out.
+    ibv_wc entries[16];
+    while (pair_.get() != nullptr && ::ibv_poll_cq(pair_.completions(), std::size(entries), entries) > 0) {
+    }
+    for (std::uint32_t slot = 0; slot < operations_.size(); ++slot)
+        if (auto& each = operations_[slot]; each.state == state::pending) {
+            each.failure = why;
+            each.state = state::finished;
+            if (each.dropped)
+                drop(slot);
+        }
+}
+
+} // namespace gaudi

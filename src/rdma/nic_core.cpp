@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "src/rdma/nic_core.hpp"
+
+#include "src/os/fork_count.hpp"
+#include "src/rdma/nic_survey.hpp"
+
+#include <algorithm>
+#include <arpa/inet.h>
+#include <cerrno>
+#include <cstring>
+#include <fmt/format.h>
+
+namespace gaudi {
+namespace {
+
+// What facts about the driver allow for a DMA-BUF; the same for host memory.
+constexpr int access_flags =
+    IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
+
+bool is_ipv4(const ibv_gid& gid) {
+    constexpr std::uint8_t prefix[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
+    return std::memcmp(gid.raw, prefix, sizeof(prefix)) == 0;
+}
+
+bool is_link_local(const ibv_gid& gid) {
+    return gid.raw[0] == 0xfe && (gid.raw[1] & 0xc0) == 0x80;
+}
+
+bool is_empty(const ibv_gid& gid) {
+    return std::all_of(std::begin(gid.raw), std::end(gid.raw), [](auto byte) { return byte == 0; });
+}
+
+// Higher is better: RoCE v2 over IPv4, over IPv6, link-local, RoCE v1.
+int rank(const ibv_gid& gid, bool version_2) {
+    if (is_empty(gid))
+        return 0;
+    return 1 + (version_2 ? 4 : 0) + (is_ipv4(gid) ? 3 : is_link_local(gid) ? 1 : 2);
+}
+
+std::string listed(const std::vector<nic_info>& all) {
+    std::string text;
+    for (const auto& each : all)
+        text += fmt::format("{}{} port {}", text.empty() ? "" : ", ", each.name, each.port);
+    return text.empty() ? "none" : text;
+}
+
+struct chosen_port {
+    nic_info info;
+    std::string why;
+};
+
+result<chosen_port> choose(const std::vector<nic_info>& all, const nic_choice& choice) {
+    if (all.empty())
+        return tl::unexpected(error(errc::no_nic, "libibverbs lists no device"));
+    std::vector<nic_info> fitting;
+    for (const auto& each : all)
+        if ((choice.name.empty() || each.name == choice.name) &&
+            (choice.port == 0 || each.port == choice.port))
+            fitting.push_back(each);
+    if (fitting.empty())
+        return tl::unexpected(
+            error(errc::nic_unknown,
+                  fmt::format("{}{}; there are: {}", choice.name.empty() ? "any" : choice.name,
+                              choice.port != 0 ? fmt::format(" port {}", choice.port) : "", listed(all))));
+    const auto active =
+        std::find_if(fitting.begin(), fitting.end(), [](const auto& each) { return each.active; });
+    if (active == fitting.end())
+        return tl::unexpected(error(errc::port_down, fmt::format("{} port {} is {}", fitting[0].name,
+                                                                 fitting[0].port, fitting[0].state)));
+    std::string why = "the only one with an active port";
+    if (!choice.name.empty())
+        why = "asked for by name";
+    else if (all.size() > 1 && choice.near_to)
+        why = fmt::format("{} of the Gaudi, {:.0f} Gbit/s", name_of(active->distance), active->gbps);
+    else if (all.size() > 1)
+        why = fmt::format("the fastest with an active port, {:.0f} Gbit/s", active->gbps);
+    return chosen_port{*active, why};
+}
+
+} // namespace
+
+result<std::shared_ptr<nic_core>> nic_core::open(const nic_choice& choice) {
+    const auto seen = survey_nics(choice.near_to);
+    if (!seen)
+        return tl::unexpected(seen.error());
+    auto chosen = choose(seen->ports, choice);
+    if (!chosen)
+        return tl::unexpected(chosen.error());
+    std::shared_ptr<nic_core> made(new nic_core);
+    made->api_ = seen->api;
+    made->info_ = chosen->info;
+    made->why_chosen_ = chosen->why;
+    made->forks_ = fork_count();
+    auto opened = open_by_name(made->api_, made->info_.name);
+    if (!opened)
+        return tl::unexpected(opened.error());
+    made->context_ = std::move(*opened);
+    made->pd_ = {made->api_->ibv_alloc_pd(made->context_.get()), {made->api_}};
+    if (!made->pd_)
+        return tl::unexpected(
+            error(errc::registration_refused, fmt::format("ibv_alloc_pd on {}", made->info_.name), errno));
+    if (const int rc = made->api_->ibv_query_device(made->context_.get(), &made->limits_); rc != 0)
+        return tl::unexpected(
+            error(errc::no_nic, fmt::format("ibv_query_device of {}", made->info_.name), rc));
+    if (const int rc = query_port(*made->api_, made->context_.get(), made->info_.port, made->port_); rc != 0)
+        return tl::unexpected(error(errc::no_nic, fmt::format("ibv_query_port of {}", made->info_.name), rc));
+    if (auto found = made->choose_gid(choice.gid_index); !found)
+        return tl::unexpected(found.error());
+    return made;
+}
+
+result<void> nic_core::choose_gid(const std::optional<unsigned>& wanted) {
+    const auto length = static_cast<unsigned>(port_.gid_tbl_len);
+    const auto port = static_cast<std::uint8_t>(info_.port);
+    if (wanted && *wanted >= length)
+        return tl::unexpected(
+            error(errc::gid_invalid, fmt::format("GID index {} of {} port {}, which has 0 to {}", *wanted,
+                                                 info_.name, info_.port, length - 1)));
+    int best = 0;
+    for (unsigned i = wanted.value_or(0); i < (wanted ? *wanted + 1 : length); ++i) {
+        ibv_gid gid{};
+        if (api_->ibv_query_gid(context_.get(), port, static_cast<int>(i), &gid) != 0)
+            continue;
+        ibv_gid_entry entry{};
+        const bool version_2 =
+            api_->_ibv_query_gid_ex != nullptr &&
+            api_->_ibv_query_gid_ex(context_.get(), port, i, &entry, 0, sizeof(entry)) == 0 &&
+            entry.gid_type == IBV_GID_TYPE_ROCE_V2;
+        if (const int value = rank(gid, version_2); value > best) {
+            best = value;
+            gid_ = gid;
+            gid_index_ = i;
+        }
+    }
+    if (best == 0 && (wanted || info_.link_layer == link_layer::ethernet))
+        return tl::unexpected(
+            error(errc::gid_invalid,
+                  wanted ? fmt::format("GID index {} of {} port {} is empty", *wanted, info_.name, info_.port)
+                         : fmt::format("{} port {} has no GID: its network interface has no address",
+                                       info_.name, info_.port)));
+    return {};
+}
+
+bool nic_core::ours() const {
+    return forks_ == fork_count();
+}
+
+error nic_core::forked_error() const {
+    return {errc::forked, fmt::format("{} was opened by the parent process", info_.name)};
+}
+
+result<mr_handle> nic_core::register_host(std::span<std::byte> memory) const {
+    if (!ours())
+        return tl::unexpected(forked_error());
+    mr_handle made(api_->ibv_reg_mr(pd_.get(), memory.data(), memory.size(), access_flags), {api_});
+    if (!made)
+        return tl::unexpected(error(errc::registration_refused,
+                                    fmt::format("ibv_reg_mr of {} bytes at {} on {}", memory.size(),
+                                                static_cast<void*>(memory.data()), info_.name),
+                                    errno));
+    return made;
+}
+
+result<mr_handle> nic_core::register_dmabuf(const dmabuf_export& window) const {
+    if (!ours())
+        return tl::unexpected(forked_error());
+    if (!info_.dmabuf)
+        return tl::unexpected(
+            error(errc::dmabuf_unsupported, fmt::format("{}: {}", info_.name, info_.why_no_dmabuf)));
+    mr_handle made(api_->ibv_reg_dmabuf_mr(pd_.get(), window.offset, window.length, window.iova.value(),
+                                           window.fd, access_flags),
+                   {api_});
+    if (!made)
+        return tl::unexpected(
+            error(errc::registration_refused,
+                  fmt::format("ibv_reg_dmabuf_mr of {} bytes at offset {}, iova {:#x}, on {}", window.length,
+                              window.offset, window.iova.value(), info_.name),
+                  errno));
+    return made;
+}
+
+} // namespace gaudi

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "src/rdma/nic_survey.hpp"
+
+#include "src/rdma/topology.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fmt/format.h>
+#include <fstream>
+
+namespace gaudi {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct device_list {
+    explicit device_list(const verbs_api& table) : api(table), all(table.ibv_get_device_list(&count)) {}
+    ~device_list() {
+        if (all != nullptr)
+            api.ibv_free_device_list(all);
+    }
+    device_list(const device_list&) = delete;
+    device_list& operator=(const device_list&) = delete;
+
+    const verbs_api& api;
+    int count = 0;
+    ibv_device** all;
+};
+
+// Gbit/s of one lane by the code in the port's attributes, and how many lanes.
+double lane_rate(unsigned code) {
+    switch (code) {
+    case 1:
+        return 2.5;
+    case 2:
+        return 5;
+    case 4:
+    case 8:
+        return 10;
+    case 16:
+        return 14;
+    case 32:
+        return 25;
+    case 64:
+        return 50;
+    case 128:
+        return 100;
+    default:
+        return 0;
+    }
+}
+
+unsigned lanes(unsigned code) {
+    switch (code) {
+    case 1:
+        return 1;
+    case 2:
+        return 4;
+    case 4:
+        return 8;
+    case 8:
+        return 12;
+    case 16:
+        return 2;
+    default:
+        return 0;
+    }
+}
+
+const char* state_text(ibv_port_state state) {
+    constexpr const char* words[] = {"in no state", "down",   "initialising",
+                                     "armed",       "active", "active but deferred"};
+    const auto index = static_cast<std::size_t>(state);
+    return index < std::size(words) ? words[index] : "in an unknown state";
+}
+
+std::optional<int> numa_node_below(const fs::path& device) {
+    std::ifstream file(device / "numa_node");
+    int node = -1;
+    return file >> node && node >= 0 ? std::optional(node) : std::nullopt;
+}
+
+// Whether the driver registers DMA-BUFs: one page with a descriptor that is not open. EBADF means that it
+// looked at the descriptor.
+std::string dmabuf_refusal(const verbs_api& api, ibv_context* context) {
+    if (api.ibv_reg_dmabuf_mr == nullptr)
+        return fmt::format("{} has no ibv_reg_dmabuf_mr", api.path());
+    const auto table = api.ibv_alloc_pd(context);
+    if (table == nullptr)
+        return fmt::format("no protection domain for the probe: {}", std::strerror(errno));
+    errno = 0;
+    auto* region = api.ibv_reg_dmabuf_mr(table, 0, 4096, 0, -1, IBV_ACCESS_LOCAL_WRITE);
+    const int reason = errno;
+    if (region != nullptr)
+        api.ibv_dereg_mr(region);
+    api.ibv_dealloc_pd(table);
+    if (region != nullptr || reason == EBADF)
+        return {};
+    return fmt::format("its driver does not register DMA-BUFs: {}", std::strerror(reason));
+}
+
+void add_ports(const std::shared_ptr<const verbs_api>& api, ibv_device* device, std::vector<nic_info>& into) {
+    nic_info card;
+    card.name = api->ibv_get_device_name(device);
+    const auto folder = fs::path(device->ibdev_path) / "device";
+    std::error_code ignored;
+    const auto real = fs::canonical(folder, ignored);
+    card.bus_id = real.filename().string();
+    card.numa_node = numa_node_below(folder);
+    const context_handle context(api->ibv_open_device(device), {api});
+    if (!context) {
+        card.state = fmt::format("closed to us: {}", std::strerror(errno));
+        into.push_back(card);
+        return;
+    }
+    ibv_device_attr limits{};
+    if (api->ibv_query_device(context.get(), &limits) != 0)
+        return;
+    card.why_no_dmabuf = dmabuf_refusal(*api, context.get());
+    card.dmabuf = card.why_no_dmabuf.empty();
+    for (unsigned port = 1; port <= limits.phys_port_cnt; ++port) {
+        ibv_port_attr attributes{};
+        if (query_port(*api, context.get(), port, attributes) != 0)
+            continue;
+        auto info = card;
+        info.port = port;
+        info.active = attributes.state == IBV_PORT_ACTIVE;
+        info.state = state_text(attributes.state);
+        info.link_layer =
+            attributes.link_layer == IBV_LINK_LAYER_ETHERNET ? link_layer::ethernet : link_layer::infiniband;
+        info.gbps = lane_rate(attributes.active_speed) * lanes(attributes.active_width);
+        info.mtu = 128U << attributes.active_mtu;
+        info.longest_message = attributes.max_msg_sz;
+        into.push_back(info);
+    }
+}
+
+} // namespace
+
+int query_port(const verbs_api& api, ibv_context* context, unsigned port, ibv_port_attr& into) {
+    into = {};
+    const auto number = static_cast<std::uint8_t>(port);
+    if (const auto* whole = verbs_get_ctx_op(context, query_port))
+        return whole->query_port(context, number, &into, sizeof(into));
+    return api.ibv_query_port(context, number, reinterpret_cast<_compat_ibv_port_attr*>(&into));
+}
+
+result<nic_survey> survey_nics(const std::optional<device_info>& near_to) {
+    auto api = verbs_api::load();
+    if (!api)
+        return tl::unexpected(api.error());
+    nic_survey seen{*api, {}};
+    const device_list devices(**api);
+    if (devices.all == nullptr)
+        return tl::unexpected(
+            error(errc::no_nic, fmt::format("ibv_get_device_list of {}", (*api)->path()), errno));
+    for (int i = 0; i < devices.count; ++i)
+        add_ports(*api, devices.all[i], seen.ports);
+    if (near_to && !seen.ports.empty()) {
+        const topology machine;
+        for (auto& port : seen.ports) {
+            port.distance = machine.between(port.bus_id, near_to->bus_id);
+            if (port.distance == nic_distance::unknown && port.numa_node && near_to->numa_node)
+                port.distance = port.numa_node == near_to->numa_node ? nic_distance::same_numa_node
+                                                                     : nic_distance::other_numa_node;
+        }
+    }
+    std::stable_sort(seen.ports.begin(), seen.ports.end(), [](const auto& one, const auto& other) {
+        return std::tuple(!one.active, one.distance, -one.gbps) <
+               std::tuple(!other.active, other.distance, -other.gbps);
+    });
+    return seen;
+}
+
+result<context_handle> open_by_name(const std::shared_ptr<const verbs_api>& api, const std::string& name) {
+    const device_list devices(*api);
+    for (int i = 0; devices.all != nullptr && i < devices.count; ++i) {
+        if (name != api->ibv_get_device_name(devices.all[i]))
+            continue;
+        context_handle opened(api->ibv_open_device(devices.all[i]), {api});
+        if (!opened)
+            return tl::unexpected(error(errc::nic_closed, fmt::format("ibv_open_device of {}", name), errno));
+        return opened;
+    }
+    return tl::unexpected(error(errc::nic_unknown, fmt::format("{} is gone", name)));
+}
+
+} // namespace gaudi

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "src/rdma/queue_pair.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fcntl.h>
+#include <fmt/format.h>
+
+namespace gaudi {
+namespace {
+
+constexpr unsigned wanted_inline = 64;
+constexpr std::uint8_t receiver_not_ready_delay = 12; // 0.64 ms; grants make it rare
+constexpr std::uint8_t retry_for_ever = 7;
+
+error refused(const char* call, const nic_core& card, int reason) {
+    return {reason == EMFILE ? errc::descriptors_exhausted : errc::connection_broken,
+            fmt::format("{} on {}", call, card.info().name), reason};
+}
+
+} // namespace
+
+result<queue_pair> queue_pair::make(const std::shared_ptr<nic_core>& card, unsigned sends,
+                                    unsigned receives) {
+    const auto& api = card->api();
+    const auto limit = static_cast<unsigned>(std::max(card->limits().max_qp_wr, 16));
+    queue_pair made;
+    made.card_ = card;
+    made.sends_ = std::min(sends, limit);
+    made.receives_ = std::min(receives, limit);
+    made.channel_ = {api.ibv_create_comp_channel(card->context()), {card->table()}};
+    if (!made.channel_)
+        return tl::unexpected(refused("ibv_create_comp_channel", *card, errno));
+    ::fcntl(made.channel_->fd, F_SETFL, ::fcntl(made.channel_->fd, F_GETFL) | O_NONBLOCK);
+    made.cq_ = {api.ibv_create_cq(card->context(), static_cast<int>(made.sends_ + made.receives_), nullptr,
+                                  made.channel_.get(), 0),
+                {card->table()}};
+    if (!made.cq_)
+        return tl::unexpected(refused("ibv_create_cq", *card, errno));
+    ibv_qp_init_attr wanted{};
+    wanted.send_cq = wanted.recv_cq = made.cq_.get();
+    wanted.qp_type = IBV_QPT_RC;
+    for (const unsigned room : {wanted_inline, 0U}) { // not every NIC takes data inline
+        wanted.cap = {made.sends_, made.receives_, 1, 1, room};
+        made.qp_ = {api.ibv_create_qp(card->pd(), &wanted), {card->table()}};
+        if (made.qp_)
+            break;
+    }
+    if (!made.qp_)
+        return tl::unexpected(refused("ibv_create_qp", *card, errno));
+    made.longest_inline_ = wanted.cap.max_inline_data;
+    return made;
+}
+
+result<void> queue_pair::join(const hello& ours, const hello& theirs, unsigned timeout, unsigned retries) {
+    const auto modify = [&](const char* step, ibv_qp_attr attributes, int mask) -> result<void> {
+        if (const int rc = card_->api().ibv_modify_qp(qp_.get(), &attributes, mask); rc != 0)
+            return tl::unexpected(refused(step, *card_, rc));
+        return {};
+    };
+    const auto port = static_cast<std::uint8_t>(card_->info().port);
+    ibv_qp_attr init{};
+    init.qp_state = IBV_QPS_INIT;
+    init.port_num = port;
+    init.qp_access_flags =
+        IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
+    if (auto done = modify("ibv_modify_qp to INIT", init,
+                           IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+        !done)
+        return done;
+
+    ibv_qp_attr receive{};
+    receive.qp_state = IBV_QPS_RTR;
+    receive.path_mtu = static_cast<ibv_mtu>(std::min(ours.mtu, theirs.mtu));
+    receive.dest_qp_num = theirs.qp_number;
+    receive.rq_psn = theirs.first_sequence;
+    receive.max_dest_rd_atomic = std::min(ours.reads_in_flight, theirs.reads_in_flight);
+    receive.min_rnr_timer = receiver_not_ready_delay;
+    receive.ah_attr.port_num = port;
+    receive.ah_attr.dlid = theirs.lid;
+    // RoCE has nothing but GIDs; InfiniBand needs them beyond its own subnet.
+    if (theirs.ethernet || std::memcmp(ours.gid.data(), theirs.gid.data(), 8) != 0) {
+        receive.ah_attr.is_global = 1;
+        std::memcpy(receive.ah_attr.grh.dgid.raw, theirs.gid.data(), 16);
+        receive.ah_attr.grh.sgid_index = static_cast<std::uint8_t>(card_->gid_index());
+        receive.ah_attr.grh.hop_limit = 64;
+    }
+    if (auto done = modify("ibv_modify_qp to RTR", receive,
+                           IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+                               IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
+        !done)
+        return done;
+
+    ibv_qp_attr send{};
+    send.qp_state = IBV_QPS_RTS;
+    send.sq_psn = ours.first_sequence;
+    send.timeout = static_cast<std::uint8_t>(timeout);
+    send.retry_cnt = static_cast<std::uint8_t>(retries);
+    send.rnr_retry = retry_for_ever;
+    send.max_rd_atomic = receive.max_dest_rd_atomic;
+    return modify("ibv_modify_qp to RTS", send,
+                  IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+                      IBV_QP_MAX_QP_RD_ATOMIC);
+}
+
+void queue_pair::fail() {
+    ibv_qp_attr attributes{};
+    attributes.qp_state = IBV_QPS_ERR;
+    (void)card_->api().ibv_modify_qp(qp_.get(), &attributes, IBV_QP_STATE);
+}
+
+void queue_pair::arm() {
+    (void)::ibv_req_notify_cq(cq_.get(), 0);
+}
+
+void queue_pair::drain_events() {
+    ibv_cq* which = nullptr;
+    void* cookie = nullptr;
+    unsigned events = 0;
+    while (card_->api().ibv_get_cq_event(channel_.get(), &which, &cookie) == 0)
+        ++events;
+    if (events != 0)
+        card_->api().ibv_ack_cq_events(cq_.get(), events);
+}
+
+void queue_pair::abandon() {
+    (void)qp_.release();
+    (void)cq_.release();
+    (void)channel_.release();
+}
+
+} // namespace gaudi

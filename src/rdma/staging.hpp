@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <gaudi/copy_engine.hpp>
+
+#include "src/os/mapping.hpp"
+#include "src/os/ring.hpp"
+#include "src/rdma/nic_core.hpp"
+
+namespace gaudi {
+
+// Host memory between a device's copy engine and the NIC, pinned for the one and registered with the other:
+// slabs for what goes out and slabs for what comes in, so that neither waits for the other. Copies and
+// network overlap.
+class staging {
+public:
+    static constexpr unsigned slabs_each_way = 8;
+
+    static result<std::unique_ptr<staging>> make(const nic_core& card, const copy_engine& engine,
+                                                 std::uint32_t slab_bytes);
+    ~staging();
+    staging(const staging&) = delete;
+    staging& operator=(const staging&) = delete;
+
+    // One part of an operation in a slab.
+    struct part {
+        unsigned slab = 0;
+        std::uint32_t operation = 0;
+        std::uint32_t bytes = 0;
+        copy_ticket copy;
+    };
+
+    [[nodiscard]] bool serves(const copy_engine& engine) const { return engine_.core() == engine.core(); }
+    [[nodiscard]] std::uint64_t address_of(unsigned slab) const;
+    [[nodiscard]] std::uint32_t key() const { return region_->lkey; }
+    [[nodiscard]] result<int> event_fd() { return engine_.event_fd(); }
+
+    // Out: begins to fill a slab from the device; filled parts come out in the order they went in.
+    [[nodiscard]] bool can_fill() const { return !free_out_.empty() && !filling_.full(); }
+    result<void> fill(std::uint32_t operation, device_address from, std::uint32_t bytes);
+    // The next part, once it is there. Its slab is the caller's until release_out.
+    [[nodiscard]] bool filled();
+    result<part> take_filled();
+    void release_out(unsigned slab) { free_out_.push(slab); }
+
+    // In: a slab for the NIC to write to; land() copies it to the device.
+    [[nodiscard]] bool can_receive() const { return !free_in_.empty(); }
+    [[nodiscard]] unsigned take_in() { return free_in_.pop(); }
+    void release_in(unsigned slab) { free_in_.push(slab); }
+    // One for an RDMA Read, from the outgoing ones.
+    [[nodiscard]] bool can_read() const { return !free_out_.empty(); }
+    [[nodiscard]] unsigned take_out() { return free_out_.pop(); }
+    result<void> land(unsigned slab, std::uint32_t operation, device_address to, std::uint32_t bytes);
+    // The next part that reached the device; its slab is free again.
+    [[nodiscard]] bool landed();
+    result<part> take_landed();
+    [[nodiscard]] bool copying() const { return !filling_.empty() || !landing_.empty(); }
+
+private:
+    staging(const copy_engine& engine, std::uint32_t slab_bytes);
+
+    // Order of members is order of tear-down, last first.
+    mapping memory_;
+    copy_engine engine_;
+    pinned_memory pinned_;
+    mr_handle region_;
+    const std::uint32_t slab_bytes_;
+    ring<unsigned> free_out_, free_in_;
+    ring<part> filling_, landing_;
+};
+
+} // namespace gaudi

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <gaudi/nic.hpp>
+
+#include <memory>
+#include <string>
+
+struct hwloc_topology;
+
+namespace gaudi {
+
+// Where PCI devices sit in this machine, as hwloc knows it.
+class topology {
+public:
+    topology();
+
+    [[nodiscard]] nic_distance between(const std::string& bus_id, const std::string& other_bus_id) const;
+
+private:
+    struct deleter {
+        void operator()(hwloc_topology* loaded) const;
+    };
+    std::unique_ptr<hwloc_topology, deleter> loaded_; // empty where hwloc could not read the machine
+};
+
+} // namespace gaudi

@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "tests/rdma/rdma_test.hpp"
+
+#include <fmt/format.h>
+
+namespace {
+
+using namespace testing_support;
+
+struct both_ways {
+    memory_way left, right;
+};
+
+class every_pair : public rdma_test,
+                   public ::testing::WithParamInterface<std::tuple<memory_way, memory_way, std::size_t>> {
+protected:
+    void SetUp() override {
+        const auto [here, there, size] = GetParam();
+        make_pair(here, there, size);
+        size_ = size;
+    }
+    std::size_t size_ = 0;
+};
+
+TEST_P(every_pair, send_and_receive) {
+    for (unsigned round = 0; round < 3; ++round) {
+        const auto data = pattern(size_, round);
+        left.put(data);
+        auto into = expect(right.link->receive(right.region));
+        auto out = expect(left.link->send(left.region, round));
+        finish_all(into, out);
+        EXPECT_EQ(expect(out.wait(soon)).bytes, size_);
+        const auto got = expect(into.wait(soon));
+        EXPECT_EQ(got.bytes, size_);
+        EXPECT_EQ(got.immediate, round);
+        EXPECT_EQ(right.get(), data);
+    }
+    const auto [here, there, size] = GetParam();
+    EXPECT_EQ(left.link->report().by(here).bytes, 3 * size_);
+    EXPECT_EQ(right.link->report().by(there).bytes, 3 * size_);
+}
+
+TEST_P(every_pair, write_and_read) {
+    const auto [here, there, size] = GetParam();
+    if (there == memory_way::staged) {
+        EXPECT_EQ(right.link->offer(right.region).error().code(), errc::remote_staged);
+        return;
+    }
+    expect(right.link->offer(right.region));
+    const auto remote = expect(left.link->take_offer(soon));
+    EXPECT_EQ(remote.way, there);
+    const auto data = pattern(size_, 5);
+    left.put(data);
+    auto out = expect(left.link->write(left.region, remote));
+    finish_all(out);
+    expect(out.wait(soon));
+    EXPECT_EQ(right.get(), data);
+    const auto other = pattern(size_, 6);
+    right.put(other);
+    auto in = expect(left.link->read(left.region, remote));
+    finish_all(in);
+    expect(in.wait(soon));
+    EXPECT_EQ(left.get(), other);
+}
+
+TEST_P(every_pair, write_with_immediate_completes_a_receive) {
+    const auto [here, there, size] = GetParam();
+    if (there == memory_way::staged)
+        return;
+    expect(right.link->offer(right.region));
+    const auto remote = expect(left.link->take_offer(soon));
+    std::vector<std::byte> word(8);
+    const auto place = expect(right.nic->region(word));
+    auto into = expect(right.link->receive(place));
+    const auto data = pattern(size_, 8);
+    left.put(data);
+    auto out = expect(left.link->write_with_immediate(left.region, remote, 0xfeedf00d));
+    finish_all(out, into);
+    expect(out.wait(soon));
+    EXPECT_EQ(expect(into.wait(soon)).immediate, 0xfeedf00dU);
+    EXPECT_EQ(right.get(), data);
+}
+
+std::string name_of_pair(const ::testing::TestParamInfo<every_pair::ParamType>& info) {
+    auto text = fmt::format("{}_{}_{}", name_of(std::get<0>(info.param)), name_of(std::get<1>(info.param)),
+                            std::get<2>(info.param));
+    std::replace(text.begin(), text.end(), '-', '_');
+    return text;
+}
+
+constexpr memory_way ways[] = {memory_way::host, memory_way::zero_copy, memory_way::staged};
+INSTANTIATE_TEST_SUITE_P(sizes, every_pair,
+                         ::testing::Combine(::testing::ValuesIn(ways), ::testing::ValuesIn(ways),
+                                            ::testing::Values(1, 4095, 4097, 4 << 20, (20 << 20) + 7)),
+                         name_of_pair);
+
+using connection_test = rdma_test;
+
+TEST_F(connection_test, atomics_on_device_memory) {
+    make_pair(memory_way::host, memory_way::zero_copy, 4096);
+    std::vector<std::byte> zero(4096);
+    right.put(zero);
+    expect(right.link->offer(right.region));
+    const auto remote = expect(left.link->take_offer(soon));
+    for (std::uint64_t i = 0; i < 10; ++i) {
+        auto added = expect(left.link->fetch_add(remote, 3));
+        finish_all(added);
+        EXPECT_EQ(expect(added.wait(soon)).value, 3 * i);
+    }
+    auto swapped = expect(left.link->compare_swap(remote, 30, 77));
+    auto not_swapped = expect(left.link->compare_swap(remote, 30, 78));
+    finish_all(swapped, not_swapped);
+    EXPECT_EQ(expect(swapped.wait(soon)).value, 30U);
+    EXPECT_EQ(expect(not_swapped.wait(soon)).value, 77U);
+    EXPECT_EQ(right.get()[0], std::byte{77});
+    EXPECT_EQ(left.link->fetch_add(expect(remote.part(4, 8)), 1).error().code(), errc::length_mismatch);
+}
+
+TEST_F(connection_test, messages_arrive_in_order_and_wait_for_receives) {
+    make_pair(memory_way::host, memory_way::host, 64 * 1000);
+    std::vector<transfer> out, in;
+    for (unsigned i = 0; i < 1000; ++i) {
+        left.host[i * 64] = static_cast<std::byte>(i * 7);
+        out.push_back(expect(left.link->send(expect(left.region.part(i * 64, 64)), i)));
+    }
+    EXPECT_FALSE(out[0].done()) << "there is no receive yet";
+    for (unsigned i = 0; i < 1000; ++i)
+        in.push_back(expect(right.link->receive(expect(right.region.part(i * 64, 64)))));
+    for (unsigned i = 0; i < 1000; ++i) {
+        finish_all(in[i], out[i]);
+        ASSERT_EQ(expect(in[i].wait(soon)).immediate, i);
+        expect(out[i].wait(soon));
+    }
+    EXPECT_EQ(right.host, left.host);
+}
+
+TEST_F(connection_test, a_shorter_message_takes_the_whole_receive) {
+    make_pair(memory_way::zero_copy, memory_way::staged, 3 << 20);
+    auto into = expect(right.link->receive(right.region));
+    auto out = expect(left.link->send(expect(left.region.part(0, 10))));
+    finish_all(into, out);
+    EXPECT_EQ(expect(into.wait(soon)).bytes, 10U);
+    auto again = expect(right.link->receive(right.region));
+    auto empty = expect(left.link->send(expect(left.region.part(0, 0)), 9));
+    finish_all(again, empty);
+    const auto got = expect(again.wait(soon));
+    EXPECT_EQ(got.bytes, 0U);
+    EXPECT_EQ(got.immediate, 9U);
+}
+
+TEST_F(connection_test, too_long_a_message_is_refused_and_loses_nothing) {
+    make_pair(memory_way::host, memory_way::host, 4096);
+    auto into = expect(right.link->receive(expect(right.region.part(0, 100))));
+    auto out = expect(left.link->send(left.region));
+    finish_all(out);
+    const auto outcome = out.wait(soon);
+    ASSERT_FALSE(outcome);
+    EXPECT_EQ(outcome.error().code(), errc::message_too_long);
+    EXPECT_NE(outcome.error().message().find("4096 bytes into a receive of 100"), std::string::npos)
+        << outcome.error().message();
+    auto fits = expect(left.link->send(expect(left.region.part(0, 100))));
+    finish_all(into, fits);
+    EXPECT_EQ(expect(into.wait(soon)).bytes, 100U);
+    EXPECT_TRUE(left.link->alive());
+}
+
+TEST_F(connection_test, events_wake_both_sides) {
+    connection_options sleepy;
+    sleepy.wait = wait_mode::events;
+    make_pair(memory_way::zero_copy, memory_way::staged, 5 << 20, sleepy);
+    const auto data = pattern(5 << 20, 3);
+    left.put(data);
+    auto other = std::async(std::launch::async, [&] {
+        for (int i = 0; i < 20; ++i)
+            expect(expect(right.link->receive(right.region)).wait(soon));
+        return expect(expect(right.link->send(expect(right.region.part(0, 1)))).wait(soon)).bytes;
+    });
+    for (int i = 0; i < 20; ++i)
+        expect(expect(left.link->send(left.region)).wait(soon));
+    std::vector<std::byte> answer(1);
+    expect(expect(left.link->receive(expect(left.nic->region(answer)))).wait(soon));
+    EXPECT_EQ(other.get(), 1U);
+    EXPECT_EQ(answer[0], data[0]);
+    EXPECT_EQ(right.get(), data);
+}
+
+TEST_F(connection_test, a_wrong_remote_region_is_refused_by_the_nic) {
+    make_pair(memory_way::host, memory_way::host, 4096);
+    expect(right.link->offer(right.region));
+    auto remote = expect(left.link->take_offer(soon));
+    EXPECT_EQ(left.link->write(expect(left.region.part(0, 8)), remote).error().code(), errc::length_mismatch);
+    remote.address += 4096;
+    auto out = expect(left.link->write(left.region, remote));
+    finish_all(out);
+    EXPECT_EQ(out.wait(soon).error().code(), errc::remote_access);
+    EXPECT_FALSE(left.link->alive());
+    EXPECT_EQ(left.link->send(left.region).error().code(), errc::remote_access);
+}
+
+TEST_F(connection_test, a_close_is_told_and_ends_what_waits) {
+    make_pair(memory_way::host, memory_way::host, 4096);
+    auto into = expect(right.link->receive(right.region));
+    left.link->close();
+    finish_all(into);
+    const auto outcome = into.wait(soon);
+    ASSERT_FALSE(outcome);
+    EXPECT_EQ(outcome.error().code(), errc::peer_gone);
+    EXPECT_NE(outcome.error().message().find("closed the connection"), std::string::npos);
+}
+
+TEST_F(connection_test, notes_travel_beside_the_data) {
+    make_pair(memory_way::host, memory_way::host, 64);
+    const auto words = pattern(60000, 1);
+    expect(left.link->tell(words));
+    EXPECT_EQ(expect(right.link->hear(soon)), words);
+    EXPECT_EQ(left.link->tell(pattern(70000, 1)).error().code(), errc::message_too_long);
+    EXPECT_EQ(right.link->hear(milliseconds(10)).error().code(), errc::wait_timeout);
+}
+
+TEST_F(connection_test, too_many_operations_say_so) {
+    connection_options few;
+    few.operations = 4;
+    make_pair(memory_way::host, memory_way::host, 64, few);
+    std::vector<transfer> all;
+    for (int i = 0; i < 4; ++i)
+        all.push_back(expect(right.link->receive(right.region)));
+    EXPECT_EQ(right.link->receive(right.region).error().code(), errc::too_many_operations);
+}
+
+} // namespace
