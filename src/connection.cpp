@@ -272,13 +272,13 @@ result<connection> listener::accept(const std::shared_ptr<nic>& card, std::chron
     return knocking->welcome(card, options);
 }
 
-caller::caller(std::unique_ptr<stream> joined) : joined_(std::move(joined)) {}
+caller::caller(std::unique_ptr<stream> joined) : joined_(std::move(joined)), peer_(joined_->peer()) {}
 caller::caller(caller&&) noexcept = default;
 caller& caller::operator=(caller&&) noexcept = default;
 caller::~caller() = default;
 
 const std::string& caller::peer() const {
-    return joined_->peer();
+    return peer_;
 }
 
 result<connection> caller::welcome(const std::shared_ptr<nic>& card, const connection_options& options) {

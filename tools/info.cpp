@@ -5,20 +5,14 @@
 #include <gaudi/gaudi.hpp>
 
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <fmt/format.h>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <unistd.h>
 
 namespace tools {
 namespace {
 
 using json = nlohmann::ordered_json;
-
-// Why the lab was chosen, carried over the re-execution.
-constexpr const char* reason_variable = "GAUDI_DIRECT_LAB_REASON";
 
 struct export_answer {
     std::string text;
@@ -88,19 +82,6 @@ void print_device(const json& entry) {
     fmt::print("  DMA-BUF export   {}\n", entry["dmabuf_export_detail"].get<std::string>());
 }
 
-// Without hardware the tool goes to the lab, in a fresh process: an hl-thunk that is loaded stays loaded.
-void enter_lab(const std::string& reason) {
-    ::setenv("GAUDI_DIRECT_HLTHUNK", lab_hlthunk().c_str(), 1);
-    ::setenv(reason_variable, reason.c_str(), 1);
-    std::ifstream file("/proc/self/cmdline", std::ios::binary);
-    std::string text((std::istreambuf_iterator<char>(file)), {});
-    std::vector<char*> arguments;
-    for (std::size_t at = 0; at < text.size(); at += std::strlen(&text[at]) + 1)
-        arguments.push_back(&text[at]);
-    arguments.push_back(nullptr);
-    ::execv("/proc/self/exe", arguments.data());
-}
-
 } // namespace
 
 int info(const info_options& options) {
@@ -114,7 +95,7 @@ int info(const info_options& options) {
                            fmt::format("{} finds none that this process may use", driver->path))
                   .message()
             : "";
-    const char* lab_reason = std::getenv(reason_variable);
+    const char* lab_reason = lab_reason_of_environment();
     if (!trouble.empty() && !options.no_lab && lab_reason == nullptr &&
         std::getenv("GAUDI_DIRECT_HLTHUNK") == nullptr && std::filesystem::exists(lab_hlthunk()))
         enter_lab(trouble);

@@ -1,8 +1,15 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "tools/self.hpp"
 
+#include <gaudi/nic.hpp>
+
+#include <cstdlib>
+#include <cstring>
 #include <dlfcn.h>
 #include <fmt/format.h>
+#include <fstream>
+#include <unistd.h>
+#include <vector>
 
 namespace tools {
 
@@ -36,6 +43,42 @@ bool is_virtual(const std::string& library_path) {
     const bool found = ::dlsym(loaded, "gaudi_lab_leave") != nullptr;
     ::dlclose(loaded);
     return found;
+}
+
+namespace {
+
+// Carried over the re-execution.
+constexpr const char* reason_variable = "GAUDI_DIRECT_LAB_REASON";
+
+} // namespace
+
+void enter_lab(const std::string& reason) {
+    ::setenv("GAUDI_DIRECT_HLTHUNK", lab_hlthunk().c_str(), 1);
+    ::setenv("GAUDI_DIRECT_VERBS", (lab_folder() / "libvhca.so").c_str(), 1);
+    ::setenv(reason_variable, reason.c_str(), 1);
+    std::ifstream file("/proc/self/cmdline", std::ios::binary);
+    std::string text((std::istreambuf_iterator<char>(file)), {});
+    std::vector<char*> arguments;
+    for (std::size_t at = 0; at < text.size(); at += std::strlen(&text[at]) + 1)
+        arguments.push_back(&text[at]);
+    arguments.push_back(nullptr);
+    ::execv("/proc/self/exe", arguments.data());
+}
+
+const char* lab_reason_of_environment() {
+    return std::getenv(reason_variable);
+}
+
+const char* go_to_lab_without_hardware(bool forbidden) {
+    if (forbidden || lab_reason_of_environment() != nullptr ||
+        std::getenv("GAUDI_DIRECT_HLTHUNK") != nullptr || std::getenv("GAUDI_DIRECT_VERBS") != nullptr ||
+        !fs::exists(lab_hlthunk()))
+        return lab_reason_of_environment();
+    const auto devices = gaudi::list_devices();
+    const auto nics = gaudi::list_nics();
+    if ((!devices || devices->empty()) && (!nics || nics->empty()))
+        enter_lab("there is neither a Gaudi nor an RDMA NIC here");
+    return nullptr;
 }
 
 } // namespace tools

@@ -146,6 +146,7 @@ public:
 
 private:
     std::unique_ptr<stream> joined_;
+    std::string peer_;
 };
 
 // Makes them as a server; any number, also from several threads.

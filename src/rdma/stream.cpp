@@ -68,9 +68,11 @@ std::string text_of(const sockaddr_storage& address, socklen_t length) {
     char host[NI_MAXHOST] = "?", port[NI_MAXSERV] = "?";
     ::getnameinfo(reinterpret_cast<const sockaddr*>(&address), length, host, sizeof(host), port, sizeof(port),
                   NI_NUMERICHOST | NI_NUMERICSERV);
-    return address.ss_family == AF_INET6 && std::strchr(host, '.') == nullptr
-               ? fmt::format("[{}]:{}", host, port)
-               : fmt::format("{}:{}", host, port);
+    std::string_view shown = host;
+    if (constexpr std::string_view mapped = "::ffff:";
+        shown.starts_with(mapped) && shown.find('.') != shown.npos)
+        shown.remove_prefix(mapped.size());
+    return fmt::format(fmt::runtime(shown.find(':') != shown.npos ? "[{}]:{}" : "{}:{}"), shown, port);
 }
 
 bool wait_for(int fd, short events, time_point deadline) {

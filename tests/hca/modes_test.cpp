@@ -51,20 +51,23 @@ TEST_F(modes_test, delays_let_queue_pairs_overtake_each_other) {
         connect(far.back().get(), right.address_of(far.back().get()), left.address_of(near.back().get()));
     }
     const auto remote = right.address_of(far[0].get());
-    for (std::uint64_t i = 0; i < 8; ++i)
-        ASSERT_EQ(request(IBV_WR_RDMA_WRITE, i)
-                      .from(left.entry(0, 8))
-                      .at(remote.memory, remote.key)
-                      .post(near[i].get()),
-                  0);
+    // A machine that is busy for longer than the delays finds all of them over at once: then again.
     bool overtaken = false;
-    std::uint64_t last = 0;
-    for (int i = 0; i < 8; ++i) {
-        const auto done = left.expect_wc();
-        overtaken |= done.wr_id < last;
-        last = done.wr_id;
+    for (int round = 0; round < 100 && !overtaken; ++round) {
+        for (std::uint64_t i = 0; i < 8; ++i)
+            ASSERT_EQ(request(IBV_WR_RDMA_WRITE, i)
+                          .from(left.entry(0, 8))
+                          .at(remote.memory, remote.key)
+                          .post(near[i].get()),
+                      0);
+        std::uint64_t last = 0;
+        for (int i = 0; i < 8; ++i) {
+            const auto done = left.expect_wc();
+            overtaken |= done.wr_id < last;
+            last = done.wr_id;
+        }
     }
-    EXPECT_TRUE(overtaken) << "eight random delays in ascending order: once in 40320 runs";
+    EXPECT_TRUE(overtaken);
 }
 
 TEST_F(modes_test, deferred) {

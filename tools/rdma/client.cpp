@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// rdma_client: connects to an rdma_server and moves data with it, every byte checked.
+#include "tools/rdma/report.hpp"
+#include "tools/self.hpp"
+
+#include <CLI/CLI.hpp>
+#include <csignal>
+#include <fmt/format.h>
+
+namespace {
+
+using namespace tools::rdma;
+
+constexpr const char* program_name = "rdma_client";
+
+struct run {
+    options given;
+    job work;
+    std::string peer;
+    const char* lab_reason = nullptr;
+    setup_costs costs;
+    json report;
+
+    [[nodiscard]] bool talks() const { return !given.quiet && !given.as_json; }
+};
+
+outcome<gaudi::connection> connect_to(run& all, const endpoint& home) {
+    const stopwatch connecting;
+    auto link = gaudi::connect(home.nic, all.peer, all.given.connection());
+    all.costs.connect = connecting.seconds();
+    if (!link) {
+        const auto code = link.error().code();
+        return tl::unexpected(failed(link.error(), code == gaudi::errc::host_unknown ? usage : no_setup));
+    }
+    return std::move(*link);
+}
+
+// The client says what is to be done; the server answers what it has for it.
+outcome<json> agree(run& all, gaudi::connection& link, const buffer& memory) {
+    json words = {{"version", gaudi::version()},
+                  {"size", all.work.size},
+                  {"iterations", all.work.iterations},
+                  {"tests", all.work.tests}};
+    words.update(memory.to_json());
+    if (auto said = say(link, words); !said)
+        return tl::unexpected(said.error());
+    return hear(link, all.given.deadline_seconds);
+}
+
+outcome<void> work_through(run& all) {
+    auto home = endpoint::open(all.given);
+    if (!home)
+        return tl::unexpected(home.error());
+    all.costs.open = home->open_seconds;
+    all.report["endpoint"] = home->to_json();
+    if (all.talks())
+        print_head(program_name, *home, all.lab_reason);
+    auto memory = buffer::make(*home, all.work.size, all.given);
+    if (!memory)
+        return tl::unexpected(memory.error());
+    all.report["memory"] = memory->to_json();
+    if (all.talks())
+        fmt::print("  memory   {}: {}\n", tools::human_bytes(all.work.size), memory->way_text());
+    auto link = connect_to(all, *home);
+    if (!link)
+        return tl::unexpected(link.error());
+    auto peer = agree(all, *link, *memory);
+    if (!peer)
+        return tl::unexpected(peer.error());
+    all.report["peer"] = *peer;
+    if (all.talks())
+        fmt::print("  server   {}: {} on {}, {}\n", link->peer(), peer->value("way", "?"),
+                   peer->value("device", "?"), peer->value("nic", "?"));
+    session both(*link, *memory, all.work, all.given, *peer);
+    progress_bar bar(all.talks(), all.work.iterations * 4);
+    auto went = both.run_as_client(bar);
+    if (!went) {
+        if (went.error().status == wrong || went.error().status == interrupted)
+            (void)say(*link, {{"failed", went.error().text}, {"status", static_cast<int>(wrong)}});
+        return went;
+    }
+    all.costs.allocate = memory->allocate_seconds;
+    all.costs.export_dmabuf = memory->export_seconds;
+    all.costs.registration = memory->register_seconds;
+    all.costs.first_byte = both.first_byte_seconds;
+    all.report["results"] = results_json(both.results);
+    all.report["setup_seconds"] = all.costs.to_json();
+    if (!all.talks())
+        return {};
+    print_results(both.results, all.costs);
+    if (!home->why_host.empty())
+        fmt::print("HOST MEMORY was used, because there is no Gaudi here\n");
+    if (memory->region().way() == gaudi::memory_way::staged)
+        fmt::print("STAGED through host memory: {}\n", memory->region().reason());
+    return {};
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+    run all;
+    std::uint16_t port = gaudi::default_port;
+    CLI::App program{"Moves data between its Gaudi and an rdma_server's by RDMA, and checks every byte",
+                     program_name};
+    program.set_version_flag("--version", std::string(gaudi::version()));
+    program.add_option("peer", all.peer, "HOST, HOST:PORT or [IPV6]:PORT of the server")->required();
+    program.add_option("--port", port, "Port where the peer names none")->capture_default_str();
+    add_job(program, all.work);
+    add_options(program, all.given);
+    try {
+        program.parse(argc, argv);
+    } catch (const CLI::ParseError& error) {
+        return program.exit(error) == 0 ? right : usage;
+    }
+    auto problem = check(all.given);
+    if (problem.empty())
+        problem = complete(all.work);
+    if (!problem.empty()) {
+        fmt::print(stderr, "{}: {}\n", program_name, problem);
+        return usage;
+    }
+    if (all.peer.find(':') == all.peer.npos)
+        all.peer += fmt::format(":{}", port);
+    all.lab_reason = tools::go_to_lab_without_hardware(all.given.no_lab);
+    std::signal(SIGINT, [](int) {
+        stop_requested = true;
+        std::signal(SIGINT, SIG_DFL);
+    });
+    std::signal(SIGTERM, [](int) { stop_requested = true; });
+    all.report = {{"program", program_name}, {"version", gaudi::version()}};
+    const auto went = work_through(all);
+    const int status = went ? right : went.error().status;
+    if (all.given.as_json) {
+        all.report["status"] = status;
+        all.report["problem"] = went ? json(nullptr) : json(went.error().text);
+        fmt::print("{}\n", all.report.dump(2));
+    }
+    if (!went)
+        fmt::print(stderr, "{}: {}\n", program_name, went.error().text);
+    else if (!all.given.as_json)
+        fmt::print("all data right\n");
+    return status;
+}

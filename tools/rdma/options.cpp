@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "tools/rdma/options.hpp"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <charconv>
+#include <fmt/format.h>
+
+namespace tools::rdma {
+namespace {
+
+constexpr std::string_view known_tests[] = {"sendrecv", "write", "read", "atomics", "all"};
+constexpr unsigned most_iterations = 1'000'000;
+
+} // namespace
+
+gaudi::way_policy options::policy() const {
+    return stage             ? gaudi::way_policy::staged_only
+           : require.empty() ? gaudi::way_policy::prefer_zero_copy
+                             : gaudi::way_policy::require_zero_copy;
+}
+
+gaudi::connection_options options::connection() const {
+    gaudi::connection_options chosen;
+    chosen.wait = wait == "events" ? gaudi::wait_mode::events : gaudi::wait_mode::poll;
+    return chosen;
+}
+
+bool job::has(std::string_view test) const {
+    return std::any_of(tests.begin(), tests.end(),
+                       [&](const auto& each) { return each == test || each == "all"; });
+}
+
+void add_options(CLI::App& program, options& into) {
+    program.add_option("--memory", into.memory, "gaudi, host, or auto: Gaudi memory where there is a Gaudi")
+        ->capture_default_str();
+    program.add_option("--device", into.device, "Which Gaudi: index or bus id (the first free one)");
+    program.add_option("--ib-dev", into.nic,
+                       "Which NIC: NAME or NAME:PORT (the nearest with an active port)");
+    program.add_option("--gid-index", into.gid_index, "Which GID of the port (RoCE v2 over IPv4 first)");
+    program.add_option("--require", into.require, "zero-copy: fail rather than stage through host memory");
+    program.add_flag("--stage", into.stage, "Stage device memory through host memory, for comparison");
+    program.add_option("--wait", into.wait, "poll, or events: sleep until something happens")
+        ->capture_default_str();
+    program
+        .add_option("--deadline", into.deadline_seconds, "Seconds without progress after which a run ends")
+        ->capture_default_str();
+    program.add_flag("--json", into.as_json, "Machine-readable output");
+    program.add_flag("--quiet", into.quiet, "Only the result, and what went wrong");
+    program.add_flag("--no-lab", into.no_lab, "Do not go to the lab when there is no hardware");
+}
+
+void add_job(CLI::App& program, job& into) {
+    program.add_option("--size", into.size_text, "Bytes of the buffer; K, M and G are binary")
+        ->capture_default_str();
+    program.add_option("--iterations", into.iterations, "How often each test is run")->capture_default_str();
+    program.add_option("--test", into.tests, "sendrecv, write, read, atomics or all, separated by commas")
+        ->delimiter(',')
+        ->capture_default_str();
+}
+
+std::string check(const options& given) {
+    const auto one_of = [](std::string_view option, const std::string& value,
+                           std::initializer_list<std::string_view> allowed) -> std::string {
+        if (std::find(allowed.begin(), allowed.end(), value) != allowed.end())
+            return {};
+        return fmt::format("{} '{}': expected {}", option, value, fmt::join(allowed, ", "));
+    };
+    std::string problem = one_of("--memory", given.memory, {"gaudi", "host", "auto"});
+    if (problem.empty() && !given.require.empty())
+        problem = one_of("--require", given.require, {"zero-copy"});
+    if (problem.empty())
+        problem = one_of("--wait", given.wait, {"poll", "events"});
+    if (problem.empty() && given.memory == "host")
+        for (const auto& [option, contradicts] : {std::pair{"--device", !given.device.empty()},
+                                                  {"--require zero-copy", !given.require.empty()},
+                                                  {"--stage", given.stage}})
+            if (contradicts)
+                return fmt::format("{} is about Gaudi memory and contradicts --memory host: leave out one",
+                                   option);
+    if (problem.empty() && given.stage && !given.require.empty())
+        return "--stage and --require zero-copy contradict each other: leave out one";
+    if (problem.empty() && given.deadline_seconds == 0)
+        return "--deadline 0: expected at least 1 second";
+    return problem;
+}
+
+std::optional<std::uint64_t> parse_size(const std::string& text) {
+    std::uint64_t number = 0;
+    const auto* end = text.data() + text.size();
+    const auto [rest, wrong] = std::from_chars(text.data(), end, number);
+    const std::string_view unit(rest, static_cast<std::size_t>(end - rest));
+    if (wrong != std::errc{})
+        return {};
+    unsigned shift = 0;
+    if (unit == "K" || unit == "k" || unit == "KiB")
+        shift = 10;
+    else if (unit == "M" || unit == "m" || unit == "MiB")
+        shift = 20;
+    else if (unit == "G" || unit == "g" || unit == "GiB")
+        shift = 30;
+    else if (!unit.empty() && unit != "B")
+        return {};
+    if (number > ~0ULL >> shift)
+        return {};
+    return number << shift;
+}
+
+std::string complete(job& given) {
+    const auto size = parse_size(given.size_text);
+    if (!size)
+        return fmt::format("--size '{}': expected a number of bytes such as 4096, 4M or 1G", given.size_text);
+    if (*size == 0)
+        return "--size 0: expected at least 1 byte";
+    given.size = *size;
+    if (given.iterations == 0 || given.iterations > most_iterations)
+        return fmt::format("--iterations {}: expected 1 to {}", given.iterations, most_iterations);
+    for (const auto& test : given.tests)
+        if (std::find(std::begin(known_tests), std::end(known_tests), test) == std::end(known_tests))
+            return fmt::format("--test '{}': expected {}", test, fmt::join(known_tests, ", "));
+    return {};
+}
+
+} // namespace tools::rdma

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <gaudi/connection.hpp>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace CLI {
+class App;
+}
+
+namespace tools::rdma {
+
+// Exit statuses of both programs.
+enum exit_code {
+    right = 0,        // everything arrived as it was sent
+    wrong = 1,        // a byte was wrong, or a transfer failed
+    usage = 2,        // an option or its value makes no sense
+    no_setup = 3,     // no device, NIC, memory or connection
+    peer_lost = 4,    // the other side went away, or refused
+    no_zero_copy = 5, // required, and impossible
+    interrupted = 130
+};
+
+// What both programs can be asked for.
+struct options {
+    std::string memory = "auto"; // gaudi, host or auto
+    std::string device;          // index or bus id
+    std::string nic;             // NAME or NAME:PORT
+    std::optional<unsigned> gid_index;
+    std::string require; // zero-copy
+    bool stage = false;
+    std::string wait = "poll"; // poll or events
+    unsigned deadline_seconds = 30;
+    bool as_json = false, quiet = false, no_lab = false;
+
+    [[nodiscard]] gaudi::way_policy policy() const;
+    [[nodiscard]] gaudi::connection_options connection() const;
+};
+
+// What the client decides for both.
+struct job {
+    std::string size_text = "4M";
+    std::uint64_t size = 0;
+    unsigned iterations = 3;
+    std::vector<std::string> tests{"all"};
+
+    [[nodiscard]] bool has(std::string_view test) const;
+};
+
+void add_options(CLI::App& program, options& into);
+void add_job(CLI::App& program, job& into);
+// Empty, or what is wrong: the option, the limit and the remedy.
+[[nodiscard]] std::string check(const options& given);
+[[nodiscard]] std::string complete(job& given);
+// "4M", "1G", "4096"; none where it is no size.
+[[nodiscard]] std::optional<std::uint64_t> parse_size(const std::string& text);
+
+} // namespace tools::rdma

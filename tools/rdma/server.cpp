@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// rdma_server: serves rdma_clients, any number at once, until Ctrl-C.
+#include "tools/rdma/report.hpp"
+#include "tools/self.hpp"
+
+#include <CLI/CLI.hpp>
+#include <csignal>
+#include <fmt/format.h>
+#include <list>
+#include <mutex>
+#include <thread>
+
+namespace {
+
+using namespace tools::rdma;
+
+constexpr const char* program_name = "rdma_server";
+constexpr auto glance = std::chrono::milliseconds(100);
+constexpr unsigned most_clients = 256;
+
+class server {
+public:
+    server(options given, const endpoint& home) : given_(std::move(given)), home_(home) {}
+
+    // Until Ctrl-C, or after one client. The exit status.
+    int serve(const gaudi::listener& door, bool once);
+    [[nodiscard]] const json& sessions() const { return sessions_; }
+
+private:
+    struct visit {
+        std::thread thread;
+        std::atomic<bool> over{false};
+    };
+
+    outcome<void> receive(gaudi::caller& who, json& entry);
+    outcome<job> understand(const json& words) const;
+    int attend(gaudi::caller who);
+    void say(const std::string& line, bool important = false);
+
+    const options given_;
+    const endpoint& home_;
+    std::mutex mutex_; // guards what is below, and the terminal
+    json sessions_ = json::array();
+    int worst_ = right;
+};
+
+void server::say(const std::string& line, bool important) {
+    const std::lock_guard guard(mutex_);
+    if (important)
+        fmt::print(stderr, "{}: {}\n", program_name, line);
+    else if (!given_.quiet && !given_.as_json) {
+        fmt::print("{}\n", line);
+        std::fflush(stdout);
+    }
+}
+
+outcome<job> server::understand(const json& words) const {
+    job wanted;
+    wanted.size_text = std::to_string(words.value("size", std::uint64_t{0}));
+    wanted.iterations = words.value("iterations", 0U);
+    wanted.tests = words.value("tests", std::vector<std::string>{});
+    if (auto problem = complete(wanted); !problem.empty())
+        return tl::unexpected(failure{peer_lost, "the client asks for " + problem});
+    return wanted;
+}
+
+outcome<void> server::receive(gaudi::caller& who, json& entry) {
+    auto link = who.welcome(home_.nic, given_.connection());
+    if (!link)
+        return tl::unexpected(failed(link.error(), peer_lost));
+    auto words = hear(*link, given_.deadline_seconds);
+    if (!words)
+        return tl::unexpected(words.error());
+    auto work = understand(*words);
+    auto memory = work.and_then([&](const job& wanted) { return buffer::make(home_, wanted.size, given_); });
+    if (!memory) {
+        (void)tools::rdma::say(*link, {{"failed", memory.error().text}, {"status", memory.error().status}});
+        return tl::unexpected(memory.error());
+    }
+    entry["client"] = *words;
+    entry["memory"] = memory->to_json();
+    json answer = memory->to_json();
+    answer["version"] = gaudi::version();
+    answer["device"] = home_.device ? home_.device_text() : "host memory";
+    answer["nic"] = home_.nic->info().name;
+    if (auto said = tools::rdma::say(*link, answer); !said)
+        return tl::unexpected(said.error());
+    session both(*link, *memory, *work, given_, *words);
+    auto went = both.run_as_server();
+    if (!went && went.error().status == wrong)
+        (void)tools::rdma::say(*link, {{"failed", went.error().text}, {"status", static_cast<int>(wrong)}});
+    if (!went)
+        return went;
+    entry["results"] = results_json(both.results);
+    say(fmt::format("{}: all data right, {} x {}, {} to {}", who.peer(), work->iterations,
+                    tools::human_bytes(work->size), words->value("way", "?"), answer.value("way", "?")));
+    return {};
+}
+
+int server::attend(gaudi::caller who) {
+    json entry = {{"peer", who.peer()}};
+    outcome<void> went;
+    try {
+        went = receive(who, entry);
+    } catch (const std::exception& error) { // numbers of the wrong kind in what a client says, no memory
+        went = tl::unexpected(failure{peer_lost, error.what()});
+    }
+    const int status = went ? right : went.error().status;
+    entry["status"] = status;
+    entry["problem"] = went ? json(nullptr) : json(went.error().text);
+    if (!went)
+        say(fmt::format("{}: {}", who.peer(), went.error().text), true);
+    const std::lock_guard guard(mutex_);
+    if (given_.as_json)
+        sessions_.push_back(entry);
+    worst_ = std::max(worst_, status);
+    return status;
+}
+
+int server::serve(const gaudi::listener& door, bool once) {
+    std::list<visit> visits;
+    const auto tidy = [&](bool all) {
+        for (auto each = visits.begin(); each != visits.end();)
+            if (all || each->over) {
+                each->thread.join();
+                each = visits.erase(each);
+            } else
+                ++each;
+    };
+    while (!stop_requested) {
+        tidy(false);
+        if (visits.size() >= most_clients) {
+            std::this_thread::sleep_for(glance);
+            continue;
+        }
+        auto who = door.next(glance);
+        if (!who) {
+            if (who.error().code() == gaudi::errc::wait_timeout)
+                continue;
+            say(who.error().message(), true);
+            std::this_thread::sleep_for(glance); // no descriptors left: somebody will end
+            continue;
+        }
+        if (once)
+            return attend(std::move(*who));
+        auto& fresh = visits.emplace_back();
+        fresh.thread = std::thread([this, &fresh, guest = std::move(*who)]() mutable {
+            attend(std::move(guest));
+            fresh.over = true;
+        });
+    }
+    tidy(true);
+    return worst_ == wrong ? wrong : right;
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+    options given;
+    std::uint16_t port = gaudi::default_port;
+    std::string address;
+    bool once = false;
+    CLI::App program{"Serves rdma_clients: receives into Gaudi memory, doubles, sends back; writes, is read",
+                     program_name};
+    program.set_version_flag("--version", std::string(gaudi::version()));
+    program.add_option("--port", port, "Where to listen; 0 takes a free one")->capture_default_str();
+    program.add_option("--address", address, "Address to listen on (every one of this host)");
+    program.add_flag("--once", once, "End after one client, with its result as exit status");
+    add_options(program, given);
+    try {
+        program.parse(argc, argv);
+    } catch (const CLI::ParseError& error) {
+        return program.exit(error) == 0 ? right : usage;
+    }
+    if (const auto problem = check(given); !problem.empty()) {
+        fmt::print(stderr, "{}: {}\n", program_name, problem);
+        return usage;
+    }
+    const char* lab_reason = tools::go_to_lab_without_hardware(given.no_lab);
+    std::signal(SIGINT, [](int) {
+        stop_requested = true;
+        std::signal(SIGINT, SIG_DFL);
+    });
+    std::signal(SIGTERM, [](int) { stop_requested = true; });
+    const auto complain = [](const std::string& text, int status) {
+        fmt::print(stderr, "{}: {}\n", program_name, text);
+        return status;
+    };
+    auto home = endpoint::open(given);
+    if (!home)
+        return complain(home.error().text, home.error().status);
+    // What cannot work for anybody is said now, not to the first client.
+    if (const auto trial = buffer::make(*home, 4096, given); !trial)
+        return complain(trial.error().text, trial.error().status);
+    else if (!given.quiet && !given.as_json) {
+        print_head(program_name, *home, lab_reason);
+        fmt::print("  memory   {}\n", trial->way_text());
+    }
+    const auto door = gaudi::listener::open(port, address);
+    if (!door)
+        return complain(door.error().message(), no_setup);
+    if (!given.quiet && !given.as_json) {
+        fmt::print("listening on port {}; Ctrl-C ends\n", door->port());
+        std::fflush(stdout);
+    }
+    server running(given, *home);
+    const int status = running.serve(*door, once);
+    if (given.as_json)
+        fmt::print("{}\n", json{{"program", program_name},
+                                {"version", gaudi::version()},
+                                {"endpoint", home->to_json()},
+                                {"port", door->port()},
+                                {"sessions", running.sessions()},
+                                {"status", status}}
+                               .dump(2));
+    return status;
+}

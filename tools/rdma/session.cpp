@@ -1,0 +1,368 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "tools/rdma/session.hpp"
+
+#include <cstdio>
+#include <fmt/format.h>
+#include <unistd.h>
+
+namespace tools::rdma {
+
+std::atomic<bool> stop_requested{false};
+
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr auto glance = milliseconds(100); // how often a wait looks up
+constexpr pattern scribble{0xdeadbeef, 7};
+
+// Data of each step, never the same twice.
+pattern sent(unsigned round) {
+    return {100 * (round + 1)};
+}
+pattern written(unsigned round) {
+    return {1'000'000 * (round + 1), 3};
+}
+pattern pulled(unsigned round) {
+    return {5'000'000 * (round + 1), 5};
+}
+pattern counted(unsigned round) {
+    return {7'000'000 * (round + 1), 11};
+}
+std::uint64_t first_word(const pattern& of) {
+    return of.element(0) | std::uint64_t{of.element(1)} << 32;
+}
+
+failure stopped() {
+    return {interrupted, "interrupted"};
+}
+
+} // namespace
+
+void operation_result::add(std::uint64_t moved, double took) {
+    ++count;
+    bytes += moved;
+    seconds += took;
+    best = count == 1 ? took : std::min(best, took);
+}
+
+json operation_result::to_json() const {
+    return {{"name", name},         {"by", by},   {"count", count},    {"bytes", bytes}, {"seconds", seconds},
+            {"best_seconds", best}, {"way", way}, {"skipped", skipped}};
+}
+
+operation_result operation_result::from_json(const json& text) {
+    operation_result made;
+    made.name = text.value("name", "?");
+    made.by = text.value("by", "?");
+    made.count = text.value("count", 0U);
+    made.bytes = text.value("bytes", std::uint64_t{0});
+    made.seconds = text.value("seconds", 0.0);
+    made.best = text.value("best_seconds", 0.0);
+    made.way = text.value("way", "?");
+    made.skipped = text.value("skipped", "");
+    return made;
+}
+
+progress_bar::progress_bar(bool wanted, unsigned steps)
+    : wanted_(wanted && ::isatty(STDERR_FILENO) == 1), steps_(std::max(steps, 1U)) {}
+
+progress_bar::~progress_bar() {
+    if (shown_)
+        fmt::print(stderr, "\r\033[K");
+}
+
+void progress_bar::step(std::string_view doing) {
+    ++done_;
+    if (!wanted_ || since_.seconds() < 1)
+        return;
+    shown_ = true;
+    constexpr unsigned width = 30;
+    const auto filled = std::min(width, done_ * width / steps_);
+    fmt::print(stderr, "\r[{:#<{}}{: <{}}] {}/{} {}\033[K", "", filled, "", width - filled, done_, steps_,
+               doing);
+    std::fflush(stderr);
+}
+
+outcome<void> say(gaudi::connection& link, const json& words) {
+    const auto text = words.dump();
+    if (auto told = link.tell(std::as_bytes(std::span(text))); !told)
+        return tl::unexpected(failed(told.error(), peer_lost));
+    return {};
+}
+
+outcome<json> hear(gaudi::connection& link, unsigned limit_seconds) {
+    const stopwatch waiting;
+    for (;;) {
+        const auto heard = link.hear(glance);
+        if (heard) {
+            const std::string text(reinterpret_cast<const char*>(heard->data()), heard->size());
+            auto words = json::parse(text, nullptr, false);
+            if (!words.is_object())
+                return tl::unexpected(
+                    failure{peer_lost, fmt::format("{} says something that is no JSON object", link.peer())});
+            if (words.contains("failed"))
+                return tl::unexpected(
+                    failure{words.value("status", static_cast<int>(peer_lost)),
+                            fmt::format("{} reports: {}", link.peer(), words.value("failed", "?"))});
+            return words;
+        }
+        if (heard.error().code() != gaudi::errc::wait_timeout)
+            return tl::unexpected(failed(heard.error(), peer_lost));
+        if (stop_requested)
+            return tl::unexpected(stopped());
+        if (waiting.seconds() > limit_seconds)
+            return tl::unexpected(
+                failure{peer_lost, fmt::format("no word from {} in {} s; --deadline raises this", link.peer(),
+                                               limit_seconds)});
+    }
+}
+
+session::session(gaudi::connection& link, buffer& memory, const job& work, const options& given, json peer)
+    : link_(link), memory_(memory), work_(work), options_(given), peer_(std::move(peer)) {}
+
+outcome<gaudi::completion> session::await(gaudi::result<gaudi::transfer> begun) {
+    if (!begun)
+        return tl::unexpected(failed(begun.error(), wrong));
+    const stopwatch waiting;
+    for (;;) {
+        const auto done = begun->wait(glance);
+        if (done)
+            return *done;
+        if (done.error().code() != gaudi::errc::wait_timeout) {
+            // It may have said why it left.
+            if (const auto words = link_.hear(milliseconds(0)))
+                if (const auto said =
+                        json::parse(std::string(reinterpret_cast<const char*>(words->data()), words->size()),
+                                    nullptr, false);
+                    said.is_object() && said.contains("failed"))
+                    return tl::unexpected(
+                        failure{said.value("status", static_cast<int>(peer_lost)),
+                                fmt::format("{} reports: {}", link_.peer(), said.value("failed", "?"))});
+            return tl::unexpected(failed(done.error(), wrong));
+        }
+        if (stop_requested)
+            return tl::unexpected(stopped());
+        if (waiting.seconds() > options_.deadline_seconds)
+            return tl::unexpected(failure{
+                peer_lost, fmt::format("a transfer with {} did not finish in {} s; --deadline raises this",
+                                       link_.peer(), options_.deadline_seconds)});
+    }
+}
+
+template <typename Begin>
+outcome<gaudi::completion> session::timed(operation_result& into, Begin&& begin) {
+    const stopwatch moving;
+    auto done = await(begin());
+    if (!done)
+        return done;
+    const auto took = moving.seconds();
+    if (first_byte_seconds == 0)
+        first_byte_seconds = took;
+    into.add(done->bytes, took);
+    return done;
+}
+
+outcome<void> session::say(const json& words) {
+    return rdma::say(link_, words);
+}
+
+outcome<json> session::hear() {
+    return rdma::hear(link_, options_.deadline_seconds);
+}
+
+outcome<gaudi::remote_region> session::take_offer() {
+    const stopwatch waiting;
+    for (;;) {
+        auto offered = link_.take_offer(glance);
+        if (offered)
+            return *offered;
+        if (offered.error().code() != gaudi::errc::wait_timeout)
+            return tl::unexpected(failed(offered.error(), peer_lost));
+        if (auto words = link_.hear(milliseconds(0))) // it offers nothing because something went wrong
+            return tl::unexpected(failure{
+                wrong,
+                fmt::format("{} reports: {}", link_.peer(),
+                            std::string(reinterpret_cast<const char*>(words->data()), words->size()))});
+        if (stop_requested)
+            return tl::unexpected(stopped());
+        if (waiting.seconds() > options_.deadline_seconds)
+            return tl::unexpected(failure{peer_lost, fmt::format("{} offered no memory in {} s", link_.peer(),
+                                                                 options_.deadline_seconds)});
+    }
+}
+
+outcome<void> session::offer(const gaudi::local_region& region) {
+    if (auto offered = link_.offer(region); !offered)
+        return tl::unexpected(failed(offered.error(), wrong));
+    return {};
+}
+
+operation_result session::blank(const char* name, const char* by) const {
+    operation_result made;
+    made.name = name;
+    made.by = by;
+    made.way = fmt::format("{} to {}", gaudi::name_of(memory_.region().way()), peer_.value("way", "?"));
+    return made;
+}
+
+// Runs a step for every iteration; stops at the first that fails.
+#define GAUDI_TRY(step)                                                                                      \
+    if (auto went = (step); !went)                                                                           \
+    return tl::unexpected(went.error())
+
+outcome<void> session::send_there_and_back(unsigned round, operation_result& sends) {
+    GAUDI_TRY(memory_.fill(sent(round)));
+    GAUDI_TRY(timed(sends, [&] { return link_.send(memory_.region()); }));
+    GAUDI_TRY(memory_.fill(scribble));
+    GAUDI_TRY(await(link_.receive(memory_.region())));
+    return memory_.check(sent(round).doubled());
+}
+
+outcome<void> session::receive_and_answer(unsigned round, operation_result& sends) {
+    GAUDI_TRY(memory_.fill(scribble));
+    GAUDI_TRY(await(link_.receive(memory_.region())));
+    GAUDI_TRY(memory_.check_and_double(sent(round)));
+    GAUDI_TRY(timed(sends, [&] { return link_.send(memory_.region()); }));
+    return {};
+}
+
+outcome<void> session::be_written(unsigned round) {
+    GAUDI_TRY(memory_.fill(scribble));
+    GAUDI_TRY(offer(memory_.region()));
+    GAUDI_TRY(hear());
+    return memory_.check(written(round));
+}
+
+outcome<void> session::push(unsigned round, operation_result& writes) {
+    const auto remote = take_offer();
+    if (!remote)
+        return tl::unexpected(remote.error());
+    GAUDI_TRY(memory_.fill(written(round)));
+    GAUDI_TRY(timed(writes, [&] { return link_.write(memory_.region(), *remote); }));
+    return say({{"written", round}});
+}
+
+outcome<void> session::pull(unsigned round, operation_result& reads) {
+    const auto remote = take_offer();
+    if (!remote)
+        return tl::unexpected(remote.error());
+    GAUDI_TRY(memory_.fill(scribble));
+    GAUDI_TRY(timed(reads, [&] { return link_.read(memory_.region(), *remote); }));
+    GAUDI_TRY(memory_.check(pulled(round)));
+    return say({{"read", round}});
+}
+
+outcome<void> session::be_read(unsigned round) {
+    GAUDI_TRY(memory_.fill(pulled(round)));
+    GAUDI_TRY(offer(memory_.region()));
+    GAUDI_TRY(hear());
+    return {};
+}
+
+outcome<void> session::count_up(unsigned round, operation_result& atomics) {
+    const auto remote = take_offer();
+    if (!remote)
+        return tl::unexpected(remote.error());
+    const auto begin = first_word(counted(round)), end = first_word(counted(round).doubled());
+    constexpr std::uint64_t steps = 8;
+    const auto expect_value = [&](std::uint64_t expected, auto&& begin_one) -> outcome<void> {
+        const auto done = timed(atomics, begin_one);
+        if (!done)
+            return tl::unexpected(done.error());
+        if (done->value != expected)
+            return tl::unexpected(failure{
+                wrong, fmt::format("an atomic operation found {}, expected {}", done->value, expected)});
+        return {};
+    };
+    for (std::uint64_t i = 0; i < steps; ++i)
+        GAUDI_TRY(expect_value(begin + i, [&] { return link_.fetch_add(*remote, 1); }));
+    GAUDI_TRY(expect_value(begin + steps, [&] { return link_.compare_swap(*remote, begin, 1); }));
+    GAUDI_TRY(expect_value(begin + steps, [&] { return link_.compare_swap(*remote, begin + steps, end); }));
+    return say({{"counted", round}});
+}
+
+outcome<void> session::be_counted(unsigned round) {
+    GAUDI_TRY(memory_.fill(counted(round)));
+    const auto word = memory_.region().part(0, 8);
+    GAUDI_TRY(offer(*word));
+    GAUDI_TRY(hear());
+    const auto found = memory_.first_word();
+    if (!found)
+        return tl::unexpected(found.error());
+    if (const auto expected = first_word(counted(round).doubled()); *found != expected)
+        return tl::unexpected(failure{
+            wrong, fmt::format("wrong word at offset 0 after atomic operations: expected {}, found {}",
+                               expected, *found)});
+    return {};
+}
+
+namespace {
+
+// Why atomic operations cannot be tried, or nothing.
+std::string no_atomics(std::uint64_t size, std::string_view servers_way) {
+    if (size < 8)
+        return "the buffer is shorter than 8 bytes";
+    if (servers_way == gaudi::name_of(gaudi::memory_way::staged))
+        return "the server's memory is staged, and a NIC's atomic operations need memory that it can reach";
+    return {};
+}
+
+} // namespace
+
+outcome<void> session::run_as_client(progress_bar& bar) {
+    auto sends = blank("send", "client"), reads = blank("read", "client"),
+         atomics = blank("atomics", "client");
+    const auto each_round = [&](std::string_view test, auto&& step) -> outcome<void> {
+        for (unsigned round = 0; work_.has(test) && round < work_.iterations; ++round) {
+            GAUDI_TRY(step(round));
+            bar.step(test);
+        }
+        return {};
+    };
+    GAUDI_TRY(each_round("sendrecv", [&](unsigned round) { return send_there_and_back(round, sends); }));
+    GAUDI_TRY(each_round("write", [&](unsigned round) { return be_written(round); }));
+    GAUDI_TRY(each_round("read", [&](unsigned round) { return pull(round, reads); }));
+    atomics.skipped = no_atomics(work_.size, peer_.value("way", ""));
+    if (atomics.skipped.empty())
+        GAUDI_TRY(each_round("atomics", [&](unsigned round) { return count_up(round, atomics); }));
+    for (const auto& [test, result] :
+         {std::pair{"sendrecv", &sends}, {"read", &reads}, {"atomics", &atomics}})
+        if (work_.has(test))
+            results.push_back(*result);
+    return exchange_results();
+}
+
+outcome<void> session::run_as_server() {
+    auto sends = blank("send back", "server"), writes = blank("write", "server");
+    const auto each_round = [&](std::string_view test, auto&& step) -> outcome<void> {
+        for (unsigned round = 0; work_.has(test) && round < work_.iterations; ++round)
+            GAUDI_TRY(step(round));
+        return {};
+    };
+    GAUDI_TRY(each_round("sendrecv", [&](unsigned round) { return receive_and_answer(round, sends); }));
+    GAUDI_TRY(each_round("write", [&](unsigned round) { return push(round, writes); }));
+    GAUDI_TRY(each_round("read", [&](unsigned round) { return be_read(round); }));
+    if (no_atomics(work_.size, gaudi::name_of(memory_.region().way())).empty())
+        GAUDI_TRY(each_round("atomics", [&](unsigned round) { return be_counted(round); }));
+    for (const auto& [test, result] : {std::pair{"sendrecv", &sends}, {"write", &writes}})
+        if (work_.has(test))
+            results.push_back(*result);
+    return exchange_results();
+}
+
+outcome<void> session::exchange_results() {
+    auto mine = json::array();
+    for (const auto& each : results)
+        mine.push_back(each.to_json());
+    GAUDI_TRY(say({{"results", mine}}));
+    const auto theirs = hear();
+    if (!theirs)
+        return tl::unexpected(theirs.error());
+    if (const auto list = theirs->find("results"); list != theirs->end() && list->is_array())
+        for (const auto& each : *list)
+            results.push_back(operation_result::from_json(each));
+    return {};
+}
+
+} // namespace tools::rdma

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include "tools/rdma/endpoint.hpp"
+
+#include <atomic>
+#include <string>
+#include <vector>
+
+namespace tools::rdma {
+
+// Set by Ctrl-C: whatever waits ends soon.
+extern std::atomic<bool> stop_requested;
+
+// One kind of operation, as measured by the side that initiated it and judged by the side that received.
+struct operation_result {
+    std::string name;
+    std::string by; // client or server
+    unsigned count = 0;
+    std::uint64_t bytes = 0;
+    double seconds = 0, best = 0;
+    std::string way;
+    std::string skipped; // why it was not run
+
+    void add(std::uint64_t moved, double took);
+    [[nodiscard]] json to_json() const;
+    static operation_result from_json(const json& text);
+};
+
+// A bar on the terminal for what takes longer than a second.
+class progress_bar {
+public:
+    progress_bar(bool wanted, unsigned steps);
+    ~progress_bar();
+    progress_bar(const progress_bar&) = delete;
+    progress_bar& operator=(const progress_bar&) = delete;
+    void step(std::string_view doing);
+
+private:
+    bool wanted_, shown_ = false;
+    unsigned steps_, done_ = 0;
+    stopwatch since_;
+};
+
+// What the two programs do with each other: every test, every iteration, with data made for it and checked in
+// full by whoever received it.
+class session {
+public:
+    session(gaudi::connection& link, buffer& memory, const job& work, const options& given, json peer);
+
+    outcome<void> run_as_client(progress_bar& bar);
+    outcome<void> run_as_server();
+    // Both sides', after the run.
+    std::vector<operation_result> results;
+    double first_byte_seconds = 0;
+
+private:
+    outcome<gaudi::completion> await(gaudi::result<gaudi::transfer> begun);
+    // Begins it, waits for it, and counts both.
+    template <typename Begin>
+    outcome<gaudi::completion> timed(operation_result& into, Begin&& begin);
+    outcome<void> say(const json& words);
+    outcome<json> hear();
+    outcome<gaudi::remote_region> take_offer();
+    outcome<void> offer(const gaudi::local_region& region);
+    outcome<void> exchange_results();
+    operation_result blank(const char* name, const char* by) const;
+
+    outcome<void> send_there_and_back(unsigned round, operation_result& sends);
+    outcome<void> receive_and_answer(unsigned round, operation_result& sends);
+    outcome<void> be_written(unsigned round);
+    outcome<void> push(unsigned round, operation_result& writes);
+    outcome<void> pull(unsigned round, operation_result& reads);
+    outcome<void> be_read(unsigned round);
+    outcome<void> count_up(unsigned round, operation_result& atomics);
+    outcome<void> be_counted(unsigned round);
+
+    gaudi::connection& link_;
+    buffer& memory_;
+    const job& work_;
+    const options& options_;
+    json peer_;
+};
+
+// Words between the two, as JSON over the connection's side channel. A peer that failed says so with
+// "failed".
+outcome<void> say(gaudi::connection& link, const json& words);
+outcome<json> hear(gaudi::connection& link, unsigned limit_seconds);
+
+} // namespace tools::rdma
