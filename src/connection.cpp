@@ -188,7 +188,7 @@ result<std::vector<std::byte>> connection::hear(std::chrono::milliseconds limit)
 }
 
 result<void> connection::offer(const local_region& region) {
-    const auto remote = region.remote();
+    const auto remote = core_->show(region);
     if (!remote)
         return tl::unexpected(remote.error());
     return core_->tell(frame_kind::offer, remote->encode());

@@ -107,7 +107,8 @@ public:
     // A note beside the data, over TCP: up to 64 KiB, in order. hear() blocks until one came.
     result<void> tell(std::span<const std::byte> note);
     [[nodiscard]] result<std::vector<std::byte>> hear(std::chrono::milliseconds limit);
-    // Gives the peer the right to address a region, and takes such a right.
+    // Gives the peer the right to address a region, and takes such a right. Staged memory too: then this side
+    // must be driven (poll, wait, hear) while the peer reads or writes.
     result<void> offer(const local_region& region);
     [[nodiscard]] result<remote_region> take_offer(std::chrono::milliseconds limit);
 

@@ -83,9 +83,8 @@ result<local_region> registration_cache::of(const device_buffer& buffer) {
     auto found = chunks_.find(chunk->serial);
     if (found == chunks_.end()) {
         ++counts_.misses;
-        auto made = make_room(chunk->whole.length).and_then([&] {
-            return card_->register_dmabuf(chunk->whole);
-        });
+        auto made =
+            make_room(chunk->whole.length).and_then([&] { return card_->register_dmabuf(chunk->whole); });
         while (!made && made.error().system_error() == ENOMEM && evict_one())
             made = card_->register_dmabuf(chunk->whole);
         if (!made)

@@ -77,6 +77,11 @@ void connection_core::sent(const ibv_wc& entry) {
         if (over.slot == nobody)
             continue;
         auto& owner = operations_[over.slot];
+        if (over.lent_slab != no_slab) {
+            const back_frame words{identity_of(over.slot), static_cast<std::uint32_t>(over.lent_slab)};
+            if (auto told = tell(frame_kind::back, words.encode()); !told)
+                return fail(told.error());
+        }
         if (over.slab != no_slab && owner.kind == transfer_kind::read) {
             // The slab goes on to the device.
             if (auto begun = owner.stage->land(static_cast<unsigned>(over.slab), over.slot,

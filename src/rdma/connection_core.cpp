@@ -44,6 +44,8 @@ connection_core::~connection_core() {
         (void)words_region_.release();
         for (auto& each : stagings_)
             (void)each.release(); // the device is the parent's as well
+        for (auto& each : lenders_)
+            (void)each.release();
         return;
     }
     close();
@@ -156,7 +158,10 @@ result<std::uint32_t> connection_core::start(const transfer_request& wanted) {
         return tl::unexpected(
             error(errc::length_mismatch, fmt::format("{} bytes here, {} bytes there", wanted.local->length(),
                                                      wanted.remote->length)));
+    const bool lent_by_peer = wanted.remote != nullptr && wanted.remote->way == memory_way::staged;
     const bool atomic = wanted.kind == transfer_kind::fetch_add || wanted.kind == transfer_kind::compare_swap;
+    if (atomic && lent_by_peer)
+        return tl::unexpected(error(errc::remote_staged, "an atomic operation on staged memory of the peer"));
     if (atomic && (wanted.remote->length < 8 || wanted.remote->address % 8 != 0))
         return tl::unexpected(
             error(errc::length_mismatch,
@@ -190,6 +195,13 @@ result<std::uint32_t> connection_core::start(const transfer_request& wanted) {
         made.address = wanted.local->address();
         made.length = wanted.local->length();
         made.local_key = wanted.local->local_key();
+    }
+    if (lent_by_peer && made.length != 0) {
+        made.by_lending = true;
+        made.way = memory_way::staged;
+        made.serial = ++serials_ & 0xffffffff;
+        if (stage == nullptr)
+            report_.why_staged = "the peer's memory is staged";
     }
     if (wanted.remote != nullptr) {
         made.remote_address = wanted.remote->address;
@@ -248,15 +260,19 @@ void connection_core::drop(std::uint32_t slot) {
 std::size_t connection_core::progress() {
     if (failure_ || !card_->core()->ours())
         return 0;
-    const auto happened = collect() + collect_copies();
+    const auto happened = collect() + collect_copies() + serve_lenders();
     if (!failure_)
         advance(happened == 0);
-    if (happened == 0 && !failure_)
-        if (const auto now = steady_clock::now();
-            options_.wait == wait_mode::events || now - last_look_ >= look_every) {
+    if (happened == 0 && !failure_) {
+        const bool expecting =
+            options_.wait == wait_mode::events ||
+            (!initiated_.empty() && operations_[initiated_.front()].by_lending) ||
+            std::any_of(lenders_.begin(), lenders_.end(), [](const auto& each) { return each->busy(); });
+        if (const auto now = steady_clock::now(); expecting || now - last_look_ >= look_every) {
             last_look_ = now;
             look_at_control();
         }
+    }
     return happened;
 }
 
@@ -271,19 +287,50 @@ void connection_core::look_at_control() {
         return;
     }
     for (auto& each : *frames)
-        switch (each.kind) {
-        case frame_kind::grants:
-            take_grants(each.body);
-            break;
-        case frame_kind::goodbye:
-            while (!failure_ && collect() != 0) {
-            }
-            if (!failure_)
-                fail({errc::peer_gone, fmt::format("{} closed the connection", peer())});
-            break;
-        default:
-            heard_.push_back(std::move(each));
+        if (!failure_ && !handle(each))
+            fail({errc::handshake_refused, fmt::format("{} sent a frame of kind {} that makes no sense",
+                                                       peer(), static_cast<int>(each.kind))});
+}
+
+// False where it makes no sense.
+bool connection_core::handle(frame& received) {
+    switch (received.kind) {
+    case frame_kind::grants:
+        take_grants(received.body);
+        return true;
+    case frame_kind::goodbye:
+        while (!failure_ && collect() != 0) {
         }
+        if (!failure_)
+            fail({errc::peer_gone, fmt::format("{} closed the connection", peer())});
+        return true;
+    case frame_kind::ask: {
+        const auto words = ask_frame::decode(received.body);
+        if (words)
+            asked(*words);
+        return words.has_value();
+    }
+    case frame_kind::lend: {
+        const auto words = lend_frame::decode(received.body);
+        if (words)
+            lent(*words);
+        return words.has_value();
+    }
+    case frame_kind::back: {
+        const auto words = back_frame::decode(received.body);
+        return words && std::any_of(lenders_.begin(), lenders_.end(),
+                                    [&](const auto& each) { return each->give_back(*words); });
+    }
+    case frame_kind::over: {
+        const auto words = over_frame::decode(received.body);
+        if (words)
+            ended(*words);
+        return words.has_value();
+    }
+    default:
+        heard_.push_back(std::move(received));
+        return true;
+    }
 }
 
 void connection_core::take_grants(std::span<const std::byte> body) {
@@ -304,6 +351,9 @@ void connection_core::sleep_until(time_point deadline) {
     nfds_t count = 2;
     for (const auto& each : stagings_)
         if (const auto fd = each->event_fd(); fd && each->copying() && count < waiting.size())
+            waiting[count++] = {*fd, POLLIN, 0};
+    for (const auto& each : lenders_)
+        if (const auto fd = each->event_fd(); fd && each->busy() && count < waiting.size())
             waiting[count++] = {*fd, POLLIN, 0};
     const auto limit = std::min<long>(milliseconds_until(deadline), longest_sleep.count());
     if (::poll(waiting.data(), count, static_cast<int>(limit)) > 0) {

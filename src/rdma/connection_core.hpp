@@ -7,6 +7,7 @@
 #include "src/os/ring.hpp"
 #include "src/rdma/control_channel.hpp"
 #include "src/rdma/grants.hpp"
+#include "src/rdma/lender.hpp"
 #include "src/rdma/queue_pair.hpp"
 #include "src/rdma/staging.hpp"
 
@@ -55,6 +56,8 @@ public:
     result<completion> wait(std::uint32_t slot, std::chrono::milliseconds limit);
     void drop(std::uint32_t slot);
 
+    // A region as the peer may address it.
+    result<remote_region> show(const local_region& region);
     result<void> tell(frame_kind kind, std::span<const std::byte> body);
     result<std::vector<std::byte>> hear(frame_kind kind, std::chrono::milliseconds limit);
     void close();
@@ -76,6 +79,10 @@ private:
         bool dropped = false;   // nobody will ask for the outcome
         bool begun = false;     // it has the peer's receive, or its own is announced
         bool all_given = false; // the NIC has, or had, all of it
+        bool immediate_given = false;
+        bool by_lending = false; // the peer's memory is staged
+        bool peer_is_done = false;
+        std::uint64_t serial = 0; // tells it from earlier ones in its slot
         std::uint32_t local_key = 0, remote_key = 0;
         std::uint64_t address = 0, remote_address = 0, length = 0;
         std::uint64_t operand = 0, compare = 0;
@@ -93,6 +100,7 @@ private:
         std::uint32_t bytes = 0;
         int slab = no_slab;
         std::uint64_t offset = 0; // in the operation, for what a slab receives
+        int lent_slab = no_slab;  // the peer's
     };
     // Memory shared with the peer's NIC and with ours.
     struct shared_words {
@@ -129,6 +137,13 @@ private:
     void keep_filling(std::uint32_t slot);
     void advance_receives();
     void tell_grants(bool idle);
+    // One-sided access to staged memory.
+    bool give_lent(std::uint32_t slot);
+    void asked(const ask_frame& words);
+    void lent(const lend_frame& words);
+    void ended(const over_frame& words);
+    std::size_t serve_lenders();
+    [[nodiscard]] std::uint64_t identity_of(std::uint32_t slot) const;
     // Requests to the NIC.
     [[nodiscard]] bool room_to_send() const;
     ibv_send_wr& next_request(const posted& what, std::uint64_t address, std::uint32_t bytes,
@@ -137,6 +152,7 @@ private:
     bool post_receive(const posted& what, std::uint64_t address, std::uint32_t bytes, std::uint32_t key);
     // The TCP connection, the clock, the end.
     void look_at_control();
+    bool handle(frame& received);
     void take_grants(std::span<const std::byte> body);
     void sleep_until(time_point deadline);
     void fail(const error& why);
@@ -151,6 +167,10 @@ private:
     shared_words* words_ = nullptr;
     mr_handle words_region_;
     std::vector<std::unique_ptr<staging>> stagings_; // one a device
+    std::vector<std::unique_ptr<lender>> lenders_;   // one a device
+    std::vector<local_region> shown_;                // staged regions that the peer may ask for
+    std::deque<lend_frame> lends_, filling_lends_;   // what the peer has lent to the first operation
+    std::uint64_t serials_ = 0;
     queue_pair pair_;
     std::uint32_t first_sequence_;
     hello theirs_;

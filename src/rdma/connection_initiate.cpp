@@ -58,19 +58,22 @@ void connection_core::advance_initiated() {
         const auto slot = initiated_.front();
         const auto& first = operations_[slot];
         bool given = false;
-        switch (first.kind) {
-        case transfer_kind::send:
-            given = give_message(slot);
-            break;
-        case transfer_kind::write:
-            given = give_data(slot) && (!first.immediate || give_immediate(slot));
-            break;
-        case transfer_kind::read:
-            given = give_data(slot);
-            break;
-        default:
-            given = give_atomic(slot);
-        }
+        if (first.by_lending)
+            given = give_lent(slot) && (!first.immediate || first.failure || give_immediate(slot));
+        else
+            switch (first.kind) {
+            case transfer_kind::send:
+                given = give_message(slot);
+                break;
+            case transfer_kind::write:
+                given = give_data(slot) && (!first.immediate || give_immediate(slot));
+                break;
+            case transfer_kind::read:
+                given = give_data(slot);
+                break;
+            default:
+                given = give_atomic(slot);
+            }
         if (!given)
             return;
         initiated_.pop();
@@ -221,7 +224,7 @@ bool connection_core::give_data(std::uint32_t slot) {
 // The last part of a write, with the number that completes the peer's receive.
 bool connection_core::give_immediate(std::uint32_t slot) {
     auto& first = operations_[slot];
-    if (!first.begun) {
+    if (!first.immediate_given) {
         if (!open_peers_receive() || !peers_part_granted() || !room_to_send())
             return false;
         const auto bytes = static_cast<std::uint32_t>(first.length - first.given);
@@ -240,7 +243,7 @@ bool connection_core::give_immediate(std::uint32_t slot) {
             address = first.stage->address_of(part->slab);
             key = first.stage->key();
         }
-        first.begun = true;
+        first.immediate_given = true;
         use_peers_part();
         auto& request = next_request(what, address, bytes, key);
         request.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;

@@ -38,7 +38,7 @@ result<std::vector<frame>> control_channel::receive() {
             unpacker in(pending_);
             const auto length = in.get<std::uint32_t>();
             const auto kind = in.get<std::uint16_t>();
-            if (length > longest_body || kind < 1 || kind > 4)
+            if (length > longest_body || kind < 1 || kind > last_frame_kind)
                 return tl::unexpected(
                     error(errc::handshake_refused, fmt::format("{} sent a frame of kind {} and {} bytes",
                                                                stream_.peer(), kind, length)));

@@ -9,7 +9,17 @@
 namespace gaudi {
 
 // What the TCP connection carries once the queue pairs are joined: frames, each with a kind and a length.
-enum class frame_kind : std::uint16_t { note = 1, offer = 2, grants = 3, goodbye = 4 };
+enum class frame_kind : std::uint16_t {
+    note = 1,
+    offer = 2,
+    grants = 3,
+    goodbye = 4,
+    ask = 5, // one-sided access to staged memory, see lender
+    lend = 6,
+    back = 7,
+    over = 8
+};
+constexpr std::uint16_t last_frame_kind = 8;
 
 struct frame {
     frame_kind kind;

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// One-sided access to staged memory: what this side asks of the peer, and what it does for it.
+#include "src/rdma/connection_core.hpp"
+#include "src/rdma/staging_source.hpp"
+
+#include <algorithm>
+#include <fmt/format.h>
+
+namespace gaudi {
+
+result<remote_region> connection_core::show(const local_region& region) {
+    if (region.way() != memory_way::staged)
+        return region.remote();
+    const auto& engine = region.staged_from()->engine();
+    const bool known =
+        std::any_of(lenders_.begin(), lenders_.end(), [&](const auto& each) { return each->serves(engine); });
+    if (!known) {
+        auto made = lender::make(*card_->core(), engine, segment_, [this](frame_kind kind, auto body) {
+            return control_.send(kind, body, std::chrono::steady_clock::now() + options_.deadline);
+        });
+        if (!made)
+            return tl::unexpected(made.error());
+        lenders_.push_back(std::move(*made));
+    }
+    shown_.push_back(region);
+    return remote_region{region.address(), region.length(), static_cast<std::uint32_t>(shown_.size() - 1),
+                         memory_way::staged};
+}
+
+std::size_t connection_core::serve_lenders() {
+    std::size_t happened = 0;
+    for (const auto& each : lenders_) {
+        if (!each->busy() || failure_)
+            continue;
+        const auto went = each->progress();
+        if (!went)
+            fail(went.error());
+        else
+            happened += *went;
+    }
+    return happened;
+}
+
+// What the peer may touch, checked before anything is lent.
+void connection_core::asked(const ask_frame& words) {
+    const auto refuse = [&](const std::string& why) {
+        if (auto sent = tell(frame_kind::over, over_frame{words.id, why}.encode()); !sent)
+            fail(sent.error());
+    };
+    if (words.key >= shown_.size())
+        return refuse(fmt::format("no region with key {}", words.key));
+    const auto& region = shown_[words.key];
+    const auto offset = words.address - region.address();
+    if (words.address < region.address() || offset > region.length() ||
+        words.length > region.length() - offset || words.length == 0)
+        return refuse(fmt::format("{} bytes at {:#x} of a region of {} at {:#x}", words.length, words.address,
+                                  region.length(), region.address()));
+    for (const auto& each : lenders_)
+        if (each->serves(region.staged_from()->engine()))
+            each->begin(words);
+}
+
+std::uint64_t connection_core::identity_of(std::uint32_t slot) const {
+    return operations_[slot].serial << 32 | slot;
+}
+
+void connection_core::lent(const lend_frame& words) {
+    if (initiated_.empty() || words.id != identity_of(initiated_.front()) ||
+        words.offset + words.bytes > operations_[initiated_.front()].length || words.bytes > segment_)
+        return fail({errc::handshake_refused, fmt::format("{} lends what was not asked for", peer())});
+    lends_.push_back(words);
+}
+
+void connection_core::ended(const over_frame& words) {
+    const auto slot = static_cast<std::uint32_t>(words.id);
+    if (slot >= operations_.size() || words.id != identity_of(slot) ||
+        operations_[slot].state != state::pending)
+        return fail({errc::handshake_refused, fmt::format("{} ends what was not asked for", peer())});
+    operations_[slot].peer_is_done = true;
+    if (!words.refusal.empty())
+        operations_[slot].failure = error(errc::remote_access, fmt::format("{}: {}", peer(), words.refusal));
+}
+
+// Stays the first until the peer has said that all of it is done.
+bool connection_core::give_lent(std::uint32_t slot) {
+    auto& first = operations_[slot];
+    const bool reading = first.kind == transfer_kind::read, staged = first.stage != nullptr;
+    if (!first.begun) {
+        first.begun = true;
+        const ask_frame words{identity_of(slot), !reading, first.remote_key, first.remote_address,
+                              first.length};
+        if (auto sent = tell(frame_kind::ask, words.encode()); !sent) {
+            fail(sent.error());
+            return false;
+        }
+    }
+    while (!lends_.empty() && staged && !reading && first.stage->can_fill()) {
+        const auto words = lends_.front();
+        lends_.pop_front();
+        if (auto begun = first.stage->fill(slot, device_address(first.address + words.offset), words.bytes);
+            !begun) {
+            fail(begun.error());
+            return false;
+        }
+        filling_lends_.push_back(words);
+    }
+    auto& ready = staged && !reading ? filling_lends_ : lends_;
+    while (!ready.empty() && room_to_send()) {
+        const auto words = ready.front();
+        posted what{slot, words.bytes, no_slab, words.offset, static_cast<int>(words.slab)};
+        auto address = first.address + words.offset;
+        auto key = first.local_key;
+        if (staged) {
+            if (reading ? !first.stage->can_read() : !first.stage->filled())
+                break;
+            if (reading)
+                what.slab = static_cast<int>(first.stage->take_out());
+            else if (const auto part = first.stage->take_filled(); part)
+                what.slab = static_cast<int>(part->slab);
+            else {
+                fail(part.error());
+                return false;
+            }
+            address = first.stage->address_of(static_cast<unsigned>(what.slab));
+            key = first.stage->key();
+        }
+        ready.pop_front();
+        auto& request = next_request(what, address, words.bytes, key);
+        request.opcode = reading ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE;
+        request.wr.rdma.remote_addr = words.address;
+        request.wr.rdma.rkey = words.key;
+        first.given += words.bytes;
+        ++first.outstanding;
+    }
+    return first.peer_is_done && (first.failure || first.given == first.length);
+}
+
+} // namespace gaudi

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "src/rdma/lender.hpp"
+
+#include "src/os/byte_order.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+namespace gaudi {
+
+std::vector<std::byte> ask_frame::encode() const {
+    std::vector<std::byte> bytes(29);
+    packer(bytes).put(id).put(address).put(length).put(key).put(static_cast<std::uint8_t>(writing ? 1 : 0));
+    return bytes;
+}
+
+std::optional<ask_frame> ask_frame::decode(std::span<const std::byte> body) {
+    if (body.size() != 29)
+        return {};
+    unpacker in(body);
+    ask_frame asked;
+    asked.id = in.get<std::uint64_t>();
+    asked.address = in.get<std::uint64_t>();
+    asked.length = in.get<std::uint64_t>();
+    asked.key = in.get<std::uint32_t>();
+    asked.writing = in.get<std::uint8_t>() != 0;
+    return asked;
+}
+
+std::vector<std::byte> lend_frame::encode() const {
+    std::vector<std::byte> all(36);
+    packer(all).put(id).put(offset).put(address).put(bytes).put(key).put(slab);
+    return all;
+}
+
+std::optional<lend_frame> lend_frame::decode(std::span<const std::byte> body) {
+    if (body.size() != 36)
+        return {};
+    unpacker in(body);
+    lend_frame lent;
+    lent.id = in.get<std::uint64_t>();
+    lent.offset = in.get<std::uint64_t>();
+    lent.address = in.get<std::uint64_t>();
+    lent.bytes = in.get<std::uint32_t>();
+    lent.key = in.get<std::uint32_t>();
+    lent.slab = in.get<std::uint32_t>();
+    return lent;
+}
+
+std::vector<std::byte> back_frame::encode() const {
+    std::vector<std::byte> bytes(12);
+    packer(bytes).put(id).put(slab);
+    return bytes;
+}
+
+std::optional<back_frame> back_frame::decode(std::span<const std::byte> body) {
+    if (body.size() != 12)
+        return {};
+    unpacker in(body);
+    back_frame returned;
+    returned.id = in.get<std::uint64_t>();
+    returned.slab = in.get<std::uint32_t>();
+    return returned;
+}
+
+std::vector<std::byte> over_frame::encode() const {
+    std::vector<std::byte> bytes(8 + refusal.size());
+    packer(bytes).put(id);
+    std::memcpy(bytes.data() + 8, refusal.data(), refusal.size());
+    return bytes;
+}
+
+std::optional<over_frame> over_frame::decode(std::span<const std::byte> body) {
+    if (body.size() < 8)
+        return {};
+    unpacker in(body);
+    over_frame ended;
+    ended.id = in.get<std::uint64_t>();
+    ended.refusal.assign(reinterpret_cast<const char*>(in.rest().data()), in.rest().size());
+    return ended;
+}
+
+lender::lender(const copy_engine& engine, std::uint32_t slab_bytes, sender send)
+    : engine_(engine), slab_bytes_(slab_bytes), send_(std::move(send)), slabs_(slabs) {}
+
+result<std::unique_ptr<lender>> lender::make(const nic_core& card, const copy_engine& engine,
+                                             std::uint32_t slab_bytes, sender send) {
+    std::unique_ptr<lender> made(new lender(engine, slab_bytes, std::move(send)));
+    auto memory = mapping::anonymous(std::size_t{slabs} * slab_bytes);
+    if (!memory)
+        return tl::unexpected(memory.error());
+    made->memory_ = std::move(*memory);
+    auto pinned = made->engine_.pin(made->memory_.bytes());
+    if (!pinned)
+        return tl::unexpected(pinned.error());
+    made->pinned_ = std::move(*pinned);
+    auto region = card.register_host(made->memory_.bytes());
+    if (!region)
+        return tl::unexpected(region.error());
+    made->region_ = std::move(*region);
+    return made;
+}
+
+lender::~lender() {
+    for (auto& each : slabs_)
+        if (each.state == state::filling || each.state == state::landing)
+            (void)each.copy.wait(); // it still uses the memory
+}
+
+std::span<std::byte> lender::bytes_of(std::uint32_t index) const {
+    return memory_.bytes().subspan(std::size_t{index} * slab_bytes_, slabs_[index].bytes);
+}
+
+lender::job* lender::find(std::uint64_t id) {
+    const auto found =
+        std::find_if(jobs_.begin(), jobs_.end(), [&](const job& each) { return each.asked.id == id; });
+    return found != jobs_.end() ? &*found : nullptr;
+}
+
+void lender::begin(const ask_frame& asked) {
+    jobs_.push_back({asked});
+}
+
+result<void> lender::lend(std::uint32_t index) {
+    auto& each = slabs_[index];
+    each.state = state::lent;
+    lend_frame words;
+    words.id = each.id;
+    words.offset = each.offset;
+    words.bytes = each.bytes;
+    words.slab = index;
+    words.address = reinterpret_cast<std::uintptr_t>(bytes_of(index).data());
+    words.key = region_->rkey;
+    return send_(frame_kind::lend, words.encode());
+}
+
+bool lender::give_back(const back_frame& returned) {
+    if (returned.slab >= slabs || slabs_[returned.slab].state != state::lent ||
+        slabs_[returned.slab].id != returned.id)
+        return false;
+    auto& each = slabs_[returned.slab];
+    const auto* owner = find(each.id);
+    if (owner == nullptr)
+        return false;
+    if (!owner->asked.writing) {
+        each.state = state::landing; // nothing to copy: over at the next look
+        each.copy = {};
+        return true;
+    }
+    auto begun = engine_.write(device_address(owner->asked.address + each.offset), bytes_of(returned.slab));
+    if (!begun)
+        return false;
+    each.copy = std::move(*begun);
+    each.state = state::landing;
+    return true;
+}
+
+// Parts of the oldest job first; the next one's when that has all it needs.
+result<void> lender::start_parts() {
+    for (auto& owner : jobs_)
+        for (std::uint32_t index = 0; index < slabs && owner.begun < owner.asked.length; ++index) {
+            auto& each = slabs_[index];
+            if (each.state != state::free)
+                continue;
+            each.id = owner.asked.id;
+            each.offset = owner.begun;
+            each.bytes = static_cast<std::uint32_t>(
+                std::min<std::uint64_t>(slab_bytes_, owner.asked.length - owner.begun));
+            owner.begun += each.bytes;
+            if (owner.asked.writing) {
+                if (auto lent = lend(index); !lent)
+                    return lent;
+                continue;
+            }
+            auto begun = engine_.read(bytes_of(index), device_address(owner.asked.address + each.offset));
+            if (!begun)
+                return tl::unexpected(begun.error());
+            each.copy = std::move(*begun);
+            each.state = state::filling;
+        }
+    return {};
+}
+
+result<void> lender::part_done(std::uint32_t index) {
+    auto& each = slabs_[index];
+    each.state = state::free;
+    auto* owner = find(each.id);
+    owner->done += each.bytes;
+    if (owner->done < owner->asked.length)
+        return {};
+    const over_frame words{each.id, {}};
+    std::erase_if(jobs_, [&](const job& finished) { return finished.asked.id == words.id; });
+    return send_(frame_kind::over, words.encode());
+}
+
+result<std::size_t> lender::progress() {
+    std::size_t happened = 0;
+    for (std::uint32_t index = 0; index < slabs; ++index) {
+        auto& each = slabs_[index];
+        if ((each.state != state::filling && each.state != state::landing) || !each.copy.done())
+            continue;
+        ++happened;
+        if (auto copied = each.copy.wait(); !copied)
+            return tl::unexpected(copied.error());
+        if (auto went = each.state == state::filling ? lend(index) : part_done(index); !went)
+            return tl::unexpected(went.error());
+    }
+    if (auto started = start_parts(); !started)
+        return tl::unexpected(started.error());
+    return happened;
+}
+
+} // namespace gaudi

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <gaudi/region.hpp>
+
+#include "src/os/mapping.hpp"
+#include "src/rdma/control_channel.hpp"
+#include "src/rdma/nic_core.hpp"
+
+#include <deque>
+#include <functional>
+#include <gaudi/copy_engine.hpp>
+
+namespace gaudi {
+
+// One-sided access to memory that no NIC can reach, on the side that owns it. The peer asks over TCP; slabs
+// of host memory are lent to it part by part, which its NIC writes or reads; the copy engine carries them to
+// or from the device. Several slabs at a time, so that copies and network overlap.
+
+// The frames of it.
+struct ask_frame {
+    std::uint64_t id = 0; // the asker's
+    bool writing = false;
+    std::uint32_t key = 0;
+    std::uint64_t address = 0, length = 0;
+
+    [[nodiscard]] std::vector<std::byte> encode() const;
+    static std::optional<ask_frame> decode(std::span<const std::byte> body);
+};
+struct lend_frame {
+    std::uint64_t id = 0, offset = 0, address = 0;
+    std::uint32_t bytes = 0, key = 0, slab = 0;
+
+    [[nodiscard]] std::vector<std::byte> encode() const;
+    static std::optional<lend_frame> decode(std::span<const std::byte> body);
+};
+// The asker has written or read the slab.
+struct back_frame {
+    std::uint64_t id = 0;
+    std::uint32_t slab = 0;
+
+    [[nodiscard]] std::vector<std::byte> encode() const;
+    static std::optional<back_frame> decode(std::span<const std::byte> body);
+};
+// All of it is done, or refused.
+struct over_frame {
+    std::uint64_t id = 0;
+    std::string refusal;
+
+    [[nodiscard]] std::vector<std::byte> encode() const;
+    static std::optional<over_frame> decode(std::span<const std::byte> body);
+};
+
+// Lends slabs for the memory of one device.
+class lender {
+public:
+    static constexpr std::uint32_t slabs = 8;
+    using sender = std::function<result<void>(frame_kind, std::span<const std::byte>)>;
+
+    static result<std::unique_ptr<lender>> make(const nic_core& card, const copy_engine& engine,
+                                                std::uint32_t slab_bytes, sender send);
+    ~lender();
+    lender(const lender&) = delete;
+    lender& operator=(const lender&) = delete;
+
+    [[nodiscard]] bool serves(const copy_engine& engine) const { return engine_.core() == engine.core(); }
+    // The range has been checked.
+    void begin(const ask_frame& asked);
+    // False where the slab was not lent for this.
+    [[nodiscard]] bool give_back(const back_frame& returned);
+    [[nodiscard]] bool busy() const { return !jobs_.empty(); }
+    [[nodiscard]] result<int> event_fd() { return engine_.event_fd(); }
+    // How much happened.
+    result<std::size_t> progress();
+
+private:
+    enum class state : std::uint8_t { free, filling, lent, landing };
+    struct slab {
+        lender::state state = state::free;
+        std::uint64_t id = 0, offset = 0;
+        std::uint32_t bytes = 0;
+        copy_ticket copy;
+    };
+    struct job {
+        ask_frame asked;
+        std::uint64_t begun = 0, done = 0;
+    };
+
+    lender(const copy_engine& engine, std::uint32_t slab_bytes, sender send);
+    [[nodiscard]] std::span<std::byte> bytes_of(std::uint32_t index) const;
+    job* find(std::uint64_t id);
+    result<void> lend(std::uint32_t index);
+    result<void> start_parts();
+    result<void> part_done(std::uint32_t index);
+
+    // Order of members is order of tear-down, last first.
+    mapping memory_;
+    copy_engine engine_;
+    pinned_memory pinned_;
+    mr_handle region_;
+    const std::uint32_t slab_bytes_;
+    const sender send_;
+    std::vector<slab> slabs_;
+    std::deque<job> jobs_;
+};
+
+} // namespace gaudi
