@@ -11,8 +11,9 @@
 namespace gaudi {
 
 std::string_view name_of(nic_distance distance) {
-    constexpr std::string_view names[] = {"behind the same PCI switch", "on the same NUMA node",
-                                          "on another NUMA node", "at an unknown distance"};
+    constexpr std::string_view names[] = {
+        "behind the PCI switch of the Gaudi", "on the NUMA node of the Gaudi",
+        "on another NUMA node than the Gaudi", "at an unknown distance from the Gaudi"};
     return names[static_cast<std::size_t>(distance)];
 }
 

@@ -174,6 +174,9 @@ int lab_run(const lab_run_options& options) {
     if (!entered)
         return complain(entered.error(), failed);
     set_environment(options);
+    // Where it matters; with one NIC programs go on seeing the processors of the real machine.
+    if (entered->contents().hcas.size() > 1)
+        ::setenv("HWLOC_XMLFILE", (entered->path() / "topology.xml").c_str(), 1);
     const int status = run_child(options.command);
     ::unsetenv("GAUDI_LAB_FAULTS"); // the sweep is not part of the experiment
     ::unsetenv("GAUDI_LAB_TRACE");

@@ -97,6 +97,8 @@ const settings<gaudi_card>& card_settings(const gaudi_card&) {
          }},
         {"bus_id", bus_id<gaudi_card>()},
         {"module_id", number(&gaudi_card::module_id, 255)},
+        {"numa_node", number(&gaudi_card::numa_node, 255)},
+        {"pci_switch", number(&gaudi_card::pci_switch, 255)},
         {"dmabuf_import", yes_or_no(&gaudi_card::dmabuf_import)},
         {"small_bar", yes_or_no(&gaudi_card::small_bar)},
         {"broken", yes_or_no(&gaudi_card::broken)},
@@ -127,6 +129,7 @@ const settings<hca_card>& card_settings(const hca_card&) {
              return {};
          }},
         {"numa_node", number(&hca_card::numa_node, 255)},
+        {"pci_switch", number(&hca_card::pci_switch, 255)},
         {"ports", number(&hca_card::ports, 2, 1)},
         {"speed_gbps", one_of(&hca_card::speed_gbps, {10, 25, 40, 56, 100, 200, 400, 800})},
         {"mtu", one_of(&hca_card::mtu, {256, 512, 1024, 2048, 4096})},
@@ -332,11 +335,13 @@ description make_description(unsigned gaudis, generation kind, unsigned hcas) {
         card.generation = kind;
         card.bus_id = default_bus_id(i);
         card.module_id = i;
+        card.pci_switch = hcas != 0 ? i * hcas / gaudis + 1 : 0; // each NIC has its share of the Gaudis
         made.gaudis.push_back(card);
     }
     for (unsigned i = 0; i < hcas; ++i) {
         hca_card card;
         card.bus_id = default_hca_bus_id(i);
+        card.pci_switch = i + 1;
         made.hcas.push_back(card);
     }
     return made;
@@ -347,25 +352,28 @@ std::string description::text() const {
     const auto yes_no = [](bool value) { return value ? "yes" : "no"; };
     for (std::size_t i = 0; i < gaudis.size(); ++i) {
         const auto& card = gaudis[i];
-        out += fmt::format("\n[gaudi {}]\ngeneration = {}\nbus_id = {}\nmodule_id = {}\ndmabuf_import = {}\n"
+        out += fmt::format("\n[gaudi {}]\ngeneration = {}\nbus_id = {}\nmodule_id = {}\nnuma_node = "
+                           "{}\npci_switch = {}\ndmabuf_import = {}\n"
                            "small_bar = {}\nbroken = {}\nhbm_pages = {}\ncs_timeout_ms = {}\nreset_grace_ms "
                            "= {}\nwatchdog_ms = {}\n",
-                           i, name_of(card.generation), card.bus_id, card.module_id,
-                           yes_no(card.dmabuf_import), yes_no(card.small_bar), yes_no(card.broken),
-                           card.hbm_pages, card.cs_timeout_ms, card.reset_grace_ms, card.watchdog_ms);
+                           i, name_of(card.generation), card.bus_id, card.module_id, card.numa_node,
+                           card.pci_switch, yes_no(card.dmabuf_import), yes_no(card.small_bar),
+                           yes_no(card.broken), card.hbm_pages, card.cs_timeout_ms, card.reset_grace_ms,
+                           card.watchdog_ms);
     }
     for (std::size_t i = 0; i < hcas.size(); ++i) {
         const auto& card = hcas[i];
         out += fmt::format("\n[hca {}]\nlink_layer = {}\nbus_id = {}\n", i, name_of(card.link), card.bus_id);
         if (!card.address.empty())
             out += fmt::format("address = {}\n", card.address);
-        out +=
-            fmt::format("numa_node = {}\nports = {}\nspeed_gbps = {}\nmtu = {}\ndmabuf = {}\nport_up = {}\n"
-                        "max_qp = {}\nmax_cq = {}\nmax_mr = {}\nmax_srq = {}\nmax_qp_wr = {}\nmax_cqe = {}\n"
-                        "max_sge = {}\nmax_inline = {}\nmax_rd_atomic = {}\n",
-                        card.numa_node, card.ports, card.speed_gbps, card.mtu, yes_no(card.dmabuf),
-                        yes_no(card.port_up), card.max_qp, card.max_cq, card.max_mr, card.max_srq,
-                        card.max_qp_wr, card.max_cqe, card.max_sge, card.max_inline, card.max_rd_atomic);
+        out += fmt::format(
+            "numa_node = {}\npci_switch = {}\nports = {}\nspeed_gbps = {}\nmtu = {}\ndmabuf = {}\nport_up = "
+            "{}\n"
+            "max_qp = {}\nmax_cq = {}\nmax_mr = {}\nmax_srq = {}\nmax_qp_wr = {}\nmax_cqe = {}\n"
+            "max_sge = {}\nmax_inline = {}\nmax_rd_atomic = {}\n",
+            card.numa_node, card.pci_switch, card.ports, card.speed_gbps, card.mtu, yes_no(card.dmabuf),
+            yes_no(card.port_up), card.max_qp, card.max_cq, card.max_mr, card.max_srq, card.max_qp_wr,
+            card.max_cqe, card.max_sge, card.max_inline, card.max_rd_atomic);
     }
     return out;
 }

@@ -19,6 +19,8 @@ struct gaudi_card {
     lab::generation generation = lab::generation::gaudi2;
     std::string bus_id;
     unsigned module_id = 0;
+    unsigned numa_node = 0;
+    unsigned pci_switch = 0;        // cards with the same number share one; 0: none
     bool dmabuf_import = false;     // the vendor driver's REG_DMABUF_FD
     bool small_bar = false;         // HBM not reachable through the PCI BAR: every export is refused
     bool broken = false;            // the driver calls the device malfunctioning: open gives EPERM
@@ -39,6 +41,7 @@ struct hca_card {
     std::string
         address; // IPv4, for link_layer ethernet; empty: the first one of this host that is not loopback
     unsigned numa_node = 0;
+    unsigned pci_switch = 0; // as of a Gaudi
     unsigned ports = 1;
     unsigned speed_gbps = 400;
     unsigned mtu = 4096;

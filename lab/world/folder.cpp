@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "lab/world/folder.hpp"
+#include "lab/world/topology.hpp"
 
 #include "lab/world/text.hpp"
 
@@ -103,6 +104,8 @@ result<void> make_contents(const fs::path& path, const description& wanted) {
     if (auto made = make_private_folder(path / "hca"); !made)
         return made;
     if (auto made = make_sysfs(path, wanted); !made)
+        return made;
+    if (auto made = make_file(path / "topology.xml", topology_xml(wanted)); !made)
         return made;
     // Last: a lab without a description is an unfinished one and is made again.
     if (auto made = make_file(path / "description.new", wanted.text()); !made)

@@ -18,6 +18,7 @@ namespace lab {
 //   accel/accel_controlDN        the control node
 //   gaudiN/context hbm sram      state of the open context; memory
 //   gaudiN/exports/ID            one file a DMA-BUF, see lab/dmabuf.h
+//   topology.xml                 where the cards sit, for hwloc
 //   sys/class/infiniband/vhcaN   what a program finds under ibv_device::ibdev_path: PCI device, NUMA node
 //   hca/                         the virtual NICs: one file a process, see lab/hca/segment.hpp
 class folder {

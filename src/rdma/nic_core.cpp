@@ -71,7 +71,7 @@ result<chosen_port> choose(const std::vector<nic_info>& all, const nic_choice& c
     if (!choice.name.empty())
         why = "asked for by name";
     else if (all.size() > 1 && choice.near_to)
-        why = fmt::format("{} of the Gaudi, {:.0f} Gbit/s", name_of(active->distance), active->gbps);
+        why = fmt::format("{}, {:.0f} Gbit/s", name_of(active->distance), active->gbps);
     else if (all.size() > 1)
         why = fmt::format("the fastest with an active port, {:.0f} Gbit/s", active->gbps);
     return chosen_port{*active, why};

@@ -16,6 +16,15 @@ int first_node(hwloc_topology_t machine, hwloc_obj_t device) {
     return host != nullptr && host->nodeset != nullptr ? hwloc_bitmap_first(host->nodeset) : -1;
 }
 
+// hwloc's own function compares depths, which I/O objects do not have.
+hwloc_obj_t joint_ancestor(hwloc_obj_t one, hwloc_obj_t other) {
+    for (auto* above = one->parent; above != nullptr; above = above->parent)
+        for (auto* each = other->parent; each != nullptr; each = each->parent)
+            if (each == above)
+                return each;
+    return nullptr;
+}
+
 } // namespace
 
 void topology::deleter::operator()(hwloc_topology* loaded) const {
@@ -39,9 +48,10 @@ nic_distance topology::between(const std::string& bus_id, const std::string& oth
     auto* other = find(loaded_.get(), other_bus_id);
     if (one == nullptr || other == nullptr)
         return nic_distance::unknown;
-    const auto* joint = hwloc_get_common_ancestor_obj(loaded_.get(), one, other);
+    const auto* joint = joint_ancestor(one, other);
     // Below a host bridge only switches are left.
-    if (joint->type == HWLOC_OBJ_BRIDGE && joint->attr->bridge.upstream_type == HWLOC_OBJ_BRIDGE_PCI)
+    if (joint != nullptr && joint->type == HWLOC_OBJ_BRIDGE &&
+        joint->attr->bridge.upstream_type == HWLOC_OBJ_BRIDGE_PCI)
         return nic_distance::same_switch;
     const int node = first_node(loaded_.get(), one), other_node = first_node(loaded_.get(), other);
     if (node < 0 || other_node < 0)
