@@ -76,7 +76,8 @@ outcome<void> work_through(run& all) {
     auto went = both.run_as_client(bar);
     if (!went) {
         if (went.error().status == wrong || went.error().status == interrupted)
-            (void)say(*link, {{"failed", went.error().text}, {"status", static_cast<int>(wrong)}});
+            (void)say(*link, {{"failed", went.error().text},
+                              {"status", went.error().status == wrong ? wrong : peer_lost}});
         return went;
     }
     all.costs.allocate = memory->allocate_seconds;

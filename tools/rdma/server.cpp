@@ -87,8 +87,9 @@ outcome<void> server::receive(gaudi::caller& who, json& entry) {
         return tl::unexpected(said.error());
     session both(*link, *memory, *work, given_, *words);
     auto went = both.run_as_server();
-    if (!went && went.error().status == wrong)
-        (void)tools::rdma::say(*link, {{"failed", went.error().text}, {"status", static_cast<int>(wrong)}});
+    if (!went && (went.error().status == wrong || went.error().status == interrupted))
+        (void)tools::rdma::say(*link, {{"failed", went.error().text},
+                                       {"status", went.error().status == wrong ? wrong : peer_lost}});
     if (!went)
         return went;
     entry["results"] = results_json(both.results);

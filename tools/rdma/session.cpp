@@ -124,6 +124,8 @@ session::session(gaudi::connection& link, buffer& memory, const job& work, const
 outcome<gaudi::completion> session::await(gaudi::result<gaudi::transfer> begun) {
     if (!begun)
         return tl::unexpected(failed(begun.error(), wrong));
+    if (stop_requested)
+        return tl::unexpected(stopped());
     const stopwatch waiting;
     for (;;) {
         const auto done = begun->wait(glance);
