@@ -1,27 +1,40 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// A Gaudi buffer to a peer, zero-copy. Run it twice: `example_send_buffer` waits for the other,
-// `example_send_buffer HOST:PORT` sends to it.
+// A Gaudi buffer to a peer, zero-copy: `example_send_buffer 20000` receives, `example_send_buffer HOST:20000`
+// sends.
 #include <gaudi/gaudi.hpp>
 
 #include <cstdio>
+#include <string>
+
+namespace {
+
+using gaudi::expect;
+
+void send_or_receive(const std::string& where) {
+    auto card = expect(gaudi::open_device());                      // the first free Gaudi
+    auto nic = expect(gaudi::open_nic({.near_to = card->info()})); // the NIC nearest to it
+    auto buffer = expect(card->heap().allocate(4 << 20));          // 4 MiB of HBM
+    auto region = expect(nic->region(*card, buffer));              // registered through its DMA-BUF
+    if (where.find(':') != where.npos) {
+        auto peer = expect(gaudi::connect(nic, where)); // queue pairs joined
+        expect(expect(peer.send(region)).wait());       // HBM -> NIC
+    } else {
+        auto door = expect(gaudi::listener::open(static_cast<std::uint16_t>(std::stoul(where))));
+        auto peer = expect(door.accept(nic, std::chrono::minutes(1)));
+        auto got = expect(expect(peer.receive(region)).wait()); // NIC -> HBM
+        std::printf("%lu bytes, %s\n", got.bytes, gaudi::name_of(region.way()).data());
+    }
+}
+
+} // namespace
 
 int main(int argc, char** argv) {
-    using gaudi::expect;
+    if (argc != 2) {
+        std::fprintf(stderr, "usage: %s PORT | HOST:PORT\n", argv[0]);
+        return 2;
+    }
     try {
-        auto card = expect(gaudi::open_device());
-        auto nic = expect(gaudi::open_nic({.near_to = card->info()}));
-        auto buffer = expect(card->heap().allocate(4 << 20));
-        auto region = expect(nic->region(*card, buffer, gaudi::way_policy::require_zero_copy));
-        if (argc > 1) {
-            auto peer = expect(gaudi::connect(nic, argv[1]));
-            expect(expect(peer.send(region)).wait());
-        } else {
-            auto door = expect(gaudi::listener::open(gaudi::default_port));
-            auto peer = expect(door.accept(nic, std::chrono::minutes(1)));
-            auto got = expect(expect(peer.receive(region)).wait());
-            std::printf("%lu bytes received into Gaudi memory, by the way: %s\n", got.bytes,
-                        std::string(gaudi::name_of(region.way())).c_str());
-        }
+        send_or_receive(argv[1]);
     } catch (const std::exception& why) {
         std::fprintf(stderr, "%s\n", why.what());
         return 1;

@@ -13,7 +13,7 @@ fail() {
 }
 
 cmake --install "$build" --prefix "$scratch/prefix" >/dev/null
-for file in bin/gaudi-direct include/gaudi/gaudi.hpp lib/libgaudi-direct.so lib/gaudi-direct/lab/libhl-thunk.so \
+for file in bin/gaudi-direct bin/rdma_server bin/rdma_client share/man/man1/rdma_client.1 include/gaudi/gaudi.hpp lib/libgaudi-direct.so lib/gaudi-direct/lab/libhl-thunk.so \
     lib/gaudi-direct/lab/libvhca.so lib/gaudi-direct/lab/libvhca-node.so share/doc/gaudi-direct/docs/virtual-hca.md \
     lib/cmake/gaudi-direct/gaudi-direct-config.cmake lib/pkgconfig/gaudi-direct.pc share/man/man1/gaudi-direct.1 \
     share/gaudi-direct/example.lab include/gaudi-direct/lab/dmabuf.h; do
@@ -44,5 +44,7 @@ for program in "$scratch/user/build/user" "$scratch/user/by_pkg_config"; do
     esac
 done
 "$scratch/prefix/bin/gaudi-direct" lab run -- ibv_devices | grep -q vhca0 || fail "the installed lab has no NIC"
+"$scratch/prefix/bin/gaudi-direct" lab clean
+"$scratch/prefix/bin/rdma_client" localhost:1 --quiet 2>&1 | grep -q "nobody listens there" || fail "the installed rdma_client does not run"
 "$scratch/prefix/bin/gaudi-direct" lab clean
 echo "installed tree works"

@@ -5,6 +5,7 @@
 #include <gaudi/address.hpp>
 #include <gaudi/address_map.hpp>
 #include <gaudi/connection.hpp>
+#include <gaudi/connection_pool.hpp>
 #include <gaudi/copy_engine.hpp>
 #include <gaudi/device.hpp>
 #include <gaudi/device_heap.hpp>

@@ -279,11 +279,7 @@ std::size_t connection_core::progress() {
 void connection_core::look_at_control() {
     auto frames = control_.receive();
     if (!frames) {
-        // What the peer sent before it went has arrived already.
-        while (!failure_ && collect() != 0) {
-        }
-        if (!failure_)
-            fail(frames.error());
+        peer_ended(frames.error());
         return;
     }
     for (auto& each : *frames)
@@ -298,12 +294,12 @@ bool connection_core::handle(frame& received) {
     case frame_kind::grants:
         take_grants(received.body);
         return true;
-    case frame_kind::goodbye:
-        while (!failure_ && collect() != 0) {
-        }
-        if (!failure_)
-            fail({errc::peer_gone, fmt::format("{} closed the connection", peer())});
+    case frame_kind::goodbye: {
+        const std::string reason(reinterpret_cast<const char*>(received.body.data()), received.body.size());
+        peer_ended({errc::peer_gone, reason.empty() ? fmt::format("{} closed the connection", peer())
+                                                    : fmt::format("{} gave up: {}", peer(), reason)});
         return true;
+    }
     case frame_kind::ask: {
         const auto words = ask_frame::decode(received.body);
         if (words)
@@ -407,13 +403,30 @@ void connection_core::close() {
         flush();
         while (!failure_ && !at_send_queue_.empty() && steady_clock::now() < deadline)
             progress();
-        if (!failure_)
+        if (!failure_) {
             (void)control_.send(frame_kind::goodbye, {}, deadline);
-        fail({errc::peer_gone, fmt::format("the connection to {} was closed here", peer())});
+            end_operations({errc::peer_gone, fmt::format("the connection to {} was closed here", peer())});
+        }
     }
 }
 
 void connection_core::fail(const error& why) {
+    const auto words = why.message();
+    (void)control_.send(frame_kind::goodbye,
+                        std::as_bytes(std::span(words).first(std::min<std::size_t>(words.size(), 1000))),
+                        steady_clock::now());
+    end_operations(why);
+}
+
+void connection_core::peer_ended(const error& why) {
+    // What it sent before it went has arrived already.
+    while (!failure_ && collect() != 0) {
+    }
+    if (!failure_)
+        end_operations(why);
+}
+
+void connection_core::end_operations(const error& why) {
     failure_ = why;
     if (pair_.get() != nullptr)
         pair_.fail();

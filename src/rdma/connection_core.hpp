@@ -62,6 +62,8 @@ public:
     result<std::vector<std::byte>> hear(frame_kind kind, std::chrono::milliseconds limit);
     void close();
     [[nodiscard]] bool alive() const { return !failure_; }
+    // Nothing is under way.
+    [[nodiscard]] bool idle() const { return free_slots_.size() == operations_.size(); }
     [[nodiscard]] const path_report& report() const { return report_; }
     [[nodiscard]] const std::string& peer() const { return control_.peer(); }
 
@@ -155,7 +157,11 @@ private:
     bool handle(frame& received);
     void take_grants(std::span<const std::byte> body);
     void sleep_until(time_point deadline);
+    // Ends everything, and tells the peer why.
     void fail(const error& why);
+    // The same after the peer's own end.
+    void peer_ended(const error& why);
+    void end_operations(const error& why);
     [[nodiscard]] error describe_failure(const ibv_wc& entry) const;
 
     const std::shared_ptr<nic> card_;

@@ -132,13 +132,13 @@ result<void> nic_core::choose_gid(const std::optional<unsigned>& wanted) {
             gid_index_ = i;
         }
     }
-    if (best == 0 && (wanted || info_.link_layer == link_layer::ethernet))
-        return tl::unexpected(
-            error(errc::gid_invalid,
-                  wanted ? fmt::format("GID index {} of {} port {} is empty", *wanted, info_.name, info_.port)
-                         : fmt::format("{} port {} has no GID: its network interface has no address",
-                                       info_.name, info_.port)));
-    return {};
+    if (best != 0)
+        return {};
+    return tl::unexpected(
+        error(errc::gid_invalid,
+              wanted ? fmt::format("GID index {} of {} port {} is empty", *wanted, info_.name, info_.port)
+                     : fmt::format("{} port {} has no GID: its network interface has no address", info_.name,
+                                   info_.port)));
 }
 
 bool nic_core::ours() const {

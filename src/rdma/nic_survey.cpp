@@ -84,21 +84,18 @@ std::optional<int> numa_node_below(const fs::path& device) {
 
 // Whether the driver registers DMA-BUFs: one page with a descriptor that is not open. EBADF means that it
 // looked at the descriptor.
-std::string dmabuf_refusal(const verbs_api& api, ibv_context* context) {
-    if (api.ibv_reg_dmabuf_mr == nullptr)
-        return fmt::format("{} has no ibv_reg_dmabuf_mr", api.path());
-    const auto table = api.ibv_alloc_pd(context);
-    if (table == nullptr)
+std::string dmabuf_refusal(const std::shared_ptr<const verbs_api>& api, ibv_context* context) {
+    if (api->ibv_reg_dmabuf_mr == nullptr)
+        return fmt::format("{} has no ibv_reg_dmabuf_mr", api->path());
+    const pd_handle domain(api->ibv_alloc_pd(context), {api});
+    if (!domain)
         return fmt::format("no protection domain for the probe: {}", std::strerror(errno));
     errno = 0;
-    auto* region = api.ibv_reg_dmabuf_mr(table, 0, 4096, 0, -1, IBV_ACCESS_LOCAL_WRITE);
-    const int reason = errno;
-    if (region != nullptr)
-        api.ibv_dereg_mr(region);
-    api.ibv_dealloc_pd(table);
-    if (region != nullptr || reason == EBADF)
-        return {};
-    return fmt::format("its driver does not register DMA-BUFs: {}", std::strerror(reason));
+    const mr_handle region(api->ibv_reg_dmabuf_mr(domain.get(), 0, 4096, 0, -1, IBV_ACCESS_LOCAL_WRITE),
+                           {api});
+    if (const int reason = errno; !region && reason != EBADF)
+        return fmt::format("its driver does not register DMA-BUFs: {}", std::strerror(reason));
+    return {};
 }
 
 void add_ports(const std::shared_ptr<const verbs_api>& api, ibv_device* device, std::vector<nic_info>& into) {
@@ -118,7 +115,7 @@ void add_ports(const std::shared_ptr<const verbs_api>& api, ibv_device* device, 
     ibv_device_attr limits{};
     if (api->ibv_query_device(context.get(), &limits) != 0)
         return;
-    card.why_no_dmabuf = dmabuf_refusal(*api, context.get());
+    card.why_no_dmabuf = dmabuf_refusal(api, context.get());
     card.dmabuf = card.why_no_dmabuf.empty();
     for (unsigned port = 1; port <= limits.phys_port_cnt; ++port) {
         ibv_port_attr attributes{};

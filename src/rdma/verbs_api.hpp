@@ -76,7 +76,10 @@ struct verbs_deleter {
 
     template <typename Object>
     void operator()(Object* object) const {
-        (void)((*api).*Destroy)(object);
+        // One that fails has destroyed nothing: a second try is all that can be done.
+        const auto destroy = (*api).*Destroy;
+        if (destroy(object) != 0)
+            (void)destroy(object);
     }
 };
 template <typename Object, auto Destroy>

@@ -367,6 +367,43 @@ TEST_F(rdma_tools, strangers_and_silence_do_not_stop_the_server) {
     EXPECT_HAS(serving.output, "all data right");
 }
 
+TEST_F(rdma_tools, the_example_of_the_readme) {
+    const auto port = free_port();
+    const auto both = run_both(lab(fmt::format("{} {}", EXAMPLE_SEND_BUFFER, port)),
+                               lab(fmt::format("{} localhost:{}", EXAMPLE_SEND_BUFFER, port)), port);
+    EXPECT_EQ(both.client.status, 0) << both.client.output;
+    EXPECT_EQ(both.server.output, "4194304 bytes, zero-copy\n");
+}
+
+TEST_F(rdma_tools, the_nearest_nic_is_chosen_and_the_choice_explained) {
+    describe_lab(
+        "gaudis = 2\nhcas = 4\n[gaudi 1]\nnuma_node = 1\npci_switch = 9\n[hca 0]\nport_up = no\n"
+        "[hca 2]\nnuma_node = 1\npci_switch = 9\n[hca 3]\nnuma_node = 1\npci_switch = 0\nspeed_gbps = 800\n");
+    const auto chosen = [&](const std::string& options) {
+        return run_alone(fmt::format("timeout -s INT 0.5 {} --port 0 {}", server_program, options)).output;
+    };
+    const auto first = chosen("--device 0"), second = chosen("--device 1");
+    EXPECT_HAS(first, "vhca1 port 1: InfiniBand 400 Gbit/s"); // its own one's port is down
+    EXPECT_HAS(first, "chosen: on the NUMA node of the Gaudi");
+    EXPECT_HAS(second, "vhca2 port 1");
+    EXPECT_HAS(second, "chosen: behind the PCI switch of the Gaudi");
+    EXPECT_HAS(chosen("--device 0 --ib-dev vhca3"), "vhca3 port 1: InfiniBand 800 Gbit/s");
+    EXPECT_HAS(chosen("--memory host"), "vhca3 port 1"); // the fastest
+}
+
+TEST_F(rdma_tools, every_option_is_in_the_man_page) {
+    std::ifstream page(std::string(SOURCE_FOLDER) + "/man/rdma_client.1");
+    std::string text((std::istreambuf_iterator<char>(page)), {});
+    text.erase(std::remove(text.begin(), text.end(), '\\'), text.end());
+    for (const auto& program : {server_program, client_program}) {
+        std::istringstream help(run_program({program, "--help"}).output);
+        for (std::string word; help >> word;)
+            if (word.starts_with("--")) {
+                EXPECT_HAS(text, word.substr(0, word.find(',')));
+            }
+    }
+}
+
 TEST(rdma_pattern, a_wrong_byte_is_found_with_its_offset) {
     using tools::rdma::pattern;
     std::vector<std::byte> bytes(4099);

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "tests/rdma/rdma_test.hpp"
+#include "tests/support/child.hpp"
+#include "tests/support/hlthunk_functions.h"
+
+#include <sys/mman.h>
+
+namespace {
+
+using namespace testing_support;
+
+class registration_test : public rdma_test {
+protected:
+    void open(const registration_limits& limits = {}) {
+        left.gaudi = expect(open_device(by_index{0}));
+        left.nic = expect(open_nic({}, limits));
+    }
+    result<local_region> region_of(const device_buffer& buffer) {
+        return left.nic->region(*left.gaudi, buffer);
+    }
+};
+
+TEST_F(registration_test, a_chunk_goes_back_to_the_driver_with_its_registration) {
+    open();
+    std::vector<device_buffer> chunks;
+    for (int i = 0; i < 4; ++i) {
+        chunks.push_back(expect(left.gaudi->heap().allocate(700 << 20)));
+        (void)expect(region_of(chunks.back()));
+    }
+    EXPECT_EQ(left.nic->registrations().regions, 4U);
+    chunks.clear();
+    left.gaudi->heap().trim();
+    EXPECT_EQ(left.gaudi->heap().statistics().chunks, 0U) << "a registration would keep its memory busy";
+    EXPECT_EQ(left.nic->registrations().regions, 0U);
+}
+
+TEST_F(registration_test, a_lease_keeps_its_chunk) {
+    open();
+    auto buffer = expect(left.gaudi->heap().allocate(4096));
+    auto lease = expect(region_of(buffer));
+    buffer = {};
+    left.gaudi->heap().trim();
+    EXPECT_EQ(left.gaudi->heap().statistics().chunks, 1U);
+    lease = {};
+    left.gaudi->heap().trim();
+    EXPECT_EQ(left.gaudi->heap().statistics().chunks, 0U);
+}
+
+TEST_F(registration_test, the_least_recently_used_goes_when_there_is_no_room) {
+    open({.bytes = 1ULL << 40, .regions = 2});
+    const auto a = expect(left.gaudi->heap().allocate(700 << 20)),
+               b = expect(left.gaudi->heap().allocate(700 << 20)),
+               c = expect(left.gaudi->heap().allocate(700 << 20));
+    (void)expect(region_of(a));
+    (void)expect(region_of(b));
+    (void)expect(region_of(a)); // b is the older now
+    (void)expect(region_of(c));
+    EXPECT_EQ(left.nic->registrations().evictions, 1U);
+    const auto misses = left.nic->registrations().misses;
+    (void)expect(region_of(a));
+    EXPECT_EQ(left.nic->registrations().misses, misses);
+    const auto held_a = expect(region_of(a)), held_c = expect(region_of(c));
+    const auto refused = left.nic->region(*left.gaudi, b, way_policy::require_zero_copy);
+    ASSERT_FALSE(refused);
+    EXPECT_NE(refused.error().message().find("2 regions of 2"), std::string::npos)
+        << refused.error().message();
+}
+
+TEST_F(registration_test, bytes_are_bounded_too) {
+    open({.bytes = 1ULL << 30, .regions = 100});
+    const auto a = expect(left.gaudi->heap().allocate(700 << 20)),
+               b = expect(left.gaudi->heap().allocate(700 << 20));
+    (void)expect(region_of(a));
+    (void)expect(region_of(b));
+    const auto counts = left.nic->registrations();
+    EXPECT_EQ(counts.regions, 1U);
+    EXPECT_EQ(counts.evictions, 1U);
+    EXPECT_LE(counts.bytes, 1ULL << 30);
+}
+
+TEST_F(registration_test, host_memory_is_shared_while_in_use_and_forgotten_after) {
+    open();
+    std::vector<std::byte> memory(65536);
+    auto first = expect(left.nic->region(memory));
+    {
+        const auto second = expect(left.nic->region(memory));
+        EXPECT_EQ(second.local_key(), first.local_key());
+    }
+    EXPECT_EQ(left.nic->registrations().hits, 1U);
+    first = {};
+    EXPECT_EQ(left.nic->registrations().regions, 0U) << "it might be unmapped next";
+    EXPECT_EQ(left.nic->region(std::span<std::byte>{}).error().code(), errc::size_zero);
+}
+
+TEST_F(registration_test, a_lost_device_is_not_registered) {
+    open();
+    const auto buffer = expect(left.gaudi->heap().allocate(4096));
+    (void)expect(region_of(buffer));
+    ASSERT_EQ(gaudi_lab_arm_faults("hlthunk_command_submission 1 reset"), 0);
+    std::vector<std::byte> bytes(4096);
+    auto copies = expect(left.gaudi->copies());
+    if (auto begun = copies.write(buffer.address(), bytes))
+        (void)begun->wait();
+    gaudi_lab_arm_faults("");
+    EXPECT_EQ(region_of(buffer).error().code(), errc::device_lost);
+}
+
+TEST_F(registration_test, a_child_has_no_part_in_it) {
+    open();
+    const auto buffer = expect(left.gaudi->heap().allocate(4096));
+    const auto region = expect(region_of(buffer));
+    child other([&] { return region_of(buffer).error().code() == errc::forked ? 0 : 1; });
+    EXPECT_EQ(other.wait(), 0);
+    EXPECT_TRUE(region_of(buffer));
+}
+
+TEST_F(registration_test, several_threads_at_once) {
+    open();
+    std::vector<std::thread> all;
+    for (int t = 0; t < 4; ++t)
+        all.emplace_back([&] {
+            for (int i = 0; i < 500; ++i) {
+                const auto buffer = expect(left.gaudi->heap().allocate(4096));
+                EXPECT_TRUE(region_of(buffer));
+                if (i % 50 == 0)
+                    left.nic->trim();
+            }
+        });
+    for (auto& each : all)
+        each.join();
+}
+
+TEST_F(registration_test, parts_stay_within) {
+    open();
+    const auto buffer = expect(left.gaudi->heap().allocate(4096));
+    const auto region = expect(region_of(buffer));
+    EXPECT_EQ(expect(region.part(96, 4000)).address(), region.address() + 96);
+    EXPECT_EQ(region.part(97, 4000).error().code(), errc::range_leaves_allocation);
+    EXPECT_EQ(region.part(~0ULL, 2).error().code(), errc::range_leaves_allocation);
+    const auto remote = expect(region.remote());
+    EXPECT_EQ(expect(remote_region::decode(remote.encode())).address, remote.address);
+    auto bytes = remote.encode();
+    bytes.back() = std::byte{9};
+    EXPECT_EQ(remote_region::decode(bytes).error().code(), errc::handshake_refused);
+    EXPECT_EQ(remote_region::decode(std::span(bytes).first(5)).error().code(), errc::handshake_refused);
+}
+
+} // namespace
