@@ -40,6 +40,8 @@ bench: setup ## measure; a table with the limit of the same run beside each figu
 	@cmake --preset release -DGAUDI_DIRECT_BENCH=ON >/dev/null && cmake --build build/release -- --quiet
 	@build/release/bin/gaudi-direct lab run --lab bench --gaudis 1 --generation gaudi2 -- build/release/bin/bench_device_layer; \
 	 status=$$?; build/release/bin/gaudi-direct lab clean bench; exit $$status
+	@build/release/bin/gaudi-direct lab run --lab bench --gaudis 2 --generation gaudi2 -- build/release/bin/bench_connections; \
+	 status=$$?; build/release/bin/gaudi-direct lab clean bench; exit $$status
 	@GAUDI_DIRECT_TOOL=$(CURDIR)/build/release/bin/gaudi-direct build/release/bin/gaudi-direct lab run --lab bench --gaudis 2 --generation gaudi2 -- build/release/bin/bench_hca; \
 	 status=$$?; for lab in bench bench-near bench-far; do build/release/bin/gaudi-direct lab clean $$lab; done; exit $$status
 

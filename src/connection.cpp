@@ -42,21 +42,18 @@ result<remote_region> remote_region::decode(std::span<const std::byte> bytes) {
 
 namespace {
 
-template <typename Region>
-result<void> check_part(const Region& whole, std::uint64_t whole_length, std::uint64_t offset,
-                        std::uint64_t length) {
-    (void)whole;
-    if (offset <= whole_length && length <= whole_length - offset)
+result<void> check_part(std::uint64_t whole, std::uint64_t offset, std::uint64_t length) {
+    if (offset <= whole && length <= whole - offset)
         return {};
     return tl::unexpected(
         error(errc::range_leaves_allocation,
-              fmt::format("{} bytes at offset {} of a region of {}", length, offset, whole_length)));
+              fmt::format("{} bytes at offset {} of a region of {}", length, offset, whole)));
 }
 
 } // namespace
 
 result<remote_region> remote_region::part(std::uint64_t offset, std::uint64_t bytes) const {
-    if (auto fits = check_part(*this, length, offset, bytes); !fits)
+    if (auto fits = check_part(length, offset, bytes); !fits)
         return tl::unexpected(fits.error());
     auto taken = *this;
     taken.address += offset;
@@ -69,7 +66,7 @@ std::string_view local_region::reason() const {
 }
 
 result<local_region> local_region::part(std::uint64_t offset, std::uint64_t bytes) const {
-    if (auto fits = check_part(*this, length_, offset, bytes); !fits)
+    if (auto fits = check_part(length_, offset, bytes); !fits)
         return tl::unexpected(fits.error());
     auto taken = *this;
     taken.address_ += offset;

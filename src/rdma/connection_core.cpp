@@ -21,6 +21,7 @@ constexpr std::uint32_t wanted_segment = 1U << 20;
 constexpr std::uint64_t wanted_write = 1ULL << 30;
 constexpr auto look_every = milliseconds(1);
 constexpr auto longest_sleep = milliseconds(100);
+constexpr auto copy_glance = std::chrono::microseconds(100);
 constexpr auto farewell = milliseconds(1000);
 constexpr unsigned polls_before_sleep = 32, polls_before_yield = 4096, polls_between_clocks = 64;
 constexpr unsigned most_at_a_time = grant::ring_words / 2 - 8; // each receive may need two words
@@ -210,7 +211,7 @@ result<std::uint32_t> connection_core::start(const transfer_request& wanted) {
     if (wanted.kind == transfer_kind::receive) {
         receives_.push(slot);
         advance_receives();
-        tell_grants(false);
+        tell_grants();
     } else {
         initiated_.push(slot);
         advance_initiated();
@@ -262,7 +263,7 @@ std::size_t connection_core::progress() {
         return 0;
     const auto happened = collect() + collect_copies() + serve_lenders();
     if (!failure_)
-        advance(happened == 0);
+        advance();
     if (happened == 0 && !failure_) {
         const bool expecting =
             options_.wait == wait_mode::events ||
@@ -314,8 +315,9 @@ bool connection_core::handle(frame& received) {
     }
     case frame_kind::back: {
         const auto words = back_frame::decode(received.body);
-        return words && std::any_of(lenders_.begin(), lenders_.end(),
-                                    [&](const auto& each) { return each->give_back(*words); });
+        if (words)
+            returned(*words);
+        return words.has_value();
     }
     case frame_kind::over: {
         const auto words = over_frame::decode(received.body);
@@ -341,22 +343,16 @@ void connection_core::sleep_until(time_point deadline) {
     pair_.arm();
     if (progress() != 0 || failure_)
         return;
-    std::array<pollfd, 6> waiting{};
-    waiting[0] = {pair_.descriptor(), POLLIN, 0};
-    waiting[1] = {control_.descriptor(), POLLIN, 0};
-    nfds_t count = 2;
-    for (const auto& each : stagings_)
-        if (const auto fd = each->event_fd(); fd && each->copying() && count < waiting.size())
-            waiting[count++] = {*fd, POLLIN, 0};
-    for (const auto& each : lenders_)
-        if (const auto fd = each->event_fd(); fd && each->busy() && count < waiting.size())
-            waiting[count++] = {*fd, POLLIN, 0};
-    const auto limit = std::min<long>(milliseconds_until(deadline), longest_sleep.count());
-    if (::poll(waiting.data(), count, static_cast<int>(limit)) > 0) {
-        for (nfds_t i = 2; i < count; ++i)
-            if (std::uint64_t ignored = 0; (waiting[i].revents & POLLIN) != 0)
-                (void)!::read(waiting[i].fd, &ignored, sizeof(ignored));
-    }
+    std::array<pollfd, 2> waiting{{{pair_.descriptor(), POLLIN, 0}, {control_.descriptor(), POLLIN, 0}}};
+    // The copy engine's own descriptor is no help: other connections of the device wait for the same one.
+    const bool copying =
+        std::any_of(stagings_.begin(), stagings_.end(), [](const auto& each) { return each->copying(); }) ||
+        std::any_of(lenders_.begin(), lenders_.end(), [](const auto& each) { return each->copying(); });
+    const auto left = std::chrono::milliseconds(milliseconds_until(deadline));
+    const auto limit = copying ? std::chrono::nanoseconds(copy_glance)
+                               : std::chrono::nanoseconds(std::min(left, longest_sleep));
+    const timespec relative{limit.count() / 1'000'000'000, limit.count() % 1'000'000'000};
+    (void)::ppoll(waiting.data(), waiting.size(), &relative, nullptr);
     pair_.drain_events();
 }
 

@@ -126,7 +126,7 @@ private:
     void part_done(std::uint32_t slot, std::uint64_t bytes);
     void finish(std::uint32_t slot);
     // What can go on.
-    void advance(bool idle);
+    void advance();
     void advance_initiated();
     bool give_message(std::uint32_t slot);
     bool give_data(std::uint32_t slot);
@@ -138,11 +138,12 @@ private:
     bool burn_rest_of_receive(std::uint32_t slot);
     void keep_filling(std::uint32_t slot);
     void advance_receives();
-    void tell_grants(bool idle);
+    void tell_grants();
     // One-sided access to staged memory.
     bool give_lent(std::uint32_t slot);
     void asked(const ask_frame& words);
     void lent(const lend_frame& words);
+    void returned(const back_frame& words);
     void ended(const over_frame& words);
     std::size_t serve_lenders();
     [[nodiscard]] std::uint64_t identity_of(std::uint32_t slot) const;

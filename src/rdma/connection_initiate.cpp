@@ -46,10 +46,10 @@ void connection_core::flush() {
         fail({errc::connection_broken, fmt::format("ibv_post_send towards {}", peer()), rc});
 }
 
-void connection_core::advance(bool idle) {
+void connection_core::advance() {
     advance_receives();
     advance_initiated();
-    tell_grants(idle);
+    tell_grants();
     flush();
 }
 
@@ -281,12 +281,9 @@ bool connection_core::give_atomic(std::uint32_t slot) {
     return true;
 }
 
-// Words that the peer has not heard of. Told in batches, but at once where it may be waiting for one.
-void connection_core::tell_grants(bool idle) {
-    constexpr std::uint64_t batch = 32, few = 8;
-    if (told_ == granted_ || failure_)
-        return;
-    if (!idle && granted_ - told_ < batch && told_ - consumed_ > few)
+// Words that the peer has not heard of: told together, once they are as many as it still has in hand.
+void connection_core::tell_grants() {
+    if (told_ == granted_ || granted_ - told_ < told_ - consumed_ || failure_)
         return;
     if (theirs_.sleeps) {
         std::array<std::byte, 16 * 64> body;

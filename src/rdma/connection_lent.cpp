@@ -41,6 +41,15 @@ std::size_t connection_core::serve_lenders() {
     return happened;
 }
 
+void connection_core::returned(const back_frame& words) {
+    for (const auto& each : lenders_)
+        if (const auto taken = each->give_back(words); !taken)
+            return fail(taken.error());
+        else if (*taken)
+            return;
+    fail({errc::handshake_refused, fmt::format("{} gives back what was not lent", peer())});
+}
+
 // What the peer may touch, checked before anything is lent.
 void connection_core::asked(const ask_frame& words) {
     const auto refuse = [&](const std::string& why) {
@@ -65,8 +74,10 @@ std::uint64_t connection_core::identity_of(std::uint32_t slot) const {
 }
 
 void connection_core::lent(const lend_frame& words) {
-    if (initiated_.empty() || words.id != identity_of(initiated_.front()) ||
-        words.offset + words.bytes > operations_[initiated_.front()].length || words.bytes > segment_)
+    const bool wanted = !initiated_.empty() && words.id == identity_of(initiated_.front());
+    const auto length = wanted ? operations_[initiated_.front()].length : 0;
+    if (!wanted || words.bytes == 0 || words.bytes > segment_ || words.offset > length ||
+        words.bytes > length - words.offset)
         return fail({errc::handshake_refused, fmt::format("{} lends what was not asked for", peer())});
     lends_.push_back(words);
 }

@@ -134,7 +134,7 @@ result<void> lender::lend(std::uint32_t index) {
     return send_(frame_kind::lend, words.encode());
 }
 
-bool lender::give_back(const back_frame& returned) {
+result<bool> lender::give_back(const back_frame& returned) {
     if (returned.slab >= slabs || slabs_[returned.slab].state != state::lent ||
         slabs_[returned.slab].id != returned.id)
         return false;
@@ -149,10 +149,16 @@ bool lender::give_back(const back_frame& returned) {
     }
     auto begun = engine_.write(device_address(owner->asked.address + each.offset), bytes_of(returned.slab));
     if (!begun)
-        return false;
+        return tl::unexpected(begun.error());
     each.copy = std::move(*begun);
     each.state = state::landing;
     return true;
+}
+
+bool lender::copying() const {
+    return std::any_of(slabs_.begin(), slabs_.end(), [](const slab& each) {
+        return each.state == state::filling || each.state == state::landing;
+    });
 }
 
 // Parts of the oldest job first; the next one's when that has all it needs.

@@ -67,9 +67,9 @@ public:
     // The range has been checked.
     void begin(const ask_frame& asked);
     // False where the slab was not lent for this.
-    [[nodiscard]] bool give_back(const back_frame& returned);
+    [[nodiscard]] result<bool> give_back(const back_frame& returned);
     [[nodiscard]] bool busy() const { return !jobs_.empty(); }
-    [[nodiscard]] result<int> event_fd() { return engine_.event_fd(); }
+    [[nodiscard]] bool copying() const;
     // How much happened.
     result<std::size_t> progress();
 

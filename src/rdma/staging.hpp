@@ -33,7 +33,6 @@ public:
     [[nodiscard]] bool serves(const copy_engine& engine) const { return engine_.core() == engine.core(); }
     [[nodiscard]] std::uint64_t address_of(unsigned slab) const;
     [[nodiscard]] std::uint32_t key() const { return region_->lkey; }
-    [[nodiscard]] result<int> event_fd() { return engine_.event_fd(); }
 
     // Out: begins to fill a slab from the device; filled parts come out in the order they went in.
     [[nodiscard]] bool can_fill() const { return !free_out_.empty() && !filling_.full(); }

@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Connections: each figure beside what perftest reaches on the same virtual HCA in the same run.
+#include "bench/table.hpp"
+
+#include <gaudi/gaudi.hpp>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <sys/wait.h>
+#include <unistd.h>
+
+namespace {
+
+using bench::table;
+using gaudi::expect;
+using gaudi::memory_way;
+
+constexpr std::size_t kib = 1024, mib = 1024 * kib;
+constexpr std::size_t buffer_bytes = 64 * mib;
+constexpr auto long_time = std::chrono::seconds(60);
+constexpr int rounds = 3;
+
+// What the peer shall do: take so many messages of a size, into memory of a kind.
+struct command {
+    std::uint64_t messages = 0; // 0: end
+    std::uint64_t bytes = 0;
+    memory_way way = memory_way::host;
+};
+
+// Memory of every kind on one side.
+struct memory {
+    std::shared_ptr<gaudi::device> card;
+    std::shared_ptr<gaudi::nic> nic;
+    std::vector<std::byte> host;
+    gaudi::device_buffer buffer;
+    gaudi::local_region regions[3];
+
+    explicit memory(unsigned index)
+        : card(expect(gaudi::open_device(gaudi::by_index{index}))), nic(expect(gaudi::open_nic())),
+          host(buffer_bytes), buffer(expect(card->heap().allocate(buffer_bytes))) {
+        regions[0] = expect(nic->region(host));
+        regions[1] = expect(nic->region(*card, buffer, gaudi::way_policy::require_zero_copy));
+        regions[2] = expect(nic->region(*card, buffer, gaudi::way_policy::staged_only));
+    }
+    [[nodiscard]] gaudi::local_region part(memory_way way, std::uint64_t bytes) const {
+        return expect(regions[static_cast<std::size_t>(way)].part(0, bytes));
+    }
+};
+
+// Keeps a window of operations under way.
+template <typename Begin>
+void stream_of(std::uint64_t count, std::size_t window, Begin&& begin) {
+    std::deque<gaudi::transfer> under_way;
+    for (std::uint64_t i = 0; i < count; ++i) {
+        if (under_way.size() == window) {
+            expect(under_way.front().wait(long_time));
+            under_way.pop_front();
+        }
+        under_way.push_back(expect(begin()));
+    }
+    for (auto& each : under_way)
+        expect(each.wait(long_time));
+}
+
+void serve(int port_pipe) {
+    memory own(1);
+    const auto door = expect(gaudi::listener::open(0, "127.0.0.1"));
+    const auto port = door.port();
+    if (::write(port_pipe, &port, sizeof(port)) != sizeof(port))
+        return;
+    auto link = expect(door.accept(own.nic, long_time));
+    for (const auto way : {memory_way::host, memory_way::zero_copy})
+        expect(link.offer(own.regions[static_cast<std::size_t>(way)]));
+    for (;;) {
+        command wanted;
+        const auto note = expect(link.hear(std::chrono::hours(1)));
+        std::memcpy(&wanted, note.data(), sizeof(wanted));
+        if (wanted.messages == 0)
+            return;
+        const auto into = own.part(wanted.way, wanted.bytes);
+        stream_of(wanted.messages, wanted.bytes >= mib ? 16 : 256, [&] { return link.receive(into); });
+        expect(link.tell({}));
+    }
+}
+
+class pair {
+public:
+    pair() {
+        int ends[2];
+        if (::pipe(ends) != 0)
+            std::abort();
+        child_ = ::fork();
+        if (child_ == 0) {
+            try {
+                serve(ends[1]);
+            } catch (const std::exception& why) {
+                std::fprintf(stderr, "peer: %s\n", why.what());
+                ::_exit(1);
+            }
+            ::_exit(0);
+        }
+        std::uint16_t port = 0;
+        if (::read(ends[0], &port, sizeof(port)) != sizeof(port))
+            std::abort();
+        ::close(ends[0]);
+        ::close(ends[1]);
+        own.emplace(0);
+        link.emplace(expect(gaudi::connect(own->nic, fmt::format("127.0.0.1:{}", port))));
+        for (auto& each : remote)
+            each = expect(link->take_offer(long_time));
+    }
+    ~pair() {
+        tell({});
+        ::waitpid(child_, nullptr, 0);
+    }
+    pair(const pair&) = delete;
+    pair& operator=(const pair&) = delete;
+
+    // GB/s
+    double write(memory_way from, memory_way to, std::uint64_t bytes, std::uint64_t total,
+                 bool reading = false) {
+        const auto local = own->part(from, bytes);
+        const auto there = expect(remote[static_cast<std::size_t>(to)].part(0, bytes));
+        return bench::gigabytes_per_second(
+            [&] {
+                stream_of(total / bytes, bytes >= mib ? 16 : 128,
+                          [&] { return reading ? link->read(local, there) : link->write(local, there); });
+            },
+            total / bytes * bytes);
+    }
+    double send(memory_way from, memory_way to, std::uint64_t bytes, std::uint64_t total) {
+        const auto local = own->part(from, bytes);
+        tell({total / bytes, bytes, to});
+        const auto figure = bench::gigabytes_per_second(
+            [&] {
+                stream_of(total / bytes, bytes >= mib ? 16 : 256, [&] { return link->send(local); });
+                expect(link->hear(long_time));
+            },
+            total / bytes * bytes);
+        return figure;
+    }
+
+    std::optional<memory> own;
+    std::optional<gaudi::connection> link;
+    gaudi::remote_region remote[2];
+
+private:
+    void tell(const command& wanted) { expect(link->tell(std::as_bytes(std::span(&wanted, 1)))); }
+    pid_t child_ = 0;
+};
+
+struct perftest_result {
+    double gigabytes_per_second = 0, million_messages = 0;
+};
+
+perftest_result perftest(const char* program, std::uint64_t bytes, unsigned iterations) {
+    perftest_result found;
+    const auto command = fmt::format("{0} -F -s {1} -n {2} -p 18599 >/dev/null 2>&1 & sleep 0.4; "
+                                     "{0} -F -s {1} -n {2} -p 18599 localhost 2>/dev/null; wait",
+                                     program, bytes, iterations);
+    if (auto* pipe = ::popen(command.c_str(), "r")) {
+        char line[512];
+        while (std::fgets(line, sizeof(line), pipe) != nullptr) {
+            unsigned long size = 0, count = 0;
+            double peak = 0, average = 0, rate = 0;
+            if (std::sscanf(line, "%lu %lu %lf %lf %lf", &size, &count, &peak, &average, &rate) == 5 &&
+                size == bytes)
+                found = {average * static_cast<double>(mib) / 1e9, rate};
+        }
+        ::pclose(pipe);
+    }
+    return found;
+}
+
+void against_perftest(table& out, pair& both) {
+    const auto compare = [&](const char* name, const char* program, std::uint64_t bytes, auto&& ours) {
+        double best = 0, theirs = 0;
+        for (int i = 0; i < rounds; ++i) {
+            const auto total = bytes >= mib ? 2048 * mib : 1024 * mib;
+            theirs = std::max(
+                theirs, perftest(program, bytes, static_cast<unsigned>(total / bytes)).gigabytes_per_second);
+            best = std::max(best, ours(bytes, total));
+        }
+        out.row(fmt::format("{} {} KiB, host memory", name, bytes / kib), fmt::format("{:.2f} GB/s", best),
+                theirs == 0
+                    ? "perftest is not there"
+                    : fmt::format("{}: {:.2f} GB/s; ratio {:.2f}, goal 0.95", program, theirs, best / theirs),
+                theirs == 0 ? std::nullopt : std::optional(best / theirs >= 0.95));
+    };
+    for (const std::uint64_t bytes : {64 * kib, mib, 4 * mib}) {
+        compare("write", "ib_write_bw", bytes, [&](auto each, auto total) {
+            return both.write(memory_way::host, memory_way::host, each, total);
+        });
+        compare("read", "ib_read_bw", bytes, [&](auto each, auto total) {
+            return both.write(memory_way::host, memory_way::host, each, total, true);
+        });
+        compare("send", "ib_send_bw", bytes, [&](auto each, auto total) {
+            return both.send(memory_way::host, memory_way::host, each, total);
+        });
+    }
+}
+
+void message_rate(table& out, pair& both) {
+    const auto compare = [&](const char* name, const char* program, auto&& ours) {
+        double best = 0, theirs = 0;
+        for (int i = 0; i < rounds; ++i) {
+            theirs = std::max(theirs, perftest(program, 8, 500000).million_messages);
+            best = std::max(best, ours() * 1e9 / 8 / 1e6);
+        }
+        out.row(fmt::format("{} 8 B, host memory", name), fmt::format("{:.2f} M/s", best),
+                theirs == 0
+                    ? "perftest is not there"
+                    : fmt::format("{}: {:.2f} M/s; ratio {:.2f}, goal 0.80", program, theirs, best / theirs),
+                theirs == 0 ? std::nullopt : std::optional(best / theirs >= 0.8));
+    };
+    compare("write", "ib_write_bw",
+            [&] { return both.write(memory_way::host, memory_way::host, 8, 8 * 500000); });
+    compare("send", "ib_send_bw",
+            [&] { return both.send(memory_way::host, memory_way::host, 8, 8 * 500000); });
+    out.row(
+        "write 8 B, Gaudi memory",
+        fmt::format("{:.2f} M/s",
+                    both.write(memory_way::zero_copy, memory_way::zero_copy, 8, 8 * 2000000) * 1e9 / 8 / 1e6),
+        "zero-copy");
+}
+
+void ways(table& out, pair& both) {
+    double direct = 0, staged = 0, mixed = 0, network = 0, engine = 0;
+    auto copies = expect(both.own->card->copies());
+    const auto pinned = expect(copies.pin(both.own->host));
+    for (int i = 0; i < rounds; ++i) {
+        direct =
+            std::max(direct, both.send(memory_way::zero_copy, memory_way::zero_copy, 4 * mib, 1024 * mib));
+        staged = std::max(staged, both.send(memory_way::staged, memory_way::staged, 4 * mib, 512 * mib));
+        mixed = std::max(mixed, both.write(memory_way::staged, memory_way::zero_copy, 4 * mib, 512 * mib));
+        network = std::max(network, both.write(memory_way::host, memory_way::zero_copy, 4 * mib, 1024 * mib));
+        engine = std::max(
+            engine,
+            bench::gigabytes_per_second(
+                [&] {
+                    for (int n = 0; n < 16; ++n)
+                        expect(expect(copies.read(both.own->host, both.own->buffer.address())).wait());
+                },
+                16 * buffer_bytes));
+    }
+    out.row("send 4 MiB, zero-copy to zero-copy", fmt::format("{:.2f} GB/s", direct),
+            fmt::format("staged to staged: {:.2f} GB/s; ratio {:.2f}, goal 2", staged, direct / staged),
+            direct / staged >= 2);
+    const auto slower = std::min(network, engine);
+    out.row("write 4 MiB, staged to zero-copy", fmt::format("{:.2f} GB/s", mixed),
+            fmt::format("copy engine {:.2f}, network {:.2f} GB/s; ratio {:.2f}, goal 0.80", engine, network,
+                        mixed / slower),
+            mixed / slower >= 0.8);
+}
+
+void registration(table& out, pair& both) {
+    auto& own = *both.own;
+    const auto time =
+        bench::nanoseconds_per([&](std::size_t) { (void)own.nic->region(*own.card, own.buffer); });
+    out.row("region of a buffer in a warm heap", fmt::format("{:.0f} ns", time), "goal 100 ns", time <= 100);
+}
+
+} // namespace
+
+int main() {
+    table out("gaudi-direct: connections");
+    try {
+        pair both;
+        registration(out, both);
+        against_perftest(out, both);
+        message_rate(out, both);
+        ways(out, both);
+    } catch (const std::exception& why) {
+        std::fprintf(stderr, "%s\n", why.what());
+        return 1;
+    }
+    out.print();
+    return 0;
+}
