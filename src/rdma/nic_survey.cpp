@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
 #include <filesystem>
 #include <fmt/format.h>
@@ -139,7 +140,10 @@ void add_ports(const std::shared_ptr<const verbs_api>& api, ibv_device* device, 
 int query_port(const verbs_api& api, ibv_context* context, unsigned port, ibv_port_attr& into) {
     into = {};
     const auto number = static_cast<std::uint8_t>(port);
-    if (const auto* whole = verbs_get_ctx_op(context, query_port))
+    // Operations were added at the low end: whether this one is there follows from the size.
+    const auto* whole = ::verbs_get_ctx(context);
+    if (whole != nullptr && whole->sz >= sizeof(*whole) - offsetof(verbs_context, query_port) &&
+        whole->query_port != nullptr)
         return whole->query_port(context, number, &into, sizeof(into));
     return api.ibv_query_port(context, number, reinterpret_cast<_compat_ibv_port_attr*>(&into));
 }
