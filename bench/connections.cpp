@@ -18,7 +18,7 @@ using gaudi::expect;
 using gaudi::memory_way;
 
 constexpr std::size_t kib = 1024, mib = 1024 * kib;
-constexpr std::size_t buffer_bytes = 64 * mib;
+constexpr std::size_t buffer_bytes = 64 * mib, page = 4096;
 constexpr auto long_time = std::chrono::seconds(60);
 constexpr int rounds = 3;
 
@@ -33,13 +33,16 @@ struct command {
 struct memory {
     std::shared_ptr<gaudi::device> card;
     std::shared_ptr<gaudi::nic> nic;
-    std::vector<std::byte> host;
+    std::vector<std::byte> room; // pages, as perftest takes them
+    std::span<std::byte> host;
     gaudi::device_buffer buffer;
     gaudi::local_region regions[3];
 
     explicit memory(unsigned index)
         : card(expect(gaudi::open_device(gaudi::by_index{index}))), nic(expect(gaudi::open_nic())),
-          host(buffer_bytes), buffer(expect(card->heap().allocate(buffer_bytes))) {
+          room(buffer_bytes + page), buffer(expect(card->heap().allocate(buffer_bytes))) {
+        const auto misfit = reinterpret_cast<std::uintptr_t>(room.data()) % page;
+        host = std::span(room).subspan(misfit == 0 ? 0 : page - misfit, buffer_bytes);
         regions[0] = expect(nic->region(host));
         regions[1] = expect(nic->region(*card, buffer, gaudi::way_policy::require_zero_copy));
         regions[2] = expect(nic->region(*card, buffer, gaudi::way_policy::staged_only));

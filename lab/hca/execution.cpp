@@ -99,7 +99,8 @@ private:
             warn_forbidden();
             return failing(IBV_WC_LOC_QP_OP_ERR);
         }
-        if (!responder_.memory().alive() || !requester_.memory().alive())
+        // One that is being killed loses its memory first and its locks last.
+        if (sum.gone || !responder_.memory().alive() || !requester_.memory().alive())
             return waiting(wait_reason::peer);
         return refused(event_access_error, IBV_WC_REM_ACCESS_ERR);
     }

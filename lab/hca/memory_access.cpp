@@ -100,6 +100,7 @@ public:
                 continue;
             if (rc <= 0) {
                 sum.forbidden = rc < 0 && (errno == EPERM || errno == ENOSYS || errno == EACCES);
+                sum.gone = rc < 0 && errno == ESRCH;
                 return false;
             }
             auto left = static_cast<std::uint64_t>(rc);

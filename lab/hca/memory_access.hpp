@@ -54,6 +54,7 @@ enum class reach { fine, denied, unmappable };
 struct moved {
     bool fine = true;
     bool forbidden = false; // by ptrace rules
+    bool gone = false;      // the process has no memory any more: it is ending
     std::uint64_t mapped = 0, across = 0;
 };
 

@@ -62,10 +62,11 @@ protected:
     static both_results run_both(const std::vector<std::string>& server,
                                  const std::vector<std::string>& client, unsigned port,
                                  const std::string& tables = "/proc/net",
-                                 std::chrono::seconds limit = std::chrono::seconds(60)) {
+                                 std::chrono::seconds limit = std::chrono::seconds(60),
+                                 std::chrono::seconds patience = std::chrono::seconds(20)) {
         both_results both;
         std::thread serving([&] { both.server = run_program(server, {"GAUDI_DIRECT_HLTHUNK"}, limit); });
-        const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+        const auto end = std::chrono::steady_clock::now() + patience;
         while (!listening(port, tables) && std::chrono::steady_clock::now() < end)
             std::this_thread::sleep_for(std::chrono::milliseconds(10));
         both.client = run_program(client, {"GAUDI_DIRECT_HLTHUNK"}, limit);

@@ -308,6 +308,49 @@ TEST_F(rdma_tools, a_killed_peer_is_noticed_and_the_server_goes_on) {
     EXPECT_HAS(serving.output, "the peer is no longer there");
 }
 
+// One side dies inside its Nth call of the verbs: set-up, handshake, transfers, tear-down. The other one says
+// so and ends, and the Gaudi is free again for the next.
+class rdma_deaths : public rdma_tools, public ::testing::WithParamInterface<const char*> {};
+TEST_P(rdma_deaths, at_every_step) {
+    describe_lab("gaudis = 2\nhcas = 1\n");
+    const bool client_dies = std::string_view(GetParam()) == "client";
+    const char* text = std::getenv("GAUDI_TEST_STRIDE");
+    const int stride = text != nullptr ? std::atoi(text) : 47;
+    for (int n = 1; n < 2000; n += stride) {
+        SCOPED_TRACE(fmt::format("call {}", n));
+        const auto port = free_port();
+        auto server = fmt::format("{} --once --port {}", server_program, port);
+        auto client = fmt::format("{} localhost:{} --iterations 1 --size 64K", client_program, port);
+        auto& dying = client_dies ? client : server;
+        std::ofstream(root() / "faults") << fmt::format("* {} die\n", n);
+        dying = fmt::format("env GAUDI_LAB_FAULTS=@{} {}", (root() / "faults").string(), dying);
+        // A client that dies before it connects leaves a server that waits on.
+        if (client_dies)
+            server = "timeout -s INT 2 " + server;
+        const auto begin = std::chrono::steady_clock::now();
+        const auto both = run_both(lab(server), lab(client), port, "/proc/net", std::chrono::seconds(20),
+                                   std::chrono::seconds(2));
+        const auto& [gone, left] =
+            client_dies ? std::pair{both.client, both.server} : std::pair{both.server, both.client};
+        EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(15));
+        EXPECT_HAS_NOT(left.output, "did not end in time");
+        EXPECT_LT(left.status, 128) << left.output;
+        if (gone.status != 128 + SIGKILL) {
+            EXPECT_EQ(gone.status, 0) << gone.output;
+            EXPECT_GT(n, 50);
+            return;
+        }
+        if (left.status != 0) {
+            EXPECT_TRUE(left.output.find("no longer there") != std::string::npos ||
+                        left.output.find("nobody listens") != std::string::npos ||
+                        left.output.find("connection failed") != std::string::npos || left.status == 124)
+                << left.output;
+        }
+    }
+    FAIL() << "no end";
+}
+INSTANTIATE_TEST_SUITE_P(of, rdma_deaths, ::testing::Values("client", "server"), name_of_size);
+
 TEST_F(rdma_tools, a_bar_shows_progress_on_a_terminal_and_nowhere_else) {
     describe_lab("gaudis = 2\nhcas = 1\n");
     const auto port = free_port();
