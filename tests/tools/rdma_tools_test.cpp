@@ -228,13 +228,13 @@ TEST_F(rdma_tools, bad_input_is_one_line_with_the_remedy) {
 TEST_F(rdma_tools, a_port_in_use_and_a_busy_device_are_named) {
     describe_lab("gaudis = 1\nhcas = 1\n");
     const auto port = free_port();
-    const auto both = run_both(lab(fmt::format("timeout -s INT 3 {} --port {}", server_program, port)),
+    const auto both = run_both(lab(fmt::format("timeout -s INT 1.5 {} --port {}", server_program, port)),
                                lab(fmt::format("{} --memory host --port {}", server_program, port)), port);
     EXPECT_EQ(both.client.status, 3);
     EXPECT_HAS(both.client.output, fmt::format("port {}", port));
     EXPECT_HAS(both.client.output, "choose another port");
     const auto other = free_port();
-    const auto again = run_both(lab(fmt::format("timeout -s INT 3 {} --port {}", server_program, other)),
+    const auto again = run_both(lab(fmt::format("timeout -s INT 1.5 {} --port {}", server_program, other)),
                                 lab(fmt::format("{} localhost:{}", client_program, other)), other);
     EXPECT_EQ(again.client.status, 3);
     EXPECT_HAS(again.client.output, "another process has the device open");
@@ -398,7 +398,7 @@ TEST_F(rdma_tools, strangers_and_silence_do_not_stop_the_server) {
     const auto port = free_port();
     program_result serving;
     std::thread server([&] {
-        serving = run_program(lab(fmt::format("timeout -s INT 12 {} --port {}", server_program, port)),
+        serving = run_program(lab(fmt::format("timeout -s INT 7 {} --port {}", server_program, port)),
                               {"GAUDI_DIRECT_HLTHUNK"}, std::chrono::seconds(60));
     });
     while (!listening(port))
