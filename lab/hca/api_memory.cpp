@@ -88,8 +88,10 @@ answer<ibv_mr*> make_region(ibv_pd* pd, const wanted_region& wanted) {
     auto& mr = home.own()->mrs[*place];
     if (const auto claimed = home.own().claim(&mr, sizeof(mr)); !claimed)
         return give_up(place, claimed.error());
-    if (home.own()->head.mrs_used.load() <= *place)
-        home.own()->head.mrs_used = *place + 1;
+    // Several threads register at once: the number must only grow.
+    auto& used = home.own()->head.mrs_used;
+    for (auto known = used.load(); known <= *place && !used.compare_exchange_weak(known, *place + 1);) {
+    }
     mr.pieces = 0;
     mr.piece_count = static_cast<std::uint32_t>(wanted.pieces.size());
     if (!wanted.pieces.empty()) {

@@ -311,6 +311,33 @@ TEST_F(robust_test, a_hundred_thousand_registrations_leave_nothing) {
     EXPECT_LE(mapped_regions(), mapped + 1);
 }
 
+TEST_F(robust_test, regions_of_several_threads_are_all_known) {
+    node left, right;
+    const auto a = left.make_qp(), b = right.make_qp();
+    connect(a.get(), left.address_of(a.get()), right.address_of(b.get()));
+    connect(b.get(), right.address_of(b.get()), left.address_of(a.get()));
+    constexpr int threads = 4, each = 200;
+    std::vector<mr_handle> regions(threads * each);
+    std::vector<std::thread> all;
+    for (int t = 0; t < threads; ++t)
+        all.emplace_back([&, t] {
+            for (int i = 0; i < each; ++i)
+                regions[static_cast<std::size_t>(t * each + i)] =
+                    mr_handle(ibv_reg_mr(right.pd.get(), right.memory.data(), 4096, all_access));
+        });
+    for (auto& thread : all)
+        thread.join();
+    for (const auto& region : regions) {
+        ASSERT_TRUE(region);
+        ASSERT_EQ(request(IBV_WR_RDMA_WRITE)
+                      .from(left.entry(0, 8))
+                      .at(reinterpret_cast<std::uint64_t>(right.memory.data()), region->rkey)
+                      .post(a.get()),
+                  0);
+        ASSERT_EQ(left.expect_wc().status, IBV_WC_SUCCESS);
+    }
+}
+
 TEST_F(robust_test, queue_pairs_come_and_go_without_growth) {
     node here;
     const auto cycle = [&](int times) {

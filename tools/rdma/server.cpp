@@ -3,8 +3,6 @@
 #include "tools/rdma/report.hpp"
 #include "tools/self.hpp"
 
-#include <CLI/CLI.hpp>
-#include <csignal>
 #include <fmt/format.h>
 #include <list>
 #include <mutex>
@@ -157,32 +155,12 @@ int server::serve(const gaudi::listener& door, bool once) {
 } // namespace
 
 int main(int argc, char** argv) {
-    options given;
-    std::uint16_t port = gaudi::default_port;
-    std::string address;
-    bool once = false;
-    CLI::App program{"Serves rdma_clients: receives into Gaudi memory, doubles, sends back; writes, is read",
-                     program_name};
-    program.set_version_flag("--version", std::string(gaudi::version()));
-    program.add_option("--port", port, "Where to listen; 0 takes a free one")->capture_default_str();
-    program.add_option("--address", address, "Address to listen on (every one of this host)");
-    program.add_flag("--once", once, "End after one client, with its result as exit status");
-    add_options(program, given);
-    try {
-        program.parse(argc, argv);
-    } catch (const CLI::ParseError& error) {
-        return program.exit(error) == 0 ? right : usage;
-    }
-    if (const auto problem = check(given); !problem.empty()) {
-        fmt::print(stderr, "{}: {}\n", program_name, problem);
-        return usage;
-    }
+    const auto line = parse_server(argc, argv);
+    if (line.completed)
+        return *line.completed;
+    const auto& given = line.given;
     const char* lab_reason = tools::go_to_lab_without_hardware(given.no_lab);
-    std::signal(SIGINT, [](int) {
-        stop_requested = true;
-        std::signal(SIGINT, SIG_DFL);
-    });
-    std::signal(SIGTERM, [](int) { stop_requested = true; });
+    stop_on_signals();
     const auto complain = [](const std::string& text, int status) {
         fmt::print(stderr, "{}: {}\n", program_name, text);
         return status;
@@ -197,7 +175,7 @@ int main(int argc, char** argv) {
         print_head(program_name, *home, lab_reason);
         fmt::print("  memory   {}\n", trial->way_text());
     }
-    const auto door = gaudi::listener::open(port, address);
+    const auto door = gaudi::listener::open(line.port, line.address);
     if (!door)
         return complain(door.error().message(), no_setup);
     if (!given.quiet && !given.as_json) {
@@ -205,7 +183,7 @@ int main(int argc, char** argv) {
         std::fflush(stdout);
     }
     server running(given, *home);
-    const int status = running.serve(*door, once);
+    const int status = running.serve(*door, line.once);
     if (given.as_json)
         fmt::print("{}\n", json{{"program", program_name},
                                 {"version", gaudi::version()},

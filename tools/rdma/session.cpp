@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "tools/rdma/session.hpp"
 
+#include <csignal>
 #include <cstdio>
 #include <fmt/format.h>
 #include <unistd.h>
@@ -8,6 +9,14 @@
 namespace tools::rdma {
 
 std::atomic<bool> stop_requested{false};
+
+void stop_on_signals() {
+    std::signal(SIGINT, [](int) {
+        stop_requested = true;
+        std::signal(SIGINT, SIG_DFL);
+    });
+    std::signal(SIGTERM, [](int) { stop_requested = true; });
+}
 
 namespace {
 

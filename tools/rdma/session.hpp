@@ -11,6 +11,8 @@ namespace tools::rdma {
 
 // Set by Ctrl-C: whatever waits ends soon.
 extern std::atomic<bool> stop_requested;
+// Ctrl-C, once, and SIGTERM.
+void stop_on_signals();
 
 // One kind of operation, as measured by the side that initiated it and judged by the side that received.
 struct operation_result {
