@@ -172,6 +172,10 @@ result<transfer> connection::compare_swap(const remote_region& where, std::uint6
         {.kind = transfer_kind::compare_swap, .remote = &where, .operand = desired, .compare = expected});
 }
 
+bool connection::atomics() const {
+    return core_->atomics();
+}
+
 std::size_t connection::poll() {
     return core_->progress();
 }

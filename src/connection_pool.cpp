@@ -43,6 +43,7 @@ void connection_pool::give_back(const std::string& peer, connection returned) {
     returned.poll();
     if (!returned.alive() || !returned.core()->idle())
         return;
+    returned.core()->forget_offers();
     const std::lock_guard guard(mutex_);
     if (auto& known = idle_[peer]; known.size() < idle_per_peer_)
         known.push_back(std::move(returned));

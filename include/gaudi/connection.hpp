@@ -92,10 +92,12 @@ public:
     [[nodiscard]] result<transfer> receive(const local_region& into);
     // One-sided; lengths must be equal. errc::length_mismatch, remote_access.
     [[nodiscard]] result<transfer> write(const local_region& from, const remote_region& to);
-    // Also completes the peer's next receive, which keeps its memory and learns the number and the length.
+    // Also completes the peer's next receive, which keeps its memory and learns the number.
     [[nodiscard]] result<transfer> write_with_immediate(const local_region& from, const remote_region& to,
                                                         std::uint32_t immediate);
     [[nodiscard]] result<transfer> read(const local_region& into, const remote_region& from);
+    // Whether both NICs have atomic operations: errc::atomics_absent.
+    [[nodiscard]] bool atomics() const;
     // On 8 aligned bytes at the beginning of the region; completion::value is what was there before.
     [[nodiscard]] result<transfer> fetch_add(const remote_region& where, std::uint64_t add);
     [[nodiscard]] result<transfer> compare_swap(const remote_region& where, std::uint64_t expected,

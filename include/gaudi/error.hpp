@@ -75,6 +75,7 @@ enum class errc {
     message_too_long,
     length_mismatch,
     remote_access,
+    atomics_absent,
     too_many_operations,
     wait_timeout,
     forked,

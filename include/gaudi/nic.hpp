@@ -32,6 +32,7 @@ struct nic_info {
     bool dmabuf = false;       // registers DMA-BUFs
     std::string why_no_dmabuf; // empty where it does
     std::uint64_t longest_message = 0;
+    bool of_gaudi = false;                         // a port of a Gaudi itself, as its driver lists it
     nic_distance distance = nic_distance::unknown; // to the device that was asked for
 };
 

@@ -64,6 +64,7 @@ public:
     // For the peer. errc::remote_staged for staged memory, which no NIC can address.
     [[nodiscard]] result<remote_region> remote() const;
 
+    [[nodiscard]] const std::shared_ptr<const registration>& lease() const { return lease_; }
     [[nodiscard]] const std::shared_ptr<const staging_source>& staged_from() const { return source_; }
 
 private:

@@ -117,6 +117,8 @@ const std::vector<error_description> catalogue = {
      "take parts of equal length"},
     {errc::remote_access, "remote_access", invalid, "the peer's NIC refused the access",
      "check that the remote region is still registered and covers the range"},
+    {errc::atomics_absent, "atomics_absent", unsupported, "one of the two NICs has no atomic operations",
+     "use a NIC that has them, or messages"},
     {errc::too_many_operations, "too_many_operations", exhausted, "too many operations under way",
      "wait for some, or raise connection_options::operations"},
     {errc::wait_timeout, "wait_timeout", busy, "nothing came in the given time",

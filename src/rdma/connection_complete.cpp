@@ -152,6 +152,7 @@ void connection_core::finish(std::uint32_t slot) {
         ++way.operations;
         way.bytes += over.landed;
     }
+    over.lease.reset();
     over.state = state::finished;
     if (over.dropped)
         drop(slot);
@@ -159,6 +160,8 @@ void connection_core::finish(std::uint32_t slot) {
 
 bool connection_core::post_receive(const posted& what, std::uint64_t address, std::uint32_t bytes,
                                    std::uint32_t key) {
+    if (failure_)
+        return false;
     ibv_sge entry{address, bytes, key};
     ibv_recv_wr request{};
     request.wr_id = receive_tag;

@@ -98,6 +98,7 @@ hello connection_core::greeting() const {
     ours.mtu = static_cast<std::uint8_t>(core.port().active_mtu);
     ours.reads_in_flight = static_cast<std::uint8_t>(
         std::clamp(std::min(core.limits().max_qp_rd_atom, core.limits().max_qp_init_rd_atom), 1, 16));
+    ours.atomics = core.atomics();
     ours.lid = core.port().lid;
     ours.qp_number = pair_.get()->qp_num;
     ours.first_sequence = first_sequence_;
@@ -125,6 +126,7 @@ result<void> connection_core::shake_hands(role side, time_point deadline) {
     theirs_ = *theirs;
     segment_ = std::min(ours.segment, theirs_.segment);
     longest_write_ = std::min(ours.longest_write, theirs_.longest_write);
+    atomics_ = ours.atomics && theirs_.atomics;
     result<void> joined;
     if (ours.ethernet != theirs_.ethernet)
         joined =
@@ -161,6 +163,8 @@ result<std::uint32_t> connection_core::start(const transfer_request& wanted) {
                                                      wanted.remote->length)));
     const bool lent_by_peer = wanted.remote != nullptr && wanted.remote->way == memory_way::staged;
     const bool atomic = wanted.kind == transfer_kind::fetch_add || wanted.kind == transfer_kind::compare_swap;
+    if (atomic && !atomics_)
+        return tl::unexpected(error(errc::atomics_absent, fmt::format("between here and {}", peer())));
     if (atomic && lent_by_peer)
         return tl::unexpected(error(errc::remote_staged, "an atomic operation on staged memory of the peer"));
     if (atomic && (wanted.remote->length < 8 || wanted.remote->address % 8 != 0))
@@ -193,6 +197,7 @@ result<std::uint32_t> connection_core::start(const transfer_request& wanted) {
     made.compare = wanted.compare;
     if (wanted.local != nullptr) {
         made.way = wanted.local->way();
+        made.lease = wanted.local->lease();
         made.address = wanted.local->address();
         made.length = wanted.local->length();
         made.local_key = wanted.local->local_key();
@@ -231,12 +236,12 @@ bool connection_core::done(std::uint32_t slot) {
 result<completion> connection_core::wait(std::uint32_t slot, milliseconds limit) {
     const auto& waited = operations_[slot];
     const auto deadline = steady_clock::now() + limit;
-    for (unsigned polls = 0; waited.state != state::finished; ++polls) {
-        if (progress() != 0) {
-            polls = 0;
-            continue;
-        }
-        if (polls % polls_between_clocks == 0 && steady_clock::now() >= deadline &&
+    if (!card_->core()->ours())
+        return tl::unexpected(card_->core()->forked_error());
+    unsigned polls = 0; // without anything happening
+    for (unsigned turns = 0; waited.state != state::finished; ++turns) {
+        polls = progress() != 0 ? 0 : polls + 1;
+        if (turns % polls_between_clocks == 0 && steady_clock::now() >= deadline &&
             waited.state != state::finished)
             return tl::unexpected(
                 error(errc::wait_timeout, fmt::format("{} ms for {}", limit.count(), peer())));
@@ -271,22 +276,23 @@ std::size_t connection_core::progress() {
             std::any_of(lenders_.begin(), lenders_.end(), [](const auto& each) { return each->busy(); });
         if (const auto now = steady_clock::now(); expecting || now - last_look_ >= look_every) {
             last_look_ = now;
-            look_at_control();
+            return look_at_control();
         }
     }
     return happened;
 }
 
-void connection_core::look_at_control() {
+std::size_t connection_core::look_at_control() {
     auto frames = control_.receive();
     if (!frames) {
         peer_ended(frames.error());
-        return;
+        return 0;
     }
     for (auto& each : *frames)
         if (!failure_ && !handle(each))
             fail({errc::handshake_refused, fmt::format("{} sent a frame of kind {} that makes no sense",
                                                        peer(), static_cast<int>(each.kind))});
+    return frames->size();
 }
 
 // False where it makes no sense.
@@ -359,14 +365,21 @@ void connection_core::sleep_until(time_point deadline) {
 result<void> connection_core::tell(frame_kind kind, std::span<const std::byte> body) {
     if (failure_)
         return tl::unexpected(*failure_);
+    if (!card_->core()->ours())
+        return tl::unexpected(card_->core()->forked_error());
     if (body.size() > control_channel::longest_body)
         return tl::unexpected(
             error(errc::message_too_long, fmt::format("a note of {} bytes; it takes up to {}", body.size(),
                                                       control_channel::longest_body)));
-    return control_.send(kind, body, steady_clock::now() + options_.deadline);
+    auto sent = control_.send(kind, body, steady_clock::now() + options_.deadline);
+    if (!sent) // perhaps half a frame: the peer could not read what follows
+        fail(sent.error());
+    return sent;
 }
 
 result<std::vector<std::byte>> connection_core::hear(frame_kind kind, milliseconds limit) {
+    if (!card_->core()->ours())
+        return tl::unexpected(card_->core()->forked_error());
     const auto deadline = steady_clock::now() + limit;
     for (;;) {
         const auto found =
@@ -383,15 +396,14 @@ result<std::vector<std::byte>> connection_core::hear(frame_kind kind, millisecon
                 error(errc::wait_timeout, fmt::format("no word from {} in {} ms", peer(), limit.count())));
         // Notes are no matter of microseconds, but the peer's transfers may need us meanwhile.
         if (progress() == 0) {
-            look_at_control();
-            if (heard_.empty() && !failure_)
+            if (look_at_control() == 0 && !failure_)
                 sleep_until(std::min(deadline, steady_clock::now() + milliseconds(1)));
         }
     }
 }
 
 void connection_core::close() {
-    if (closing_)
+    if (closing_ || !card_->core()->ours())
         return;
     closing_ = true;
     if (!failure_) {
@@ -415,8 +427,12 @@ void connection_core::fail(const error& why) {
 }
 
 void connection_core::peer_ended(const error& why) {
-    // What it sent before it went has arrived already.
-    while (!failure_ && collect() != 0) {
+    // What it sent before it went has arrived already, or is on its way from a slab to the device.
+    const auto landing = [this] {
+        return std::any_of(stagings_.begin(), stagings_.end(),
+                           [](const auto& each) { return each->landing(); });
+    };
+    while (!failure_ && (collect() + collect_copies() != 0 || landing())) {
     }
     if (!failure_)
         end_operations(why);
@@ -424,15 +440,16 @@ void connection_core::peer_ended(const error& why) {
 
 void connection_core::end_operations(const error& why) {
     failure_ = why;
-    if (pair_.get() != nullptr)
-        pair_.fail();
-    // The NIC no longer touches anything once its requests have been flushed out.
-    ibv_wc entries[16];
-    while (pair_.get() != nullptr && ::ibv_poll_cq(pair_.completions(), std::size(entries), entries) > 0) {
-    }
+    // Nobody may touch an operation's memory any more when it is called finished.
+    pair_.destroy();
+    for (const auto& each : stagings_)
+        each->settle();
+    for (const auto& each : lenders_)
+        each->settle();
     for (std::uint32_t slot = 0; slot < operations_.size(); ++slot)
         if (auto& each = operations_[slot]; each.state == state::pending) {
             each.failure = why;
+            each.lease.reset();
             each.state = state::finished;
             if (each.dropped)
                 drop(slot);

@@ -63,7 +63,9 @@ public:
     void close();
     [[nodiscard]] bool alive() const { return !failure_; }
     // Nothing is under way.
-    [[nodiscard]] bool idle() const { return free_slots_.size() == operations_.size(); }
+    [[nodiscard]] bool idle() const { return free_slots_.size() == operations_.size() && heard_.empty(); }
+    [[nodiscard]] bool atomics() const { return atomics_; }
+    void forget_offers() { shown_.clear(); }
     [[nodiscard]] const path_report& report() const { return report_; }
     [[nodiscard]] const std::string& peer() const { return control_.peer(); }
 
@@ -92,6 +94,7 @@ private:
         std::uint64_t given = 0, landed = 0;
         std::uint32_t outstanding = 0; // parts under way
         staging* stage = nullptr;
+        std::shared_ptr<const registration> lease; // the registration stays until it is over
         std::optional<std::uint32_t> immediate;
         completion outcome;
         std::optional<error> failure;
@@ -154,7 +157,7 @@ private:
     void flush();
     bool post_receive(const posted& what, std::uint64_t address, std::uint32_t bytes, std::uint32_t key);
     // The TCP connection, the clock, the end.
-    void look_at_control();
+    std::size_t look_at_control(); // how many frames came
     bool handle(frame& received);
     void take_grants(std::span<const std::byte> body);
     void sleep_until(time_point deadline);
@@ -175,7 +178,7 @@ private:
     mr_handle words_region_;
     std::vector<std::unique_ptr<staging>> stagings_; // one a device
     std::vector<std::unique_ptr<lender>> lenders_;   // one a device
-    std::vector<local_region> shown_;                // staged regions that the peer may ask for
+    std::vector<local_region> shown_;                // regions that the peer may address
     std::deque<lend_frame> lends_, filling_lends_;   // what the peer has lent to the first operation
     std::uint64_t serials_ = 0;
     queue_pair pair_;
@@ -183,6 +186,7 @@ private:
     hello theirs_;
     std::uint32_t segment_ = 0; // longest part of a message
     std::uint64_t longest_write_ = 0;
+    bool atomics_ = false;
 
     std::vector<operation> operations_;
     std::vector<std::uint32_t> free_slots_;

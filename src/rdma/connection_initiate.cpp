@@ -31,7 +31,7 @@ ibv_send_wr& connection_core::next_request(const posted& what, std::uint64_t add
 }
 
 void connection_core::flush() {
-    if (chained_ == 0)
+    if (chained_ == 0 || failure_)
         return;
     for (std::size_t i = 0; i + 1 < chained_; ++i)
         chain_[i].next = &chain_[i + 1];

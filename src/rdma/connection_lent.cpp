@@ -8,7 +8,15 @@
 
 namespace gaudi {
 
+// Keeps the region: a registration that the peer may use must not go.
 result<remote_region> connection_core::show(const local_region& region) {
+    const auto same = std::find_if(shown_.begin(), shown_.end(), [&](const local_region& each) {
+        return each.address() == region.address() && each.length() == region.length() &&
+               each.way() == region.way() && each.lease() == region.lease();
+    });
+    const auto key = static_cast<std::uint32_t>(same - shown_.begin());
+    if (same == shown_.end())
+        shown_.push_back(region);
     if (region.way() != memory_way::staged)
         return region.remote();
     const auto& engine = region.staged_from()->engine();
@@ -22,9 +30,7 @@ result<remote_region> connection_core::show(const local_region& region) {
             return tl::unexpected(made.error());
         lenders_.push_back(std::move(*made));
     }
-    shown_.push_back(region);
-    return remote_region{region.address(), region.length(), static_cast<std::uint32_t>(shown_.size() - 1),
-                         memory_way::staged};
+    return remote_region{region.address(), region.length(), key, memory_way::staged};
 }
 
 std::size_t connection_core::serve_lenders() {
@@ -56,7 +62,7 @@ void connection_core::asked(const ask_frame& words) {
         if (auto sent = tell(frame_kind::over, over_frame{words.id, why}.encode()); !sent)
             fail(sent.error());
     };
-    if (words.key >= shown_.size())
+    if (words.key >= shown_.size() || shown_[words.key].way() != memory_way::staged)
         return refuse(fmt::format("no region with key {}", words.key));
     const auto& region = shown_[words.key];
     const auto offset = words.address - region.address();
@@ -65,8 +71,8 @@ void connection_core::asked(const ask_frame& words) {
         return refuse(fmt::format("{} bytes at {:#x} of a region of {} at {:#x}", words.length, words.address,
                                   region.length(), region.address()));
     for (const auto& each : lenders_)
-        if (each->serves(region.staged_from()->engine()))
-            each->begin(words);
+        if (each->serves(region.staged_from()->engine()) && !each->begin(words))
+            refuse("asked for twice");
 }
 
 std::uint64_t connection_core::identity_of(std::uint32_t slot) const {

@@ -25,7 +25,12 @@ std::array<std::byte, hello::encoded_bytes> hello::encode() const {
     packer out(bytes);
     out.put(magic).put(version).put(static_cast<std::uint16_t>(encoded_bytes)).put(native_order);
     out.put(static_cast<std::uint8_t>(ethernet ? 1 : 0)).put(static_cast<std::uint8_t>(sleeps ? 1 : 0));
-    out.put(mtu).put(reads_in_flight).put(std::uint8_t{0}).put(lid).put(qp_number).put(first_sequence);
+    out.put(mtu)
+        .put(reads_in_flight)
+        .put(static_cast<std::uint8_t>(atomics ? 1 : 0))
+        .put(lid)
+        .put(qp_number)
+        .put(first_sequence);
     for (const auto byte : gid)
         out.put(byte);
     out.put(segment).put(longest_write).put(grants_address).put(grants_key);
@@ -53,7 +58,7 @@ result<hello> hello::decode(std::span<const std::byte> bytes, const std::string&
     theirs.sleeps = in.get<std::uint8_t>() != 0;
     theirs.mtu = in.get<std::uint8_t>();
     theirs.reads_in_flight = in.get<std::uint8_t>();
-    in.get<std::uint8_t>();
+    theirs.atomics = in.get<std::uint8_t>() != 0;
     theirs.lid = in.get<std::uint16_t>();
     theirs.qp_number = in.get<std::uint32_t>();
     theirs.first_sequence = in.get<std::uint32_t>();

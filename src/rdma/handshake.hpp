@@ -22,6 +22,7 @@ struct hello {
     bool sleeps = false;  // waits by events: grants must come over TCP, which wakes it
     std::uint8_t mtu = 0; // code of ibv_mtu
     std::uint8_t reads_in_flight = 0;
+    bool atomics = false;
     std::uint16_t lid = 0;
     std::uint32_t qp_number = 0;
     std::uint32_t first_sequence = 0;

@@ -102,9 +102,13 @@ result<std::unique_ptr<lender>> lender::make(const nic_core& card, const copy_en
 }
 
 lender::~lender() {
+    settle(); // copies still use the memory
+}
+
+void lender::settle() {
     for (auto& each : slabs_)
         if (each.state == state::filling || each.state == state::landing)
-            (void)each.copy.wait(); // it still uses the memory
+            (void)each.copy.wait();
 }
 
 std::span<std::byte> lender::bytes_of(std::uint32_t index) const {
@@ -117,8 +121,11 @@ lender::job* lender::find(std::uint64_t id) {
     return found != jobs_.end() ? &*found : nullptr;
 }
 
-void lender::begin(const ask_frame& asked) {
+bool lender::begin(const ask_frame& asked) {
+    if (find(asked.id) != nullptr)
+        return false;
     jobs_.push_back({asked});
+    return true;
 }
 
 result<void> lender::lend(std::uint32_t index) {

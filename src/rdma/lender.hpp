@@ -64,12 +64,14 @@ public:
     lender& operator=(const lender&) = delete;
 
     [[nodiscard]] bool serves(const copy_engine& engine) const { return engine_.core() == engine.core(); }
-    // The range has been checked.
-    void begin(const ask_frame& asked);
+    // The range has been checked. False where this id is under way already.
+    [[nodiscard]] bool begin(const ask_frame& asked);
     // False where the slab was not lent for this.
     [[nodiscard]] result<bool> give_back(const back_frame& returned);
     [[nodiscard]] bool busy() const { return !jobs_.empty(); }
     [[nodiscard]] bool copying() const;
+    // Waits for every copy, whose outcome nobody wants.
+    void settle();
     // How much happened.
     result<std::size_t> progress();
 

@@ -13,10 +13,6 @@
 namespace gaudi {
 namespace {
 
-// What facts about the driver allow for a DMA-BUF; the same for host memory.
-constexpr int access_flags =
-    IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
-
 bool is_ipv4(const ibv_gid& gid) {
     constexpr std::uint8_t prefix[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
     return std::memcmp(gid.raw, prefix, sizeof(prefix)) == 0;
@@ -54,7 +50,8 @@ result<chosen_port> choose(const std::vector<nic_info>& all, const nic_choice& c
         return tl::unexpected(error(errc::no_nic, "libibverbs lists no device"));
     std::vector<nic_info> fitting;
     for (const auto& each : all)
-        if ((choice.name.empty() || each.name == choice.name) &&
+        // A Gaudi's own ports are no NIC for its memory: by name only.
+        if ((choice.name.empty() ? !each.of_gaudi : each.name == choice.name) &&
             (choice.port == 0 || each.port == choice.port))
             fitting.push_back(each);
     if (fitting.empty())
@@ -141,6 +138,20 @@ result<void> nic_core::choose_gid(const std::optional<unsigned>& wanted) {
                                    info_.port)));
 }
 
+nic_core::~nic_core() {
+    if (ours())
+        return;
+    (void)pd_.release(); // the parent's
+    (void)context_.release();
+}
+
+// What the driver allows for a DMA-BUF; the same for host memory and queue pairs. A NIC without atomic
+// operations may refuse the flag.
+int nic_core::access_flags() const {
+    return IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE |
+           (atomics() ? IBV_ACCESS_REMOTE_ATOMIC : 0);
+}
+
 bool nic_core::ours() const {
     return forks_ == fork_count();
 }
@@ -152,7 +163,7 @@ error nic_core::forked_error() const {
 result<mr_handle> nic_core::register_host(std::span<std::byte> memory) const {
     if (!ours())
         return tl::unexpected(forked_error());
-    mr_handle made(api_->ibv_reg_mr(pd_.get(), memory.data(), memory.size(), access_flags), {api_});
+    mr_handle made(api_->ibv_reg_mr(pd_.get(), memory.data(), memory.size(), access_flags()), {api_});
     if (!made)
         return tl::unexpected(error(errc::registration_refused,
                                     fmt::format("ibv_reg_mr of {} bytes at {} on {}", memory.size(),
@@ -168,7 +179,7 @@ result<mr_handle> nic_core::register_dmabuf(const dmabuf_export& window) const {
         return tl::unexpected(
             error(errc::dmabuf_unsupported, fmt::format("{}: {}", info_.name, info_.why_no_dmabuf)));
     mr_handle made(api_->ibv_reg_dmabuf_mr(pd_.get(), window.offset, window.length, window.iova.value(),
-                                           window.fd, access_flags),
+                                           window.fd, access_flags()),
                    {api_});
     if (!made)
         return tl::unexpected(

@@ -15,6 +15,9 @@ namespace gaudi {
 class nic_core {
 public:
     static result<std::shared_ptr<nic_core>> open(const nic_choice& choice);
+    ~nic_core();
+    nic_core(const nic_core&) = delete;
+    nic_core& operator=(const nic_core&) = delete;
 
     [[nodiscard]] const verbs_api& api() const { return *api_; }
     [[nodiscard]] const std::shared_ptr<const verbs_api>& table() const { return api_; }
@@ -26,6 +29,9 @@ public:
     [[nodiscard]] const ibv_port_attr& port() const { return port_; }
     [[nodiscard]] const ibv_gid& gid() const { return gid_; }
     [[nodiscard]] unsigned gid_index() const { return gid_index_; }
+    // Whether the NIC has atomic operations.
+    [[nodiscard]] bool atomics() const { return limits_.atomic_cap != IBV_ATOMIC_NONE; }
+    [[nodiscard]] int access_flags() const;
     // A child of fork has no part in it.
     [[nodiscard]] bool ours() const;
     [[nodiscard]] error forked_error() const;

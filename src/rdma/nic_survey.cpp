@@ -107,6 +107,9 @@ void add_ports(const std::shared_ptr<const verbs_api>& api, ibv_device* device, 
     const auto real = fs::canonical(folder, ignored);
     card.bus_id = real.filename().string();
     card.numa_node = numa_node_below(folder);
+    std::string vendor;
+    std::ifstream(folder / "vendor") >> vendor;
+    card.of_gaudi = vendor == "0x1da3";
     const context_handle context(api->ibv_open_device(device), {api});
     if (!context) {
         card.state = fmt::format("closed to us: {}", std::strerror(errno));

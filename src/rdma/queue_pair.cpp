@@ -63,8 +63,7 @@ result<void> queue_pair::join(const hello& ours, const hello& theirs, unsigned t
     ibv_qp_attr init{};
     init.qp_state = IBV_QPS_INIT;
     init.port_num = port;
-    init.qp_access_flags =
-        IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
+    init.qp_access_flags = static_cast<unsigned>(card_->access_flags());
     if (auto done = modify("ibv_modify_qp to INIT", init,
                            IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
         !done)
@@ -102,12 +101,6 @@ result<void> queue_pair::join(const hello& ours, const hello& theirs, unsigned t
     return modify("ibv_modify_qp to RTS", send,
                   IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
                       IBV_QP_MAX_QP_RD_ATOMIC);
-}
-
-void queue_pair::fail() {
-    ibv_qp_attr attributes{};
-    attributes.qp_state = IBV_QPS_ERR;
-    (void)card_->api().ibv_modify_qp(qp_.get(), &attributes, IBV_QP_STATE);
 }
 
 void queue_pair::arm() {

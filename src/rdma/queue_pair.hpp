@@ -17,8 +17,8 @@ public:
 
     // To ready-to-send, towards the peer.
     result<void> join(const hello& ours, const hello& theirs, unsigned timeout, unsigned retries);
-    // Everything outstanding completes, flushed.
-    void fail();
+    // The NIC touches nothing of it any more when this returns.
+    void destroy() { qp_.reset(); }
 
     [[nodiscard]] ibv_qp* get() const { return qp_.get(); }
     [[nodiscard]] ibv_cq* completions() const { return cq_.get(); }

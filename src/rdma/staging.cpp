@@ -31,7 +31,10 @@ result<std::unique_ptr<staging>> staging::make(const nic_core& card, const copy_
 }
 
 staging::~staging() {
-    // Copies still use the memory.
+    settle(); // copies still use the memory
+}
+
+void staging::settle() {
     for (auto* queue : {&filling_, &landing_})
         while (!queue->empty())
             (void)queue->pop().copy.wait();

@@ -53,6 +53,9 @@ public:
     // The next part that reached the device; its slab is free again.
     [[nodiscard]] bool landed();
     result<part> take_landed();
+    [[nodiscard]] bool landing() const { return !landing_.empty(); }
+    // Waits for every copy, whose outcome nobody wants.
+    void settle();
     [[nodiscard]] bool copying() const { return !filling_.empty() || !landing_.empty(); }
 
 private:

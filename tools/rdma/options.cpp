@@ -26,7 +26,8 @@ void add_options(CLI::App& program, options& into) {
     program.add_option("--wait", into.wait, "poll, or events: sleep until something happens")
         ->capture_default_str();
     program
-        .add_option("--deadline", into.deadline_seconds, "Seconds without progress after which a run ends")
+        .add_option("--deadline", into.deadline_seconds,
+                    "Seconds that a transfer or a step of the peer may take")
         ->capture_default_str();
     program.add_flag("--json", into.as_json, "Machine-readable output");
     program.add_flag("--quiet", into.quiet, "Only the result, and what went wrong");
@@ -155,7 +156,10 @@ client_line parse_client(int argc, char** argv) {
         line.completed = complain(program, check(line.given));
     if (!line.completed)
         line.completed = complain(program, complete(line.work));
-    if (line.peer.find(':') == line.peer.npos)
+    const auto colons = std::count(line.peer.begin(), line.peer.end(), ':');
+    if (colons > 1 && !line.peer.starts_with('['))
+        line.peer = fmt::format("[{}]", line.peer); // an IPv6 address
+    if (colons == 0 || line.peer.ends_with(']'))
         line.peer += fmt::format(":{}", port);
     return line;
 }

@@ -39,7 +39,7 @@ private:
     const endpoint& home_;
     std::mutex mutex_; // guards what is below, and the terminal
     json sessions_ = json::array();
-    int worst_ = right;
+    bool any_wrong_ = false;
 };
 
 void server::say(const std::string& line, bool important) {
@@ -63,6 +63,7 @@ outcome<job> server::understand(const json& words) const {
 }
 
 outcome<void> server::receive(gaudi::caller& who, json& entry) {
+    std::optional<buffer> memory; // outlives the connection, whose NIC may still write to it
     auto link = who.welcome(home_.nic, given_.connection());
     if (!link)
         return tl::unexpected(failed(link.error(), peer_lost));
@@ -70,11 +71,12 @@ outcome<void> server::receive(gaudi::caller& who, json& entry) {
     if (!words)
         return tl::unexpected(words.error());
     auto work = understand(*words);
-    auto memory = work.and_then([&](const job& wanted) { return buffer::make(home_, wanted.size, given_); });
-    if (!memory) {
-        (void)tools::rdma::say(*link, {{"failed", memory.error().text}, {"status", memory.error().status}});
-        return tl::unexpected(memory.error());
+    auto made = work.and_then([&](const job& wanted) { return buffer::make(home_, wanted.size, given_); });
+    if (!made) {
+        (void)tools::rdma::say(*link, {{"failed", made.error().text}, {"status", made.error().status}});
+        return tl::unexpected(made.error());
     }
+    memory.emplace(std::move(*made));
     entry["client"] = *words;
     entry["memory"] = memory->to_json();
     json answer = memory->to_json();
@@ -112,7 +114,7 @@ int server::attend(gaudi::caller who) {
     const std::lock_guard guard(mutex_);
     if (given_.as_json)
         sessions_.push_back(entry);
-    worst_ = std::max(worst_, status);
+    any_wrong_ = any_wrong_ || status == wrong;
     return status;
 }
 
@@ -149,7 +151,7 @@ int server::serve(const gaudi::listener& door, bool once) {
         });
     }
     tidy(true);
-    return worst_ == wrong ? wrong : right;
+    return any_wrong_ ? wrong : right;
 }
 
 } // namespace

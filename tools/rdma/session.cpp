@@ -130,6 +130,19 @@ outcome<json> hear(gaudi::connection& link, unsigned limit_seconds) {
 session::session(gaudi::connection& link, buffer& memory, const job& work, const options& given, json peer)
     : link_(link), memory_(memory), work_(work), options_(given), peer_(std::move(peer)) {}
 
+// Why the peer left, if it said so.
+std::optional<failure> session::last_words() {
+    const auto words = link_.hear(milliseconds(0));
+    if (!words)
+        return {};
+    const std::string text(reinterpret_cast<const char*>(words->data()), words->size());
+    const auto said = json::parse(text, nullptr, false);
+    if (!said.is_object() || !said.contains("failed"))
+        return failure{peer_lost, fmt::format("{} says out of turn: {}", link_.peer(), text)};
+    return failure{said.value("status", static_cast<int>(peer_lost)),
+                   fmt::format("{} reports: {}", link_.peer(), said.value("failed", "?"))};
+}
+
 outcome<gaudi::completion> session::await(gaudi::result<gaudi::transfer> begun) {
     if (!begun)
         return tl::unexpected(failed(begun.error(), wrong));
@@ -141,15 +154,8 @@ outcome<gaudi::completion> session::await(gaudi::result<gaudi::transfer> begun) 
         if (done)
             return *done;
         if (done.error().code() != gaudi::errc::wait_timeout) {
-            // It may have said why it left.
-            if (const auto words = link_.hear(milliseconds(0)))
-                if (const auto said =
-                        json::parse(std::string(reinterpret_cast<const char*>(words->data()), words->size()),
-                                    nullptr, false);
-                    said.is_object() && said.contains("failed"))
-                    return tl::unexpected(
-                        failure{said.value("status", static_cast<int>(peer_lost)),
-                                fmt::format("{} reports: {}", link_.peer(), said.value("failed", "?"))});
+            if (auto words = last_words())
+                return tl::unexpected(*words);
             return tl::unexpected(failed(done.error(), wrong));
         }
         if (stop_requested)
@@ -188,13 +194,10 @@ outcome<gaudi::remote_region> session::take_offer() {
         auto offered = link_.take_offer(glance);
         if (offered)
             return *offered;
+        if (auto words = last_words()) // it offers nothing because something went wrong
+            return tl::unexpected(*words);
         if (offered.error().code() != gaudi::errc::wait_timeout)
             return tl::unexpected(failed(offered.error(), peer_lost));
-        if (auto words = link_.hear(milliseconds(0))) // it offers nothing because something went wrong
-            return tl::unexpected(failure{
-                wrong,
-                fmt::format("{} reports: {}", link_.peer(),
-                            std::string(reinterpret_cast<const char*>(words->data()), words->size()))});
         if (stop_requested)
             return tl::unexpected(stopped());
         if (waiting.seconds() > options_.deadline_seconds)
@@ -311,7 +314,9 @@ outcome<void> session::be_counted(unsigned round) {
 namespace {
 
 // Why atomic operations cannot be tried, or nothing.
-std::string no_atomics(std::uint64_t size, std::string_view servers_way) {
+std::string no_atomics(const gaudi::connection& link, std::uint64_t size, std::string_view servers_way) {
+    if (!link.atomics())
+        return "one of the two NICs has no atomic operations";
     if (size < 8)
         return "the buffer is shorter than 8 bytes";
     if (servers_way == gaudi::name_of(gaudi::memory_way::staged))
@@ -334,7 +339,7 @@ outcome<void> session::run_as_client(progress_bar& bar) {
     GAUDI_TRY(each_round("sendrecv", [&](unsigned round) { return send_there_and_back(round, sends); }));
     GAUDI_TRY(each_round("write", [&](unsigned round) { return be_written(round); }));
     GAUDI_TRY(each_round("read", [&](unsigned round) { return pull(round, reads); }));
-    atomics.skipped = no_atomics(work_.size, peer_.value("way", ""));
+    atomics.skipped = no_atomics(link_, work_.size, peer_.value("way", ""));
     if (atomics.skipped.empty())
         GAUDI_TRY(each_round("atomics", [&](unsigned round) { return count_up(round, atomics); }));
     for (const auto& [test, result] :
@@ -354,7 +359,7 @@ outcome<void> session::run_as_server() {
     GAUDI_TRY(each_round("sendrecv", [&](unsigned round) { return receive_and_answer(round, sends); }));
     GAUDI_TRY(each_round("write", [&](unsigned round) { return push(round, writes); }));
     GAUDI_TRY(each_round("read", [&](unsigned round) { return be_read(round); }));
-    if (no_atomics(work_.size, gaudi::name_of(memory_.region().way())).empty())
+    if (no_atomics(link_, work_.size, gaudi::name_of(memory_.region().way())).empty())
         GAUDI_TRY(each_round("atomics", [&](unsigned round) { return be_counted(round); }));
     for (const auto& [test, result] : {std::pair{"sendrecv", &sends}, {"write", &writes}})
         if (work_.has(test))

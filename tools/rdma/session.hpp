@@ -61,6 +61,7 @@ private:
     // Begins it, waits for it, and counts both.
     template <typename Begin>
     outcome<gaudi::completion> timed(operation_result& into, Begin&& begin);
+    std::optional<failure> last_words();
     outcome<void> say(const json& words);
     outcome<json> hear();
     outcome<gaudi::remote_region> take_offer();
