@@ -167,7 +167,7 @@ result<std::uint32_t> connection_core::start(const transfer_request& wanted) {
         return tl::unexpected(error(errc::atomics_absent, fmt::format("between here and {}", peer())));
     if (atomic && lent_by_peer)
         return tl::unexpected(error(errc::remote_staged, "an atomic operation on staged memory of the peer"));
-    if (atomic && (wanted.remote->length < 8 || wanted.remote->address % 8 != 0))
+    if (atomic && wanted.remote != nullptr && (wanted.remote->length < 8 || wanted.remote->address % 8 != 0))
         return tl::unexpected(
             error(errc::length_mismatch,
                   fmt::format("an atomic operation on {} bytes at {:#x}: it takes 8 aligned bytes",

@@ -354,14 +354,14 @@ INSTANTIATE_TEST_SUITE_P(of, rdma_deaths, ::testing::Values("client", "server"),
 TEST_F(rdma_tools, a_bar_shows_progress_on_a_terminal) {
     describe_lab("gaudis = 2\nhcas = 1\n");
     const auto port = free_port();
-    const auto work = fmt::format("{} localhost:{} --size 16M --iterations 30", client_program, port);
+    const auto work = fmt::format("{} localhost:{} --size 16M --iterations 40", client_program, port);
     auto on_terminal = lab("script -qec");
     on_terminal.push_back(work);
     on_terminal.emplace_back("/dev/null");
     const auto serve = lab(fmt::format("{} --once --port {} --quiet", server_program, port));
     const auto shown = run_both(serve, on_terminal, port).client;
     EXPECT_EQ(shown.status, 0) << shown.output;
-    EXPECT_HAS(shown.output, "/120 ");
+    EXPECT_HAS(shown.output, "/160 ");
     EXPECT_HAS(shown.output, "[###");
 }
 
@@ -395,7 +395,7 @@ TEST_F(rdma_tools, strangers_and_silence_do_not_stop_the_server) {
     const auto port = free_port();
     program_result serving;
     std::thread server([&] {
-        serving = run_program(lab(fmt::format("timeout -s INT 7 {} --port {}", server_program, port)),
+        serving = run_program(lab(fmt::format("timeout -s INT 9 {} --port {}", server_program, port)),
                               {"GAUDI_DIRECT_HLTHUNK"}, std::chrono::seconds(60));
     });
     while (!listening(port))
