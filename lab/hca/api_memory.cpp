@@ -63,10 +63,6 @@ struct wanted_region {
     int dmabuf = -1;
 };
 
-place_table& regions(process& home) {
-    return home.region_places;
-}
-
 answer<ibv_mr*> make_region(ibv_pd* pd, const wanted_region& wanted) {
     auto& where = context::of(pd->context);
     auto& home = *where.home;
@@ -78,11 +74,11 @@ answer<ibv_mr*> make_region(ibv_pd* pd, const wanted_region& wanted) {
     }
     const auto give_up = [&](std::optional<std::uint32_t> place, int error) {
         if (place)
-            regions(home).give_back(*place);
+            home.region_places.give_back(*place);
         home.regions_in_use.fetch_sub(1);
         return tl::unexpected(error);
     };
-    const auto place = regions(home).take();
+    const auto place = home.region_places.take();
     if (!place)
         return give_up(place, ENOMEM);
     auto& mr = home.own()->mrs[*place];
@@ -104,7 +100,6 @@ answer<ibv_mr*> make_region(ibv_pd* pd, const wanted_region& wanted) {
     auto made = make_zeroed<memory_region>();
     made->index = *place;
     made->dmabuf = wanted.dmabuf;
-    made->device_memory = wanted.kind == mr_kind::hbm;
     mr.pd = protection_domain::of(pd).id;
     mr.access = wanted.access;
     mr.kind = wanted.kind;
@@ -226,7 +221,7 @@ int drop_region(ibv_mr* handle) {
         home.own().release(mr.pieces);
     if (region.dmabuf >= 0)
         ::close(region.dmabuf);
-    regions(home).give_back(region.index);
+    home.region_places.give_back(region.index);
     home.regions_in_use.fetch_sub(1);
     protection_domain::of(handle->pd).users.fetch_sub(1);
     delete &region;

@@ -49,7 +49,6 @@ struct memory_region {
     ibv_mr seen;
     std::uint32_t index;
     int dmabuf = -1; // our own reference: it pins the Gaudi
-    bool device_memory = false;
 
     static memory_region& of(ibv_mr* handle) { return *reinterpret_cast<memory_region*>(handle); }
 };

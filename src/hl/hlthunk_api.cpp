@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "src/hl/hlthunk_api.hpp"
 
+#include "src/os/symbol_loader.hpp"
+
 #include <cstdlib>
 #include <fmt/format.h>
-#include <string_view>
 
 namespace gaudi {
 namespace {
@@ -23,19 +24,15 @@ result<std::shared_ptr<const hlthunk_api>> hlthunk_api::load() {
         return tl::unexpected(library.error());
     api->library_ = *library;
     api->path_ = api->library_->path();
-    std::vector<std::string> lacking;
-    const auto take = [&](auto& target, const char* name, std::string_view need) {
-        target = reinterpret_cast<std::remove_reference_t<decltype(target)>>(api->library_->symbol(name));
-        if (target == nullptr)
-            (need == "required" ? lacking : api->missing_).emplace_back(name);
-    };
-#define GAUDI_TAKE(name, need, signature) take(api->name, "hlthunk_" #name, #need);
+    symbol_loader symbols(*api->library_);
+#define GAUDI_TAKE(name, need, signature) symbols.take(api->name, "hlthunk_" #name, #need);
     GAUDI_HLTHUNK_SYMBOLS(GAUDI_TAKE)
 #undef GAUDI_TAKE
-    take(api->ioctl, "ioctl", "optional");
-    if (!lacking.empty())
-        return tl::unexpected(
-            error(errc::symbol_missing, fmt::format("{} has no {}", api->path_, fmt::join(lacking, ", "))));
+    symbols.take(api->ioctl, "ioctl", "optional");
+    api->missing_ = std::move(symbols.missing);
+    if (!symbols.lacking.empty())
+        return tl::unexpected(error(
+            errc::symbol_missing, fmt::format("{} has no {}", api->path_, fmt::join(symbols.lacking, ", "))));
     return std::shared_ptr<const hlthunk_api>(api);
 }
 

@@ -39,14 +39,23 @@ bool registration_cache::evict_one() {
     return true;
 }
 
-result<void> registration_cache::make_room(std::uint64_t bytes) {
+void registration_cache::forget_unused_host_memory() {
     std::erase_if(host_, [](const auto& entry) { return entry.second.expired(); });
+}
+
+std::uint64_t registration_cache::held_bytes() const {
+    std::uint64_t held = 0;
+    for (const auto& [serial, entry] : chunks_)
+        held += entry.what->bytes();
+    for (const auto& [range, entry] : host_)
+        held += range.second;
+    return held;
+}
+
+result<void> registration_cache::make_room(std::uint64_t bytes) {
+    forget_unused_host_memory();
     for (;;) {
-        std::uint64_t held = 0;
-        for (const auto& [serial, entry] : chunks_)
-            held += entry.what->bytes();
-        for (const auto& [range, entry] : host_)
-            held += range.second;
+        const auto held = held_bytes();
         const auto regions = chunks_.size() + host_.size();
         if (held + bytes <= limits_.bytes && regions + 1 <= limits_.regions)
             return {};
@@ -56,6 +65,18 @@ result<void> registration_cache::make_room(std::uint64_t bytes) {
                       fmt::format("{} bytes more on {}: {} regions of {} and {} bytes of {} are in use",
                                   bytes, card_->info().name, regions, limits_.regions, held, limits_.bytes)));
     }
+}
+
+template <typename Register>
+result<std::shared_ptr<const registration>> registration_cache::add(std::uint64_t bytes,
+                                                                    Register&& ask_the_nic) {
+    ++counts_.misses;
+    auto made = make_room(bytes).and_then(ask_the_nic);
+    while (!made && made.error().system_error() == ENOMEM && evict_one())
+        made = ask_the_nic();
+    if (!made)
+        return tl::unexpected(made.error());
+    return std::make_shared<const registration>(card_, std::move(*made), bytes);
 }
 
 result<local_region> registration_cache::of(const device_buffer& buffer) {
@@ -82,15 +103,10 @@ result<local_region> registration_cache::of(const device_buffer& buffer) {
     const std::lock_guard guard(mutex_);
     auto found = chunks_.find(chunk->serial);
     if (found == chunks_.end()) {
-        ++counts_.misses;
-        auto made =
-            make_room(chunk->whole.length).and_then([&] { return card_->register_dmabuf(chunk->whole); });
-        while (!made && made.error().system_error() == ENOMEM && evict_one())
-            made = card_->register_dmabuf(chunk->whole);
-        if (!made)
-            return tl::unexpected(made.error());
-        auto what = std::make_shared<const registration>(card_, std::move(*made), chunk->whole.length);
-        found = chunks_.emplace(chunk->serial, kept{std::move(what)}).first;
+        auto what = add(chunk->whole.length, [&] { return card_->register_dmabuf(chunk->whole); });
+        if (!what)
+            return tl::unexpected(what.error());
+        found = chunks_.emplace(chunk->serial, kept{std::move(*what)}).first;
     }
     found->second.last_use = ++uses_;
     return lease(found->second.what, address, buffer.size(), memory_way::zero_copy);
@@ -109,15 +125,11 @@ result<local_region> registration_cache::of(std::span<std::byte> memory) {
             ++counts_.hits;
             return lease(std::move(alive), address, memory.size(), memory_way::host);
         }
-    ++counts_.misses;
-    auto made = make_room(memory.size()).and_then([&] { return card_->register_host(memory); });
-    while (!made && made.error().system_error() == ENOMEM && evict_one())
-        made = card_->register_host(memory);
-    if (!made)
-        return tl::unexpected(made.error());
-    const auto what = std::make_shared<registration>(card_, std::move(*made), memory.size());
-    host_[range] = what;
-    return lease(what, address, memory.size(), memory_way::host);
+    const auto what = add(memory.size(), [&] { return card_->register_host(memory); });
+    if (!what)
+        return tl::unexpected(what.error());
+    host_[range] = *what;
+    return lease(*what, address, memory.size(), memory_way::host);
 }
 
 void registration_cache::chunk_goes(std::uint64_t serial) {
@@ -135,13 +147,10 @@ void registration_cache::trim() {
 
 registration_statistics registration_cache::statistics() {
     const std::lock_guard guard(mutex_);
-    std::erase_if(host_, [](const auto& entry) { return entry.second.expired(); });
+    forget_unused_host_memory();
     auto counts = counts_;
     counts.regions = chunks_.size() + host_.size();
-    for (const auto& [serial, entry] : chunks_)
-        counts.bytes += entry.what->bytes();
-    for (const auto& [range, entry] : host_)
-        counts.bytes += range.second;
+    counts.bytes = held_bytes();
     return counts;
 }
 

@@ -54,6 +54,11 @@ private:
                               std::uint64_t length, memory_way way);
     // With the mutex held.
     result<void> make_room(std::uint64_t bytes);
+    // A new one; others that nobody uses give way to it.
+    template <typename Register>
+    result<std::shared_ptr<const registration>> add(std::uint64_t bytes, Register&& ask_the_nic);
+    void forget_unused_host_memory();
+    [[nodiscard]] std::uint64_t held_bytes() const;
     bool evict_one();
 
     const std::shared_ptr<nic_core> card_;

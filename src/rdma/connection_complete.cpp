@@ -79,8 +79,8 @@ void connection_core::sent(const ibv_wc& entry) {
         auto& owner = operations_[over.slot];
         if (over.lent_slab != no_slab) {
             const back_frame words{identity_of(over.slot), static_cast<std::uint32_t>(over.lent_slab)};
-            if (auto told = tell(frame_kind::back, words.encode()); !told)
-                return fail(told.error());
+            if (!tell(frame_kind::back, words.encode()))
+                return;
         }
         if (over.slab != no_slab && owner.kind == transfer_kind::read) {
             // The slab goes on to the device.
@@ -158,15 +158,14 @@ void connection_core::finish(std::uint32_t slot) {
         drop(slot);
 }
 
-bool connection_core::post_receive(const posted& what, std::uint64_t address, std::uint32_t bytes,
-                                   std::uint32_t key) {
+bool connection_core::post_receive(const posted& what, const local_part& where) {
     if (failure_)
         return false;
-    ibv_sge entry{address, bytes, key};
+    ibv_sge entry{where.address, what.bytes, where.key};
     ibv_recv_wr request{};
     request.wr_id = receive_tag;
     request.sg_list = &entry;
-    request.num_sge = bytes != 0 ? 1 : 0;
+    request.num_sge = what.bytes != 0 ? 1 : 0;
     ibv_recv_wr* refused = nullptr;
     if (const int rc = ::ibv_post_recv(pair_.get(), &request, &refused); rc != 0) {
         fail({errc::connection_broken, fmt::format("ibv_post_recv for {}", peer()), rc});
@@ -191,15 +190,13 @@ void connection_core::advance_receives() {
                 return;
             const auto bytes =
                 static_cast<std::uint32_t>(std::min<std::uint64_t>(segment_, first.length - first.given));
-            posted what{slot, bytes, no_slab, first.given};
-            auto address = first.address + first.given;
-            auto key = first.local_key;
+            local_part where{first.address + first.given, first.local_key};
             if (first.stage != nullptr) {
-                what.slab = static_cast<int>(first.stage->take_in());
-                address = first.stage->address_of(static_cast<unsigned>(what.slab));
-                key = first.stage->key();
+                const auto slab = first.stage->take_in();
+                where = {first.stage->memory().address_of(slab), first.stage->memory().local_key(),
+                         static_cast<int>(slab)};
             }
-            if (!post_receive(what, address, bytes, key))
+            if (!post_receive({slot, bytes, where.slab, first.given}, where))
                 return;
             if (!first.begun)
                 announce(grant::kind::receive, first.length);

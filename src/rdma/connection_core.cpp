@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// A connection's beginning, its waiting and its end.
+// A connection's operations from their start to their end, its waiting, and its own end.
 #include "src/rdma/connection_core.hpp"
 
 #include "src/os/byte_order.hpp"
@@ -17,14 +17,11 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-constexpr std::uint32_t wanted_segment = 1U << 20;
-constexpr std::uint64_t wanted_write = 1ULL << 30;
 constexpr auto look_every = milliseconds(1);
 constexpr auto longest_sleep = milliseconds(100);
 constexpr auto copy_glance = std::chrono::microseconds(100);
 constexpr auto farewell = milliseconds(1000);
 constexpr unsigned polls_before_sleep = 32, polls_before_yield = 4096, polls_between_clocks = 64;
-constexpr unsigned most_at_a_time = grant::ring_words / 2 - 8; // each receive may need two words
 
 } // namespace
 
@@ -52,98 +49,10 @@ connection_core::~connection_core() {
     close();
 }
 
-result<connection_core*> connection_core::join(const std::shared_ptr<nic>& card, stream joined, role side,
-                                               const connection_options& options, time_point deadline) {
-    if (!card->core()->ours())
-        return tl::unexpected(card->core()->forked_error());
-    auto bounded = options;
-    bounded.depth = std::clamp(options.depth, 16U, most_at_a_time);
-    bounded.operations = std::clamp(options.operations, 1U, 1U << 20);
-    std::unique_ptr<connection_core, void (*)(connection_core*)> made(
-        new connection_core(card, control_channel(stream()), bounded), [](auto* gone) { gone->release(); });
-    const auto refuse = [&](const error& why) {
-        made->failure_ = why; // nothing to say goodbye to
-        return tl::unexpected(why);
-    };
-    made->control_ = control_channel(std::move(joined));
-    if (auto ready = made->prepare(); !ready)
-        return refuse(ready.error());
-    if (auto met = made->shake_hands(side, deadline); !met)
-        return refuse(met.error());
-    return made.release();
-}
-
-result<void> connection_core::prepare() {
-    auto memory = mapping::anonymous(sizeof(shared_words) + options_.operations * sizeof(std::uint64_t));
-    if (!memory)
-        return tl::unexpected(memory.error());
-    memory_ = std::move(*memory);
-    words_ = reinterpret_cast<shared_words*>(memory_.bytes().data());
-    auto region = card_->core()->register_host(memory_.bytes());
-    if (!region)
-        return tl::unexpected(region.error());
-    words_region_ = std::move(*region);
-    auto pair = queue_pair::make(card_->core(), options_.depth, options_.depth);
-    if (!pair)
-        return tl::unexpected(pair.error());
-    pair_ = std::move(*pair);
-    return {};
-}
-
-hello connection_core::greeting() const {
-    const auto& core = *card_->core();
-    hello ours;
-    ours.ethernet = core.info().link_layer == link_layer::ethernet;
-    ours.sleeps = options_.wait == wait_mode::events;
-    ours.mtu = static_cast<std::uint8_t>(core.port().active_mtu);
-    ours.reads_in_flight = static_cast<std::uint8_t>(
-        std::clamp(std::min(core.limits().max_qp_rd_atom, core.limits().max_qp_init_rd_atom), 1, 16));
-    ours.atomics = core.atomics();
-    ours.lid = core.port().lid;
-    ours.qp_number = pair_.get()->qp_num;
-    ours.first_sequence = first_sequence_;
-    std::copy(std::begin(core.gid().raw), std::end(core.gid().raw), ours.gid.begin());
-    const auto longest = std::max<std::uint64_t>(core.port().max_msg_sz, 4096);
-    ours.segment = static_cast<std::uint32_t>(std::min<std::uint64_t>(wanted_segment, longest & ~4095ULL));
-    ours.longest_write = std::min<std::uint64_t>(wanted_write, longest & ~4095ULL);
-    ours.grants_address = reinterpret_cast<std::uintptr_t>(words_->grants_from_peer);
-    ours.grants_key = words_region_->rkey;
-    return ours;
-}
-
-result<void> connection_core::shake_hands(role side, time_point deadline) {
-    const auto& line = control_.line();
-    const auto ours = greeting();
-    if (side == role::client)
-        if (auto sent = send_hello(line, ours, deadline); !sent)
-            return sent;
-    const auto theirs = receive_hello(line, deadline);
-    if (side == role::server) // also to one that we do not understand: it shall know whom it talks to
-        if (auto sent = send_hello(line, ours, deadline); !sent && theirs)
-            return sent;
-    if (!theirs)
-        return tl::unexpected(theirs.error());
-    theirs_ = *theirs;
-    segment_ = std::min(ours.segment, theirs_.segment);
-    longest_write_ = std::min(ours.longest_write, theirs_.longest_write);
-    atomics_ = ours.atomics && theirs_.atomics;
-    result<void> joined;
-    if (ours.ethernet != theirs_.ethernet)
-        joined =
-            tl::unexpected(error(errc::handshake_refused, "one side has InfiniBand, the other Ethernet"));
-    else
-        joined = pair_.join(ours, theirs_, options_.timeout, options_.retries);
-    if (auto sent = send_ready(line, joined ? "" : joined.error().message(), deadline); !sent)
-        return sent;
-    if (!joined)
-        return joined;
-    return receive_ready(line, deadline);
-}
-
 result<staging*> connection_core::staging_for(const local_region& region) {
     const auto& engine = region.staged_from()->engine();
     for (const auto& each : stagings_)
-        if (each->serves(engine))
+        if (each->memory().serves(engine))
             return each.get();
     auto made = staging::make(*card_->core(), engine, segment_);
     if (!made)

@@ -107,6 +107,12 @@ private:
         std::uint64_t offset = 0; // in the operation, for what a slab receives
         int lent_slab = no_slab;  // the peer's
     };
+    // Where the NIC finds or leaves a part of an operation.
+    struct local_part {
+        std::uint64_t address = 0;
+        std::uint32_t key = 0;
+        int slab = no_slab;
+    };
     // Memory shared with the peer's NIC and with ours.
     struct shared_words {
         std::uint64_t grants_from_peer[grant::ring_words];
@@ -140,6 +146,9 @@ private:
     void use_peers_part();
     bool burn_rest_of_receive(std::uint32_t slot);
     void keep_filling(std::uint32_t slot);
+    // Of the first operation: its own memory, or the next slab. None while there is no slab, or after a
+    // failure.
+    std::optional<local_part> part_of(std::uint32_t slot, std::uint64_t offset, std::uint32_t bytes);
     void advance_receives();
     void tell_grants();
     // One-sided access to staged memory.
@@ -152,10 +161,9 @@ private:
     [[nodiscard]] std::uint64_t identity_of(std::uint32_t slot) const;
     // Requests to the NIC.
     [[nodiscard]] bool room_to_send() const;
-    ibv_send_wr& next_request(const posted& what, std::uint64_t address, std::uint32_t bytes,
-                              std::uint32_t key);
+    ibv_send_wr& next_request(const posted& what, const local_part& where);
     void flush();
-    bool post_receive(const posted& what, std::uint64_t address, std::uint32_t bytes, std::uint32_t key);
+    bool post_receive(const posted& what, const local_part& where);
     // The TCP connection, the clock, the end.
     std::size_t look_at_control(); // how many frames came
     bool handle(frame& received);

@@ -15,16 +15,15 @@ bool connection_core::room_to_send() const {
 }
 
 // A request at the end of the chain. The caller sets its kind.
-ibv_send_wr& connection_core::next_request(const posted& what, std::uint64_t address, std::uint32_t bytes,
-                                           std::uint32_t key) {
+ibv_send_wr& connection_core::next_request(const posted& what, const local_part& where) {
     if (chained_ == longest_chain)
         flush();
     auto& entry = chain_entries_[chained_];
-    entry = {address, bytes, key};
+    entry = {where.address, what.bytes, where.key};
     auto& request = chain_[chained_];
     request = {};
     request.sg_list = &entry;
-    request.num_sge = bytes != 0 ? 1 : 0;
+    request.num_sge = what.bytes != 0 ? 1 : 0;
     at_send_queue_.push(what);
     ++chained_;
     return request;
@@ -122,6 +121,30 @@ void connection_core::keep_filling(std::uint32_t slot) {
     }
 }
 
+std::optional<connection_core::local_part> connection_core::part_of(std::uint32_t slot, std::uint64_t offset,
+                                                                    std::uint32_t bytes) {
+    const auto& first = operations_[slot];
+    if (first.stage == nullptr || bytes == 0)
+        return local_part{first.address + offset, first.local_key};
+    auto& stage = *first.stage;
+    unsigned slab = 0;
+    if (first.kind == transfer_kind::read) {
+        if (!stage.can_read())
+            return {};
+        slab = stage.take_out();
+    } else {
+        if (!stage.filled())
+            return {};
+        const auto filled = stage.take_filled();
+        if (!filled) {
+            fail(filled.error());
+            return {};
+        }
+        slab = filled->slab;
+    }
+    return local_part{stage.memory().address_of(slab), stage.memory().local_key(), static_cast<int>(slab)};
+}
+
 // A message takes the peer's receive whole: parts that it does not need are sent empty.
 bool connection_core::give_message(std::uint32_t slot) {
     auto& first = operations_[slot];
@@ -143,23 +166,11 @@ bool connection_core::give_message(std::uint32_t slot) {
             return false;
         const auto bytes =
             static_cast<std::uint32_t>(std::min<std::uint64_t>(segment_, first.length - first.given));
-        posted what{slot, bytes};
-        auto address = first.address + first.given;
-        auto key = first.local_key;
-        if (staged && bytes != 0) {
-            if (!first.stage->filled())
-                return false;
-            const auto part = first.stage->take_filled();
-            if (!part) {
-                fail(part.error());
-                return false;
-            }
-            what.slab = static_cast<int>(part->slab);
-            address = first.stage->address_of(part->slab);
-            key = first.stage->key();
-        }
+        const auto part = part_of(slot, first.given, bytes);
+        if (!part)
+            return false;
         use_peers_part();
-        auto& request = next_request(what, address, bytes, key);
+        auto& request = next_request({slot, bytes, part->slab}, *part);
         request.opcode = IBV_WR_SEND;
         if (!peer_open_ && first.immediate) {
             request.opcode = IBV_WR_SEND_WITH_IMM;
@@ -190,24 +201,10 @@ bool connection_core::give_data(std::uint32_t slot) {
             return false;
         const auto bytes =
             static_cast<std::uint32_t>(std::min<std::uint64_t>(longest, first.length - first.given));
-        posted what{slot, bytes, no_slab, first.given};
-        auto address = first.address + first.given;
-        auto key = first.local_key;
-        if (staged) {
-            if (reading ? !first.stage->can_read() : !first.stage->filled())
-                return false;
-            if (reading)
-                what.slab = static_cast<int>(first.stage->take_out());
-            else if (const auto part = first.stage->take_filled(); part)
-                what.slab = static_cast<int>(part->slab);
-            else {
-                fail(part.error());
-                return false;
-            }
-            address = first.stage->address_of(static_cast<unsigned>(what.slab));
-            key = first.stage->key();
-        }
-        auto& request = next_request(what, address, bytes, key);
+        const auto part = part_of(slot, first.given, bytes);
+        if (!part)
+            return false;
+        auto& request = next_request({slot, bytes, part->slab, first.given}, *part);
         request.opcode = reading ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE;
         request.wr.rdma.remote_addr = first.remote_address + first.given;
         request.wr.rdma.rkey = first.remote_key;
@@ -228,24 +225,12 @@ bool connection_core::give_immediate(std::uint32_t slot) {
         if (!open_peers_receive() || !peers_part_granted() || !room_to_send())
             return false;
         const auto bytes = static_cast<std::uint32_t>(first.length - first.given);
-        posted what{slot, bytes};
-        auto address = first.address + first.given;
-        auto key = first.local_key;
-        if (first.stage != nullptr && bytes != 0) {
-            if (!first.stage->filled())
-                return false;
-            const auto part = first.stage->take_filled();
-            if (!part) {
-                fail(part.error());
-                return false;
-            }
-            what.slab = static_cast<int>(part->slab);
-            address = first.stage->address_of(part->slab);
-            key = first.stage->key();
-        }
+        const auto part = part_of(slot, first.given, bytes);
+        if (!part)
+            return false;
         first.immediate_given = true;
         use_peers_part();
-        auto& request = next_request(what, address, bytes, key);
+        auto& request = next_request({slot, bytes, part->slab}, *part);
         request.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
         request.imm_data = htonl(*first.immediate);
         request.wr.rdma.remote_addr = first.remote_address + first.given;
@@ -261,7 +246,7 @@ bool connection_core::burn_rest_of_receive(std::uint32_t slot) {
         if (!peers_part_granted() || !room_to_send())
             return false;
         use_peers_part();
-        next_request({slot, 0}, 0, 0, 0).opcode = IBV_WR_SEND;
+        next_request({slot, 0}, {}).opcode = IBV_WR_SEND;
         ++operations_[slot].outstanding;
     }
     return true;
@@ -271,8 +256,8 @@ bool connection_core::give_atomic(std::uint32_t slot) {
     auto& first = operations_[slot];
     if (!room_to_send())
         return false;
-    auto& request = next_request({slot, 8}, reinterpret_cast<std::uintptr_t>(&words_->atomic_results[slot]),
-                                 8, words_region_->lkey);
+    auto& request = next_request(
+        {slot, 8}, {reinterpret_cast<std::uintptr_t>(&words_->atomic_results[slot]), words_region_->lkey});
     const bool adding = first.kind == transfer_kind::fetch_add;
     request.opcode = adding ? IBV_WR_ATOMIC_FETCH_AND_ADD : IBV_WR_ATOMIC_CMP_AND_SWP;
     request.wr.atomic = {first.remote_address, adding ? first.operand : first.compare,
@@ -293,10 +278,8 @@ void connection_core::tell_grants() {
                 packer(std::span(body).subspan(bytes))
                     .put(told_)
                     .put(words_->grants_to_peer[told_ % grant::ring_words]);
-            if (auto sent = control_.send(frame_kind::grants, std::span(body).first(bytes),
-                                          std::chrono::steady_clock::now() + options_.deadline);
-                !sent)
-                return fail(sent.error());
+            if (!tell(frame_kind::grants, std::span(body).first(bytes)))
+                return;
         }
         return;
     }
@@ -304,8 +287,9 @@ void connection_core::tell_grants() {
         const auto place = told_ % grant::ring_words;
         const auto words = std::min<std::uint64_t>(granted_ - told_, grant::ring_words - place);
         const auto bytes = static_cast<std::uint32_t>(words * sizeof(std::uint64_t));
-        auto& request = next_request({}, reinterpret_cast<std::uintptr_t>(&words_->grants_to_peer[place]),
-                                     bytes, words_region_->lkey);
+        auto& request =
+            next_request({nobody, bytes}, {reinterpret_cast<std::uintptr_t>(&words_->grants_to_peer[place]),
+                                           words_region_->lkey});
         request.opcode = IBV_WR_RDMA_WRITE;
         request.wr.rdma.remote_addr = theirs_.grants_address + place * sizeof(std::uint64_t);
         request.wr.rdma.rkey = theirs_.grants_key;

@@ -20,8 +20,8 @@ result<remote_region> connection_core::show(const local_region& region) {
     if (region.way() != memory_way::staged)
         return region.remote();
     const auto& engine = region.staged_from()->engine();
-    const bool known =
-        std::any_of(lenders_.begin(), lenders_.end(), [&](const auto& each) { return each->serves(engine); });
+    const bool known = std::any_of(lenders_.begin(), lenders_.end(),
+                                   [&](const auto& each) { return each->memory().serves(engine); });
     if (!known) {
         auto made = lender::make(*card_->core(), engine, segment_, [this](frame_kind kind, auto body) {
             return control_.send(kind, body, std::chrono::steady_clock::now() + options_.deadline);
@@ -59,8 +59,7 @@ void connection_core::returned(const back_frame& words) {
 // What the peer may touch, checked before anything is lent.
 void connection_core::asked(const ask_frame& words) {
     const auto refuse = [&](const std::string& why) {
-        if (auto sent = tell(frame_kind::over, over_frame{words.id, why}.encode()); !sent)
-            fail(sent.error());
+        (void)tell(frame_kind::over, over_frame{words.id, why}.encode());
     };
     if (words.key >= shown_.size() || shown_[words.key].way() != memory_way::staged)
         return refuse(fmt::format("no region with key {}", words.key));
@@ -71,7 +70,7 @@ void connection_core::asked(const ask_frame& words) {
         return refuse(fmt::format("{} bytes at {:#x} of a region of {} at {:#x}", words.length, words.address,
                                   region.length(), region.address()));
     for (const auto& each : lenders_)
-        if (each->serves(region.staged_from()->engine()) && !each->begin(words))
+        if (each->memory().serves(region.staged_from()->engine()) && !each->begin(words))
             refuse("asked for twice");
 }
 
@@ -106,10 +105,8 @@ bool connection_core::give_lent(std::uint32_t slot) {
         first.begun = true;
         const ask_frame words{identity_of(slot), !reading, first.remote_key, first.remote_address,
                               first.length};
-        if (auto sent = tell(frame_kind::ask, words.encode()); !sent) {
-            fail(sent.error());
+        if (!tell(frame_kind::ask, words.encode()))
             return false;
-        }
     }
     while (!lends_.empty() && staged && !reading && first.stage->can_fill()) {
         const auto words = lends_.front();
@@ -124,32 +121,19 @@ bool connection_core::give_lent(std::uint32_t slot) {
     auto& ready = staged && !reading ? filling_lends_ : lends_;
     while (!ready.empty() && room_to_send()) {
         const auto words = ready.front();
-        posted what{slot, words.bytes, no_slab, words.offset, static_cast<int>(words.slab)};
-        auto address = first.address + words.offset;
-        auto key = first.local_key;
-        if (staged) {
-            if (reading ? !first.stage->can_read() : !first.stage->filled())
-                break;
-            if (reading)
-                what.slab = static_cast<int>(first.stage->take_out());
-            else if (const auto part = first.stage->take_filled(); part)
-                what.slab = static_cast<int>(part->slab);
-            else {
-                fail(part.error());
-                return false;
-            }
-            address = first.stage->address_of(static_cast<unsigned>(what.slab));
-            key = first.stage->key();
-        }
+        const auto part = part_of(slot, words.offset, words.bytes);
+        if (!part)
+            break;
         ready.pop_front();
-        auto& request = next_request(what, address, words.bytes, key);
+        auto& request =
+            next_request({slot, words.bytes, part->slab, words.offset, static_cast<int>(words.slab)}, *part);
         request.opcode = reading ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE;
         request.wr.rdma.remote_addr = words.address;
         request.wr.rdma.rkey = words.key;
         first.given += words.bytes;
         ++first.outstanding;
     }
-    return first.peer_is_done && (first.failure || first.given == first.length);
+    return !failure_ && first.peer_is_done && (first.failure || first.given == first.length);
 }
 
 } // namespace gaudi

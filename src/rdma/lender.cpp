@@ -80,25 +80,15 @@ std::optional<over_frame> over_frame::decode(std::span<const std::byte> body) {
     return ended;
 }
 
-lender::lender(const copy_engine& engine, std::uint32_t slab_bytes, sender send)
-    : engine_(engine), slab_bytes_(slab_bytes), send_(std::move(send)), slabs_(slabs) {}
+lender::lender(slab_memory memory, sender send)
+    : memory_(std::move(memory)), send_(std::move(send)), slabs_(slabs) {}
 
 result<std::unique_ptr<lender>> lender::make(const nic_core& card, const copy_engine& engine,
                                              std::uint32_t slab_bytes, sender send) {
-    std::unique_ptr<lender> made(new lender(engine, slab_bytes, std::move(send)));
-    auto memory = mapping::anonymous(std::size_t{slabs} * slab_bytes);
+    auto memory = slab_memory::make(card, engine, slabs, slab_bytes);
     if (!memory)
         return tl::unexpected(memory.error());
-    made->memory_ = std::move(*memory);
-    auto pinned = made->engine_.pin(made->memory_.bytes());
-    if (!pinned)
-        return tl::unexpected(pinned.error());
-    made->pinned_ = std::move(*pinned);
-    auto region = card.register_host(made->memory_.bytes());
-    if (!region)
-        return tl::unexpected(region.error());
-    made->region_ = std::move(*region);
-    return made;
+    return std::unique_ptr<lender>(new lender(std::move(*memory), std::move(send)));
 }
 
 lender::~lender() {
@@ -107,12 +97,8 @@ lender::~lender() {
 
 void lender::settle() {
     for (auto& each : slabs_)
-        if (each.state == state::filling || each.state == state::landing)
+        if (each.copying())
             (void)each.copy.wait();
-}
-
-std::span<std::byte> lender::bytes_of(std::uint32_t index) const {
-    return memory_.bytes().subspan(std::size_t{index} * slab_bytes_, slabs_[index].bytes);
 }
 
 lender::job* lender::find(std::uint64_t id) {
@@ -136,8 +122,8 @@ result<void> lender::lend(std::uint32_t index) {
     words.offset = each.offset;
     words.bytes = each.bytes;
     words.slab = index;
-    words.address = reinterpret_cast<std::uintptr_t>(bytes_of(index).data());
-    words.key = region_->rkey;
+    words.address = memory_.address_of(index);
+    words.key = memory_.remote_key();
     return send_(frame_kind::lend, words.encode());
 }
 
@@ -154,7 +140,8 @@ result<bool> lender::give_back(const back_frame& returned) {
         each.copy = {};
         return true;
     }
-    auto begun = engine_.write(device_address(owner->asked.address + each.offset), bytes_of(returned.slab));
+    auto begun =
+        memory_.engine().write(device_address(owner->asked.address + each.offset), bytes_of(returned.slab));
     if (!begun)
         return tl::unexpected(begun.error());
     each.copy = std::move(*begun);
@@ -163,9 +150,7 @@ result<bool> lender::give_back(const back_frame& returned) {
 }
 
 bool lender::copying() const {
-    return std::any_of(slabs_.begin(), slabs_.end(), [](const slab& each) {
-        return each.state == state::filling || each.state == state::landing;
-    });
+    return std::any_of(slabs_.begin(), slabs_.end(), [](const slab& each) { return each.copying(); });
 }
 
 // Parts of the oldest job first; the next one's when that has all it needs.
@@ -178,14 +163,15 @@ result<void> lender::start_parts() {
             each.id = owner.asked.id;
             each.offset = owner.begun;
             each.bytes = static_cast<std::uint32_t>(
-                std::min<std::uint64_t>(slab_bytes_, owner.asked.length - owner.begun));
+                std::min<std::uint64_t>(memory_.slab_bytes(), owner.asked.length - owner.begun));
             owner.begun += each.bytes;
             if (owner.asked.writing) {
                 if (auto lent = lend(index); !lent)
                     return lent;
                 continue;
             }
-            auto begun = engine_.read(bytes_of(index), device_address(owner.asked.address + each.offset));
+            auto begun =
+                memory_.engine().read(bytes_of(index), device_address(owner.asked.address + each.offset));
             if (!begun)
                 return tl::unexpected(begun.error());
             each.copy = std::move(*begun);
@@ -210,7 +196,7 @@ result<std::size_t> lender::progress() {
     std::size_t happened = 0;
     for (std::uint32_t index = 0; index < slabs; ++index) {
         auto& each = slabs_[index];
-        if ((each.state != state::filling && each.state != state::landing) || !each.copy.done())
+        if (!each.copying() || !each.copy.done())
             continue;
         ++happened;
         if (auto copied = each.copy.wait(); !copied)

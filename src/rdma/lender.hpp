@@ -3,13 +3,11 @@
 
 #include <gaudi/region.hpp>
 
-#include "src/os/mapping.hpp"
 #include "src/rdma/control_channel.hpp"
-#include "src/rdma/nic_core.hpp"
+#include "src/rdma/slab_memory.hpp"
 
 #include <deque>
 #include <functional>
-#include <gaudi/copy_engine.hpp>
 
 namespace gaudi {
 
@@ -63,7 +61,7 @@ public:
     lender(const lender&) = delete;
     lender& operator=(const lender&) = delete;
 
-    [[nodiscard]] bool serves(const copy_engine& engine) const { return engine_.core() == engine.core(); }
+    [[nodiscard]] const slab_memory& memory() const { return memory_; }
     // The range has been checked. False where this id is under way already.
     [[nodiscard]] bool begin(const ask_frame& asked);
     // False where the slab was not lent for this.
@@ -82,25 +80,24 @@ private:
         std::uint64_t id = 0, offset = 0;
         std::uint32_t bytes = 0;
         copy_ticket copy;
+
+        [[nodiscard]] bool copying() const { return state == state::filling || state == state::landing; }
     };
     struct job {
         ask_frame asked;
         std::uint64_t begun = 0, done = 0;
     };
 
-    lender(const copy_engine& engine, std::uint32_t slab_bytes, sender send);
-    [[nodiscard]] std::span<std::byte> bytes_of(std::uint32_t index) const;
+    lender(slab_memory memory, sender send);
+    [[nodiscard]] std::span<std::byte> bytes_of(std::uint32_t index) const {
+        return memory_.of(index, slabs_[index].bytes);
+    }
     job* find(std::uint64_t id);
     result<void> lend(std::uint32_t index);
     result<void> start_parts();
     result<void> part_done(std::uint32_t index);
 
-    // Order of members is order of tear-down, last first.
-    mapping memory_;
-    copy_engine engine_;
-    pinned_memory pinned_;
-    mr_handle region_;
-    const std::uint32_t slab_bytes_;
+    slab_memory memory_;
     const sender send_;
     std::vector<slab> slabs_;
     std::deque<job> jobs_;

@@ -3,8 +3,8 @@
 
 namespace gaudi {
 
-staging::staging(const copy_engine& engine, std::uint32_t slab_bytes)
-    : engine_(engine), slab_bytes_(slab_bytes), free_out_(slabs_each_way), free_in_(slabs_each_way),
+staging::staging(slab_memory memory)
+    : memory_(std::move(memory)), free_out_(slabs_each_way), free_in_(slabs_each_way),
       filling_(slabs_each_way), landing_(2ULL * slabs_each_way) {
     for (unsigned i = 0; i < slabs_each_way; ++i) {
         free_out_.push(i);
@@ -14,20 +14,10 @@ staging::staging(const copy_engine& engine, std::uint32_t slab_bytes)
 
 result<std::unique_ptr<staging>> staging::make(const nic_core& card, const copy_engine& engine,
                                                std::uint32_t slab_bytes) {
-    std::unique_ptr<staging> made(new staging(engine, slab_bytes));
-    auto memory = mapping::anonymous(2ULL * slabs_each_way * slab_bytes);
+    auto memory = slab_memory::make(card, engine, 2 * slabs_each_way, slab_bytes);
     if (!memory)
         return tl::unexpected(memory.error());
-    made->memory_ = std::move(*memory);
-    auto pinned = made->engine_.pin(made->memory_.bytes());
-    if (!pinned)
-        return tl::unexpected(pinned.error());
-    made->pinned_ = std::move(*pinned);
-    auto region = card.register_host(made->memory_.bytes());
-    if (!region)
-        return tl::unexpected(region.error());
-    made->region_ = std::move(*region);
-    return made;
+    return std::unique_ptr<staging>(new staging(std::move(*memory)));
 }
 
 staging::~staging() {
@@ -40,13 +30,9 @@ void staging::settle() {
             (void)queue->pop().copy.wait();
 }
 
-std::uint64_t staging::address_of(unsigned slab) const {
-    return reinterpret_cast<std::uintptr_t>(memory_.bytes().data()) + std::uint64_t{slab} * slab_bytes_;
-}
-
 result<void> staging::fill(std::uint32_t operation, device_address from, std::uint32_t bytes) {
     const auto slab = free_out_.pop();
-    auto ticket = engine_.read(memory_.bytes().subspan(std::size_t{slab} * slab_bytes_, bytes), from);
+    auto ticket = memory_.engine().read(memory_.of(slab, bytes), from);
     if (!ticket) {
         free_out_.push(slab);
         return tl::unexpected(ticket.error());
@@ -69,7 +55,7 @@ result<staging::part> staging::take_filled() {
 }
 
 result<void> staging::land(unsigned slab, std::uint32_t operation, device_address to, std::uint32_t bytes) {
-    auto ticket = engine_.write(to, memory_.bytes().subspan(std::size_t{slab} * slab_bytes_, bytes));
+    auto ticket = memory_.engine().write(to, memory_.of(slab, bytes));
     if (!ticket)
         return tl::unexpected(ticket.error());
     landing_.push({slab, operation, bytes, std::move(*ticket)});

@@ -1,16 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-#include <gaudi/copy_engine.hpp>
-
-#include "src/os/mapping.hpp"
 #include "src/os/ring.hpp"
-#include "src/rdma/nic_core.hpp"
+#include "src/rdma/slab_memory.hpp"
 
 namespace gaudi {
 
-// Host memory between a device's copy engine and the NIC, pinned for the one and registered with the other:
-// slabs for what goes out and slabs for what comes in, so that neither waits for the other. Copies and
+// Slabs for what goes out and slabs for what comes in, so that neither waits for the other. Copies and
 // network overlap.
 class staging {
 public:
@@ -30,9 +26,7 @@ public:
         copy_ticket copy;
     };
 
-    [[nodiscard]] bool serves(const copy_engine& engine) const { return engine_.core() == engine.core(); }
-    [[nodiscard]] std::uint64_t address_of(unsigned slab) const;
-    [[nodiscard]] std::uint32_t key() const { return region_->lkey; }
+    [[nodiscard]] const slab_memory& memory() const { return memory_; }
 
     // Out: begins to fill a slab from the device; filled parts come out in the order they went in.
     [[nodiscard]] bool can_fill() const { return !free_out_.empty() && !filling_.full(); }
@@ -59,14 +53,9 @@ public:
     [[nodiscard]] bool copying() const { return !filling_.empty() || !landing_.empty(); }
 
 private:
-    staging(const copy_engine& engine, std::uint32_t slab_bytes);
+    explicit staging(slab_memory memory);
 
-    // Order of members is order of tear-down, last first.
-    mapping memory_;
-    copy_engine engine_;
-    pinned_memory pinned_;
-    mr_handle region_;
-    const std::uint32_t slab_bytes_;
+    slab_memory memory_;
     ring<unsigned> free_out_, free_in_;
     ring<part> filling_, landing_;
 };

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "src/rdma/verbs_api.hpp"
 
+#include "src/os/symbol_loader.hpp"
+
 #include <cstdlib>
 #include <fmt/format.h>
-#include <string_view>
 
 namespace gaudi {
 namespace {
@@ -24,18 +25,14 @@ result<std::shared_ptr<const verbs_api>> verbs_api::load() {
         return tl::unexpected(error(errc::verbs_missing, library.error().observed()));
     api->library_ = *library;
     api->path_ = api->library_->path();
-    std::vector<std::string> lacking;
-    const auto take = [&](auto& target, const char* name, std::string_view need) {
-        target = reinterpret_cast<std::remove_reference_t<decltype(target)>>(api->library_->symbol(name));
-        if (target == nullptr)
-            (need == "required" ? lacking : api->missing_).emplace_back(name);
-    };
-#define GAUDI_TAKE(name, need, signature) take(api->name, #name, #need);
+    symbol_loader symbols(*api->library_);
+#define GAUDI_TAKE(name, need, signature) symbols.take(api->name, #name, #need);
     GAUDI_VERBS_SYMBOLS(GAUDI_TAKE)
 #undef GAUDI_TAKE
-    if (!lacking.empty())
-        return tl::unexpected(
-            error(errc::verbs_missing, fmt::format("{} has no {}", api->path_, fmt::join(lacking, ", "))));
+    api->missing_ = std::move(symbols.missing);
+    if (!symbols.lacking.empty())
+        return tl::unexpected(error(
+            errc::verbs_missing, fmt::format("{} has no {}", api->path_, fmt::join(symbols.lacking, ", "))));
     return std::shared_ptr<const verbs_api>(api);
 }
 

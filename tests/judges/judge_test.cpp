@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Other people's programs, unmodified, judge the virtual HCA: Debian's ibverbs-utils and perftest, stock UCX.
 #include "tests/judges/two_programs.hpp"
+#include "tests/support/expect_has.hpp"
 
 #include <algorithm>
 
 namespace {
 
 using namespace testing_support;
-
-#define EXPECT_HAS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
 
 TEST_F(judge, devices_are_listed) {
     const auto list = run_program(in_lab("--hcas 2", "ibv_devices"), {"GAUDI_DIRECT_HLTHUNK"});

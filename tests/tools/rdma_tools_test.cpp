@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // rdma_server and rdma_client as a user runs them, with what he reads.
 #include "tests/judges/two_programs.hpp"
+#include "tests/support/expect_has.hpp"
 #include "tools/rdma/pattern.hpp"
 
 #include <arpa/inet.h>
@@ -12,9 +13,6 @@
 namespace {
 
 using namespace testing_support;
-
-#define EXPECT_HAS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
-#define EXPECT_HAS_NOT(text, part) EXPECT_EQ((text).find(part), std::string::npos) << (text)
 
 const auto server_program = std::string(RDMA_SERVER);
 const auto client_program = std::string(RDMA_CLIENT);

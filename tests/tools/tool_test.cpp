@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // gaudi-direct as a user runs it.
 #include "tests/support/child.hpp"
+#include "tests/support/expect_has.hpp"
 #include "tests/support/hlthunk_functions.h"
 #include "tests/support/test_lab.hpp"
 
@@ -27,8 +28,6 @@ protected:
         return path;
     }
 };
-
-#define EXPECT_HAS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
 
 TEST_F(tool_test, info_goes_to_the_lab_and_says_so) {
     const auto shown = tool({"info"});

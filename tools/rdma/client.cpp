@@ -73,9 +73,7 @@ outcome<void> work_through(run& all) {
     progress_bar bar(all.talks(), all.work.iterations * 4);
     auto went = both.run_as_client(bar);
     if (!went) {
-        if (went.error().status == wrong || went.error().status == interrupted)
-            (void)say(*link, {{"failed", went.error().text},
-                              {"status", went.error().status == wrong ? wrong : peer_lost}});
+        say_why(*link, went.error());
         return went;
     }
     all.costs.allocate = memory->allocate_seconds;

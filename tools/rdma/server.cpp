@@ -87,11 +87,10 @@ outcome<void> server::receive(gaudi::caller& who, json& entry) {
         return tl::unexpected(said.error());
     session both(*link, *memory, *work, given_, *words);
     auto went = both.run_as_server();
-    if (!went && (went.error().status == wrong || went.error().status == interrupted))
-        (void)tools::rdma::say(*link, {{"failed", went.error().text},
-                                       {"status", went.error().status == wrong ? wrong : peer_lost}});
-    if (!went)
+    if (!went) {
+        say_why(*link, went.error());
         return went;
+    }
     entry["results"] = results_json(both.results);
     say(fmt::format("{}: all data right, {} x {}, {} to {}", who.peer(), work->iterations,
                     tools::human_bytes(work->size), words->value("way", "?"), answer.value("way", "?")));

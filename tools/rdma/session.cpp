@@ -100,20 +100,38 @@ outcome<void> say(gaudi::connection& link, const json& words) {
     return {};
 }
 
+void say_why(gaudi::connection& link, const failure& why) {
+    if (why.status == wrong || why.status == interrupted)
+        (void)say(link, {{"failed", why.text}, {"status", why.status == wrong ? wrong : peer_lost}});
+}
+
+namespace {
+
+std::string text_of(const std::vector<std::byte>& note) {
+    return {reinterpret_cast<const char*>(note.data()), note.size()};
+}
+
+// What went wrong at the peer, if that is what it says.
+std::optional<failure> reported(const gaudi::connection& link, const json& words) {
+    if (!words.is_object() || !words.contains("failed"))
+        return {};
+    return failure{words.value("status", static_cast<int>(peer_lost)),
+                   fmt::format("{} reports: {}", link.peer(), words.value("failed", "?"))};
+}
+
+} // namespace
+
 outcome<json> hear(gaudi::connection& link, unsigned limit_seconds) {
     const stopwatch waiting;
     for (;;) {
         const auto heard = link.hear(glance);
         if (heard) {
-            const std::string text(reinterpret_cast<const char*>(heard->data()), heard->size());
-            auto words = json::parse(text, nullptr, false);
+            auto words = json::parse(text_of(*heard), nullptr, false);
             if (!words.is_object())
                 return tl::unexpected(
                     failure{peer_lost, fmt::format("{} says something that is no JSON object", link.peer())});
-            if (words.contains("failed"))
-                return tl::unexpected(
-                    failure{words.value("status", static_cast<int>(peer_lost)),
-                            fmt::format("{} reports: {}", link.peer(), words.value("failed", "?"))});
+            if (auto why = reported(link, words))
+                return tl::unexpected(*why);
             return words;
         }
         if (heard.error().code() != gaudi::errc::wait_timeout)
@@ -135,12 +153,10 @@ std::optional<failure> session::last_words() {
     const auto words = link_.hear(milliseconds(0));
     if (!words)
         return {};
-    const std::string text(reinterpret_cast<const char*>(words->data()), words->size());
-    const auto said = json::parse(text, nullptr, false);
-    if (!said.is_object() || !said.contains("failed"))
-        return failure{peer_lost, fmt::format("{} says out of turn: {}", link_.peer(), text)};
-    return failure{said.value("status", static_cast<int>(peer_lost)),
-                   fmt::format("{} reports: {}", link_.peer(), said.value("failed", "?"))};
+    const auto text = text_of(*words);
+    if (auto why = reported(link_, json::parse(text, nullptr, false)))
+        return why;
+    return failure{peer_lost, fmt::format("{} says out of turn: {}", link_.peer(), text)};
 }
 
 outcome<gaudi::completion> session::await(gaudi::result<gaudi::transfer> begun) {
@@ -220,7 +236,7 @@ operation_result session::blank(const char* name, const char* by) const {
     return made;
 }
 
-// Runs a step for every iteration; stops at the first that fails.
+// Hands a failure on to the caller.
 #define GAUDI_TRY(step)                                                                                      \
     if (auto went = (step); !went)                                                                           \
     return tl::unexpected(went.error())
@@ -326,22 +342,30 @@ std::string no_atomics(const gaudi::connection& link, std::uint64_t size, std::s
 
 } // namespace
 
+// A test, as often as was asked, if it was asked for; stops at the first round that fails.
+template <typename Step>
+outcome<void> session::each_round(std::string_view test, Step&& step, progress_bar* bar) {
+    for (unsigned round = 0; work_.has(test) && round < work_.iterations; ++round) {
+        GAUDI_TRY(step(round));
+        if (bar != nullptr)
+            bar->step(test);
+    }
+    return {};
+}
+
 outcome<void> session::run_as_client(progress_bar& bar) {
     auto sends = blank("send", "client"), reads = blank("read", "client"),
          atomics = blank("atomics", "client");
-    const auto each_round = [&](std::string_view test, auto&& step) -> outcome<void> {
-        for (unsigned round = 0; work_.has(test) && round < work_.iterations; ++round) {
-            GAUDI_TRY(step(round));
-            bar.step(test);
-        }
-        return {};
-    };
-    GAUDI_TRY(each_round("sendrecv", [&](unsigned round) { return send_there_and_back(round, sends); }));
-    GAUDI_TRY(each_round("write", [&](unsigned round) { return be_written(round); }));
-    GAUDI_TRY(each_round("read", [&](unsigned round) { return pull(round, reads); }));
+    GAUDI_TRY(each_round(
+        "sendrecv", [&](unsigned round) { return send_there_and_back(round, sends); }, &bar));
+    GAUDI_TRY(each_round(
+        "write", [&](unsigned round) { return be_written(round); }, &bar));
+    GAUDI_TRY(each_round(
+        "read", [&](unsigned round) { return pull(round, reads); }, &bar));
     atomics.skipped = no_atomics(link_, work_.size, peer_.value("way", ""));
     if (atomics.skipped.empty())
-        GAUDI_TRY(each_round("atomics", [&](unsigned round) { return count_up(round, atomics); }));
+        GAUDI_TRY(each_round(
+            "atomics", [&](unsigned round) { return count_up(round, atomics); }, &bar));
     for (const auto& [test, result] :
          {std::pair{"sendrecv", &sends}, {"read", &reads}, {"atomics", &atomics}})
         if (work_.has(test))
@@ -351,11 +375,6 @@ outcome<void> session::run_as_client(progress_bar& bar) {
 
 outcome<void> session::run_as_server() {
     auto sends = blank("send back", "server"), writes = blank("write", "server");
-    const auto each_round = [&](std::string_view test, auto&& step) -> outcome<void> {
-        for (unsigned round = 0; work_.has(test) && round < work_.iterations; ++round)
-            GAUDI_TRY(step(round));
-        return {};
-    };
     GAUDI_TRY(each_round("sendrecv", [&](unsigned round) { return receive_and_answer(round, sends); }));
     GAUDI_TRY(each_round("write", [&](unsigned round) { return push(round, writes); }));
     GAUDI_TRY(each_round("read", [&](unsigned round) { return be_read(round); }));

@@ -68,6 +68,8 @@ private:
     outcome<void> offer(const gaudi::local_region& region);
     outcome<void> exchange_results();
     operation_result blank(const char* name, const char* by) const;
+    template <typename Step>
+    outcome<void> each_round(std::string_view test, Step&& step, progress_bar* bar = nullptr);
 
     outcome<void> send_there_and_back(unsigned round, operation_result& sends);
     outcome<void> receive_and_answer(unsigned round, operation_result& sends);
@@ -89,5 +91,7 @@ private:
 // "failed".
 outcome<void> say(gaudi::connection& link, const json& words);
 outcome<json> hear(gaudi::connection& link, unsigned limit_seconds);
+// Tells the peer of a failure that it cannot see itself.
+void say_why(gaudi::connection& link, const failure& why);
 
 } // namespace tools::rdma
