@@ -367,8 +367,8 @@ TEST_F(rdma_tools, ctrl_c_ends_both_in_good_order) {
     describe_lab("gaudis = 2\nhcas = 1\n");
     const auto port = free_port();
     const auto both = run_both(
-        lab(fmt::format("timeout -s INT 3 {} --port {}", server_program, port)),
-        lab(fmt::format("timeout -s INT 1 {} localhost:{} --iterations 100000", client_program, port)), port);
+        lab(fmt::format("timeout -s INT 5 {} --port {}", server_program, port)),
+        lab(fmt::format("timeout -s INT 2 {} localhost:{} --iterations 100000", client_program, port)), port);
     EXPECT_HAS(both.client.output, "rdma_client: interrupted");
     EXPECT_HAS(both.server.output, "reports: interrupted");
     EXPECT_HAS_NOT(both.server.output, "Segmentation");
