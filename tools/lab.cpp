@@ -87,6 +87,8 @@ void set_environment(const lab_run_options& options) {
         put_in_front("PATH", prefix / "bin");
         put_in_front("LD_LIBRARY_PATH", prefix / "lib");
         ::setenv("GAUDI_LAB_HCA_QUIRKS", "ucx-fence", 0);
+        if (const auto plugin = lab_folder().parent_path().parent_path() / "ucx"; fs::exists(plugin))
+            ::setenv("UCX_PLUGIN_PATH", plugin.c_str(), 0);
     }
     put_in_front("LD_LIBRARY_PATH", lab_folder()); // programs linked to libhl-thunk.so by name
     ::setenv("GAUDI_DIRECT_HLTHUNK", lab_hlthunk().c_str(), 1);
@@ -187,12 +189,10 @@ int lab_run(const lab_run_options& options) {
 namespace {
 
 json counters_json(const lab::hca::way_counters& from) {
-    return {{"messages", from.messages.load()},
-            {"bytes", from.bytes.load()},
-            {"errors", from.errors.load()},
-            {"bytes_mapped", from.bytes_mapped.load()},
-            {"bytes_process_vm", from.bytes_copied_across.load()},
-            {"bytes_tcp", from.bytes_tcp.load()}};
+    json shown;
+    lab::hca::way_counters::for_each(
+        from, [&](const char* name, const auto& counter) { shown[name] = counter.load(); });
+    return shown;
 }
 
 // What the processes that use the NICs of a lab have open and moved.

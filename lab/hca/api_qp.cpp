@@ -123,9 +123,7 @@ answer<queue_pair*> make_qp(ibv_pd* pd, ibv_qp_init_attr& asked) {
     qp.srq = asked.srq != nullptr ? shared_receive_queue::of(asked.srq).index : no_index;
     qp.signal_all = asked.sq_sig_all != 0;
     qp.path_mtu = where.card->card.mtu;
-    for (auto* counter : {&qp.counted.messages, &qp.counted.bytes, &qp.counted.errors,
-                          &qp.counted.bytes_mapped, &qp.counted.bytes_copied_across, &qp.counted.bytes_tcp})
-        *counter = 0;
+    qp.counted.clear();
     clear_connection(qp);
     qp.state = IBV_QPS_RESET;
     if (asked.srq != nullptr)
@@ -399,10 +397,7 @@ void destroy(queue_pair& pair) {
     }
     wait_for_both_sides(pair);
     auto& sum = home.own()->head.counted[qp.device];
-    for (const auto counter :
-         {&way_counters::messages, &way_counters::bytes, &way_counters::errors, &way_counters::bytes_mapped,
-          &way_counters::bytes_copied_across, &way_counters::bytes_tcp})
-        (sum.*counter) += (qp.counted.*counter).load();
+    sum.add(qp.counted);
     auto& seen = pair.seen.qp_base;
     ::pthread_mutex_lock(&seen.mutex);
     while (seen.events_completed != pair.events_read)

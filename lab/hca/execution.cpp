@@ -126,6 +126,10 @@ private:
             add(counters.bytes_mapped, sum.mapped);
         if (sum.across != 0)
             add(counters.bytes_copied_across, sum.across);
+        if (sum.from_hbm != 0)
+            add(counters.bytes_from_dmabuf, sum.from_hbm);
+        if (sum.to_hbm != 0)
+            add(counters.bytes_to_dmabuf, sum.to_hbm);
     }
 
     reach find_remote(std::uint64_t length, std::uint32_t rights) {

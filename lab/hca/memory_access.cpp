@@ -136,6 +136,13 @@ private:
     iovec near_[limit], far_[limit];
 };
 
+void note_hbm(const piece& target, const piece& source, std::uint64_t length, moved& sum) {
+    if (source.where == piece::kind::hbm)
+        sum.from_hbm += length;
+    if (target.where == piece::kind::hbm)
+        sum.to_hbm += length;
+}
+
 bool all_local(const side& all) {
     return std::all_of(all.pieces.begin(), all.pieces.end(), [](const piece& each) { return each.here(); });
 }
@@ -221,6 +228,7 @@ moved copy(const side& to, const side& from) {
         const auto length = std::min(to.length, from.length);
         copy_local(to.pieces[0].pointer(), from.pieces[0].pointer(), length);
         sum.mapped = length;
+        note_hbm(to.pieces[0], from.pieces[0], length, sum);
         return sum;
     }
     const bool writing = any_across(to);
@@ -232,6 +240,7 @@ moved copy(const side& to, const side& from) {
                            static const std::byte zeros[65536]{};
                            if (target.where == kind::null)
                                return true;
+                           note_hbm(target, source, part, sum);
                            if (target.here() && source.here()) {
                                copy_local(target.pointer() + into, source.pointer() + outof, part);
                                sum.mapped += part;

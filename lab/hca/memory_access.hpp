@@ -56,6 +56,7 @@ struct moved {
     bool forbidden = false; // by ptrace rules
     bool gone = false;      // the process has no memory any more: it is ending
     std::uint64_t mapped = 0, across = 0;
+    std::uint64_t from_hbm = 0, to_hbm = 0; // of these, from and to DMA-BUF regions
 };
 
 // Copies min of both lengths; the last bytes become visible last. At most one side has pieces across.

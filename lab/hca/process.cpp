@@ -130,6 +130,33 @@ tl::expected<std::shared_ptr<process>, int> process::join() {
     return made;
 }
 
+namespace {
+
+// GAUDI_LAB_HCA_REPORT=FILE: what this process moved, one line of JSON for each of its cards, when it closes
+// the last of them.
+void report(const segment& own, unsigned cards) {
+    const char* path = std::getenv("GAUDI_LAB_HCA_REPORT");
+    if (path == nullptr || *path == 0)
+        return;
+    std::string text;
+    for (unsigned i = 0; i < cards; ++i) {
+        text += R"({"process":)" + std::to_string(own->head.process) + R"(,"device":"vhca)" +
+                std::to_string(i) + '"';
+        way_counters::for_each(own->head.counted[i], [&](const char* name, const auto& counter) {
+            text += std::string(",\"") + name + "\":" + std::to_string(counter.load());
+        });
+        text += "}\n";
+    }
+    const int fd = ::open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+    if (fd < 0 || ::write(fd, text.data(), text.size()) < 0)
+        std::fprintf(stderr, "gaudi-lab: GAUDI_LAB_HCA_REPORT=%s cannot be written: %s\n", path,
+                     ::strerrorname_np(errno));
+    if (fd >= 0)
+        ::close(fd);
+}
+
+} // namespace
+
 process::~process() {
     if (!present() && own_->ours() == false)
         return;
@@ -141,6 +168,7 @@ process::~process() {
         guard_.join();
     if (present())
         current_ = nullptr;
+    report(*own_, static_cast<unsigned>(lab_.contents().hcas.size()));
     for (const auto& slot : hbm_)
         if (const auto* view = slot.load(); view != nullptr) {
             ::munmap(view->base, view->file_size);

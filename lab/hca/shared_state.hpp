@@ -121,6 +121,34 @@ enum attention_bit : std::uint32_t {
 struct way_counters {
     std::atomic<std::uint64_t> messages, bytes, errors;
     std::atomic<std::uint64_t> bytes_mapped, bytes_copied_across, bytes_tcp;
+    std::atomic<std::uint64_t> bytes_from_dmabuf, bytes_to_dmabuf; // between hosts: those of this one
+
+    void clear() {
+        for_each(*this, [](const char*, auto& counter) { counter = 0; });
+    }
+    void add(const way_counters& more) {
+        messages += more.messages.load();
+        bytes += more.bytes.load();
+        errors += more.errors.load();
+        bytes_mapped += more.bytes_mapped.load();
+        bytes_copied_across += more.bytes_copied_across.load();
+        bytes_tcp += more.bytes_tcp.load();
+        bytes_from_dmabuf += more.bytes_from_dmabuf.load();
+        bytes_to_dmabuf += more.bytes_to_dmabuf.load();
+    }
+
+    // All of them, with the names they are shown by.
+    template <typename Self, typename Each>
+    static void for_each(Self& self, Each&& each) {
+        each("messages", self.messages);
+        each("bytes", self.bytes);
+        each("errors", self.errors);
+        each("bytes_mapped", self.bytes_mapped);
+        each("bytes_process_vm", self.bytes_copied_across);
+        each("bytes_tcp", self.bytes_tcp);
+        each("bytes_from_dmabuf", self.bytes_from_dmabuf);
+        each("bytes_to_dmabuf", self.bytes_to_dmabuf);
+    }
 };
 
 struct shared_qp {
