@@ -7,6 +7,8 @@
 #include "src/memory/heap_core.hpp"
 #include "src/registry.hpp"
 
+#include <cerrno>
+#include <fcntl.h>
 #include <fmt/format.h>
 
 namespace gaudi {
@@ -52,6 +54,18 @@ bool device::attached() const {
 
 bool device::lost() const {
     return core_->lost();
+}
+
+result<dmabuf_export> device::export_memory(device_address address, std::uint64_t length) {
+    if (attached())
+        return export_foreign(address, length);
+    auto borrowed = heap_.dmabuf(address, length);
+    if (!borrowed)
+        return borrowed;
+    borrowed->fd = ::fcntl(borrowed->fd, F_DUPFD_CLOEXEC, 0);
+    if (borrowed->fd < 0)
+        return tl::unexpected(error(errc::descriptors_exhausted, "dup of a DMA-BUF", errno));
+    return borrowed;
 }
 
 result<dmabuf_export> device::export_foreign(device_address address, std::uint64_t length) {

@@ -7,12 +7,15 @@
 #include "src/memory/heap_core.hpp"
 
 #include <algorithm>
+#include <charconv>
 #include <fmt/format.h>
 #include <pthread.h>
 #include <thread>
 
 namespace gaudi {
 namespace {
+
+constexpr std::uint32_t most_synapse_devices = 8;
 
 // A PCI address may be given without its domain.
 std::string whole_bus_id(const std::string& text) {
@@ -149,7 +152,7 @@ result<std::shared_ptr<device>> registry::open_first_free(const std::vector<devi
 result<std::shared_ptr<hl_device>> registry::open_or_attach(const std::shared_ptr<const hlthunk_api>& table,
                                                             const device_info& info) {
     // SynapseAI numbers the devices it acquired itself; a process rarely has more than one.
-    for (std::uint32_t id = 0; id < 8; ++id)
+    for (std::uint32_t id = 0; id < most_synapse_devices; ++id)
         if (const auto found = find_synapse_device(id);
             found && bus_id_of(*table, found->fd) == info.bus_id) {
             auto attached = attach(table, found->fd, info);
@@ -184,18 +187,66 @@ result<std::shared_ptr<device>> registry::open_one(const device_info& info) {
             return tl::unexpected(opened.error());
         context = *opened;
     }
+    if (known.heap.expired() && context->owned() && !map_.device_of(context->slice_begin()))
+        if (auto added = map_.add_window(context->slice_begin(), context->slice_size(), info.index); !added)
+            return tl::unexpected(added.error());
+    return assemble(known, context);
+}
+
+std::shared_ptr<device> registry::assemble(in_use& known, const std::shared_ptr<hl_device>& context) {
     // A buffer may have outlived the device object, or a copy engine both: they share what there is.
     auto heap = known.heap.lock();
-    if (!heap) {
+    if (!heap)
         heap = std::make_shared<heap_core>(context, map_);
-        if (context->owned() && !map_.device_of(context->slice_begin()))
-            if (auto added = map_.add_window(context->slice_begin(), context->slice_size(), info.index);
-                !added)
-                return tl::unexpected(added.error());
-    }
     auto made = std::make_shared<device>(context, heap);
-    known = {made, context, heap};
+    known = {context->who().index, made, context, heap};
     return made;
+}
+
+std::shared_ptr<device> registry::find_open(unsigned index) {
+    const std::lock_guard guard(mutex_);
+    for (auto& [bus_id, known] : open_) {
+        if (known.index != index)
+            continue;
+        if (auto alive = known.whole.lock())
+            return alive;
+        const auto context = known.context.lock();
+        if (context && !known.heap.expired()) // only buffers are left: memory it has all the same
+            return assemble(known, context);
+    }
+    return nullptr;
+}
+
+std::vector<std::shared_ptr<device>> registry::attach_all() {
+    std::vector<std::shared_ptr<device>> attached;
+    if (!find_synapse_device(0))
+        return attached;
+    const auto all = visible_devices();
+    const auto table = api();
+    if (!all || !table)
+        return attached;
+    for (std::uint32_t id = 0; id < most_synapse_devices; ++id)
+        if (const auto found = find_synapse_device(id))
+            for (const auto& info : *all)
+                if (info.bus_id == bus_id_of(**table, found->fd))
+                    if (auto opened = open_one(info))
+                        attached.push_back(*opened);
+    return attached;
+}
+
+std::optional<device_choice> parse_device_choice(std::string_view text) {
+    if (text.empty() || text == "auto")
+        return first_free{};
+    const bool module = text.starts_with("module:");
+    const auto digits = module ? text.substr(7) : text;
+    unsigned value = 0;
+    const auto* end = digits.data() + digits.size();
+    const auto [rest, wrong] = std::from_chars(digits.data(), end, value);
+    if (wrong == std::errc{} && rest == end)
+        return module ? device_choice(by_module_id{value}) : device_choice(by_index{value});
+    if (!module && text.find(':') != text.npos)
+        return by_bus_id{std::string(text)};
+    return std::nullopt;
 }
 
 result<driver_library> loaded_driver() {
@@ -216,6 +267,18 @@ std::vector<device_holder> holders_of(const device_info& info) {
 
 result<std::shared_ptr<device>> open_device(const device_choice& choice) {
     return registry::self().open(choice);
+}
+
+std::shared_ptr<device> find_open_device(unsigned index) {
+    return registry::self().find_open(index);
+}
+
+std::vector<std::shared_ptr<device>> attach_devices() {
+    return registry::self().attach_all();
+}
+
+void observe_memory(const std::shared_ptr<memory_observer>& observer) {
+    registry::self().map().observe(observer);
 }
 
 const address_map& known_memory() {

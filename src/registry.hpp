@@ -20,6 +20,8 @@ public:
     result<std::shared_ptr<const hlthunk_api>> api();
     result<std::vector<device_info>> visible_devices();
     result<std::shared_ptr<device>> open(const device_choice& choice);
+    std::shared_ptr<device> find_open(unsigned index);
+    std::vector<std::shared_ptr<device>> attach_all();
     [[nodiscard]] address_map& map() { return map_; }
 
 private:
@@ -30,21 +32,24 @@ private:
         std::vector<device_info> all;
     };
 
+    // Shared ownership with every user; the registry itself keeps nothing open.
+    struct in_use {
+        unsigned index = 0;
+        std::weak_ptr<device> whole;
+        std::weak_ptr<hl_device> context;
+        std::weak_ptr<heap_core> heap;
+    };
+
     registry();
     result<survey> look();
     result<std::shared_ptr<device>> open_one(const device_info& info);
+    std::shared_ptr<device> assemble(in_use& known, const std::shared_ptr<hl_device>& context);
     result<std::shared_ptr<device>> open_first_free(const std::vector<device_info>& candidates);
     result<std::shared_ptr<hl_device>> open_or_attach(const std::shared_ptr<const hlthunk_api>& table,
                                                       const device_info& info);
 
     std::mutex mutex_;
     std::shared_ptr<const hlthunk_api> api_;
-    // Shared ownership with every user; the registry itself keeps nothing open.
-    struct in_use {
-        std::weak_ptr<device> whole;
-        std::weak_ptr<hl_device> context;
-        std::weak_ptr<heap_core> heap;
-    };
     std::map<std::string, in_use> open_;
     address_map map_;
 };

@@ -3,6 +3,7 @@
 
 #include <gaudi/address.hpp>
 #include <gaudi/error.hpp>
+#include <gaudi/memory_observer.hpp>
 
 #include <cstdint>
 #include <memory>
@@ -46,7 +47,15 @@ public:
     // The allocation that holds all of [address, address + length): errc::not_allocated or
     // range_leaves_allocation.
     [[nodiscard]] result<allocation_view> find(device_address address, std::uint64_t length) const;
+    // The same for a range that may reach to the borders of the allocation's first and last page: NICs
+    // register pages, and small allocations share them.
+    [[nodiscard]] result<allocation_view> find_pages(device_address address, std::uint64_t length) const;
     [[nodiscard]] std::size_t size() const noexcept;
+
+    // See observe_memory().
+    void observe(const std::shared_ptr<memory_observer>& observer);
+    // Tells the observers that an allocation is about to go: before erase(), with no lock held.
+    void announce(device_address base, std::uint64_t length) const;
 
 private:
     struct impl;

@@ -6,9 +6,13 @@
 #include <gaudi/device_heap.hpp>
 #include <gaudi/device_info.hpp>
 #include <gaudi/error.hpp>
+#include <gaudi/memory_observer.hpp>
 
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -39,6 +43,10 @@ public:
     // Exports memory that somebody else allocated on this device (SynapseAI's pool). The descriptor is the
     // caller's.
     [[nodiscard]] result<dmabuf_export> export_foreign(device_address address, std::uint64_t length);
+    // Exports memory by its address, whoever allocated it; the range may reach to the borders of the first
+    // and last page of its allocation. The descriptor is the caller's. errc::not_allocated,
+    // range_leaves_allocation, export_refused.
+    [[nodiscard]] result<dmabuf_export> export_memory(device_address address, std::uint64_t length);
 
     [[nodiscard]] const std::shared_ptr<hl_device>& core() const { return core_; }
 
@@ -60,6 +68,9 @@ struct by_module_id {
     unsigned module_id;
 };
 using device_choice = std::variant<first_free, by_index, by_bus_id, by_module_id>;
+// What people write: "" or "auto", an index ("0"), a bus id ("0000:19:00.0"), "module:<id>". Nothing: it is
+// none of these.
+[[nodiscard]] std::optional<device_choice> parse_device_choice(std::string_view text);
 
 // Which hl-thunk was loaded.
 struct driver_library {
@@ -77,6 +88,14 @@ struct driver_library {
 // Opens a device, or hands out the one that this process has open already. first_free passes over busy
 // devices; HLS_MODULE_ID turns it into by_module_id.
 [[nodiscard]] result<std::shared_ptr<device>> open_device(const device_choice& choice = first_free{});
+// The device of that index if something in this process has it open, or nothing. Asks nobody, so it is cheap.
+[[nodiscard]] std::shared_ptr<device> find_open_device(unsigned index);
+// Takes note of devices that SynapseAI has acquired in this process: their memory is known from then on, for
+// as long as the device lives. Cheap where there is no SynapseAI.
+[[nodiscard]] std::vector<std::shared_ptr<device>> attach_devices();
+// Where memory of Gaudis may lie that have an MMU (Gaudi2 and later): no host memory is ever there, because
+// these are no valid x86-64 addresses.
+[[nodiscard]] std::span<const memory_window> address_spaces();
 // Every allocation of every open device in this process.
 [[nodiscard]] const address_map& known_memory();
 

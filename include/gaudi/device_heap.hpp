@@ -67,6 +67,11 @@ public:
     // For memory taken over with device_buffer::release(). errc::not_allocated for anything else, also a
     // second time.
     result<void> free(device_address address);
+    // Any range in the pages of one live buffer, by its address; borrowed like device_buffer::dmabuf().
+    [[nodiscard]] result<dmabuf_export> dmabuf(device_address address, std::uint64_t length);
+    // How much is taken from the driver at a time from now on, unless a buffer needs more; rounded up to the
+    // driver's page. 0: the generation's default.
+    void set_chunk(std::uint64_t bytes);
     // Gives empty chunks back to the driver.
     void trim();
     [[nodiscard]] heap_statistics statistics() const;

@@ -1,12 +1,18 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "src/hl/generation.hpp"
 
+#include <gaudi/device.hpp>
+
+#include <vector>
+
 namespace gaudi {
 namespace {
 
 constexpr std::uint64_t gib = 1ULL << 30;
 constexpr std::uint64_t slice =
     128 * gib; // more than any generation has; 32 TB of hint range hold 256 of them
+
+constexpr std::uint64_t one_space = 1ULL << 48;
 
 constexpr std::uint32_t gaudi1_down[] = {0, 1, 2, 3}, gaudi1_up[] = {4, 5, 6, 7};
 constexpr std::uint32_t gaudi2_down[] = {0, 1}, gaudi2_up[] = {4, 5};
@@ -18,10 +24,22 @@ constexpr std::uint32_t gaudi2_device[] = {2, 6, 3, 7};
 const generation_traits table[] = {
     // On gen1 copies within the device go over the down queues as well: the internal queues take no user
     // submission alone.
-    {generation::gaudi, export_call::physical, 0, 0, gib, gaudi1_down, gaudi1_up, gaudi1_down, false, 16384},
-    {generation::gaudi2, export_call::mapped, 0x1001500000000000, slice, 768ULL << 20, gaudi2_down, gaudi2_up,
-     gaudi2_device, true, 64},
-    {generation::gaudi3, export_call::mapped, 0x0201E00000000000, slice, gib, {}, {}, {}, true, 64},
+    {generation::gaudi, export_call::physical, 0, 0, gib, 0, 0, gaudi1_down, gaudi1_up, gaudi1_down, false,
+     16384},
+    {generation::gaudi2, export_call::mapped, 0x1001500000000000, slice, 768ULL << 20, 0x1001000000000000,
+     one_space, gaudi2_down, gaudi2_up, gaudi2_device, true, 64},
+    {generation::gaudi3,
+     export_call::mapped,
+     0x0201E00000000000,
+     slice,
+     gib,
+     0x0201000000000000,
+     one_space,
+     {},
+     {},
+     {},
+     true,
+     64},
 };
 
 constexpr std::string_view names[] = {"gaudi", "gaudi2", "gaudi3"};
@@ -34,6 +52,17 @@ std::string_view name_of(generation value) {
 
 const generation_traits& traits_of(generation value) {
     return table[static_cast<int>(value)];
+}
+
+std::span<const memory_window> address_spaces() {
+    static const auto spaces = [] {
+        std::vector<memory_window> all;
+        for (const auto& row : table)
+            if (row.space_size != 0)
+                all.push_back({device_address(row.space_base), row.space_size, 0});
+        return all;
+    }();
+    return spaces;
 }
 
 std::optional<generation> generation_of(hlthunk_device_name name) {

@@ -24,6 +24,8 @@ struct generation_traits {
     std::uint64_t slice_base;
     std::uint64_t slice_size;
     std::uint64_t default_chunk;
+    // All addresses that memory of this generation may have; 0: physical ones, which a host may use as well.
+    std::uint64_t space_base, space_size;
     // Queues of the submission ioctl; empty: the driver offers none.
     std::span<const std::uint32_t> down_queues, up_queues, device_queues;
     bool user_command_buffers; // in mapped host memory; otherwise the driver's own

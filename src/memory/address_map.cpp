@@ -67,6 +67,22 @@ struct address_map::impl {
     record* spare = nullptr;
     std::uint64_t next_generation = 1;
 
+    mutable std::mutex observers_mutex;
+    std::vector<std::weak_ptr<memory_observer>> observers;
+    std::atomic<bool> observed{false}; // frees must cost nothing where nobody listens
+
+    // Those who listen now, without holding the lock while they are called.
+    std::vector<std::shared_ptr<memory_observer>> listeners() const {
+        std::vector<std::shared_ptr<memory_observer>> alive;
+        if (!observed.load(std::memory_order_acquire))
+            return alive;
+        const std::lock_guard guard(observers_mutex);
+        for (const auto& each : observers)
+            if (auto listener = each.lock())
+                alive.push_back(std::move(listener));
+        return alive;
+    }
+
     const window* window_of(std::uint64_t address) const noexcept {
         const auto count = window_count.load(std::memory_order_acquire);
         for (std::size_t i = 0; i < count; ++i) {
@@ -168,6 +184,8 @@ result<void> address_map::add_window(device_address base, std::uint64_t size, un
     impl_->windows[place].store(made, std::memory_order_release);
     if (place == count)
         impl_->window_count.store(count + 1, std::memory_order_release);
+    for (const auto& listener : impl_->listeners())
+        listener->window_opens({base, size, device_index});
     return {};
 }
 
@@ -187,8 +205,11 @@ void address_map::remove_device(unsigned device_index) {
     const auto count = impl_->window_count.load(std::memory_order_relaxed);
     for (std::size_t i = 0; i < count; ++i)
         if (const auto* shown = impl_->windows[i].load(std::memory_order_relaxed);
-            shown != nullptr && shown->device == device_index)
+            shown != nullptr && shown->device == device_index) {
             impl_->windows[i].store(nullptr, std::memory_order_release);
+            for (const auto& listener : impl_->listeners())
+                listener->window_closes({device_address(shown->base), shown->size, device_index});
+        }
 }
 
 result<std::uint64_t> address_map::insert(device_address base, std::uint64_t length, std::uint64_t tag) {
@@ -282,6 +303,53 @@ result<allocation_view> address_map::find(device_address address, std::uint64_t 
                   fmt::format("{} bytes at {:#x}, in an allocation of {} bytes at {:#x}", length,
                               address.value(), found->length, found->base.value())));
     return *found;
+}
+
+result<allocation_view> address_map::find_pages(device_address address, std::uint64_t length) const {
+    constexpr std::uint64_t page = 4096;
+    const auto begin = address.value(), end = begin + length;
+    const auto fits = [&](const allocation_view& candidate) {
+        const auto first = candidate.base.value() / page * page;
+        const auto last = (candidate.base.value() + candidate.length + page - 1) / page * page;
+        return begin >= first && end <= last;
+    };
+    auto found = find(address);
+    if (found && fits(*found))
+        return *found;
+    std::optional<allocation_view> nearest = found;
+    for (auto probe = begin / unit * unit; begin % page == 0 && probe < begin + page;) {
+        const auto candidate = find(device_address(probe));
+        if (candidate && fits(*candidate))
+            return *candidate;
+        if (candidate && !nearest)
+            nearest = candidate;
+        probe = candidate ? covered_end(candidate->base.value(), candidate->length) : probe + unit;
+    }
+    if (!nearest)
+        return tl::unexpected(
+            error(errc::not_allocated, fmt::format("{} bytes at {:#x}", length, address.value())));
+    return tl::unexpected(error(errc::range_leaves_allocation,
+                                fmt::format("{} bytes at {:#x}, beside an allocation of {} bytes at {:#x}",
+                                            length, begin, nearest->length, nearest->base.value())));
+}
+
+void address_map::observe(const std::shared_ptr<memory_observer>& observer) {
+    const std::lock_guard guard(impl_->mutex); // no window comes or goes meanwhile
+    {
+        const std::lock_guard observers_guard(impl_->observers_mutex);
+        std::erase_if(impl_->observers, [](const auto& each) { return each.expired(); });
+        impl_->observers.push_back(observer);
+        impl_->observed.store(true, std::memory_order_release);
+    }
+    const auto count = impl_->window_count.load(std::memory_order_relaxed);
+    for (std::size_t i = 0; i < count; ++i)
+        if (const auto* shown = impl_->windows[i].load(std::memory_order_relaxed); shown != nullptr)
+            observer->window_opens({device_address(shown->base), shown->size, shown->device});
+}
+
+void address_map::announce(device_address base, std::uint64_t length) const {
+    for (const auto& listener : impl_->listeners())
+        listener->memory_goes(base, length);
 }
 
 std::size_t address_map::size() const noexcept {

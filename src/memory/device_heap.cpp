@@ -55,6 +55,14 @@ result<void> device_heap::free(device_address address) {
     return core_->free(address);
 }
 
+result<dmabuf_export> device_heap::dmabuf(device_address address, std::uint64_t length) {
+    return core_->dmabuf(address, length);
+}
+
+void device_heap::set_chunk(std::uint64_t bytes) {
+    core_->set_chunk(bytes);
+}
+
 void device_heap::trim() {
     core_->trim();
 }

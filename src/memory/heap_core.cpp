@@ -48,7 +48,7 @@ void heap_core::announce(const chunk& leaving) {
 }
 
 result<heap_core::chunk*> heap_core::new_chunk(std::uint64_t at_least) {
-    const auto wanted = std::max(at_least, device_->traits().default_chunk);
+    const auto wanted = std::max(at_least, chunk_ != 0 ? chunk_ : device_->traits().default_chunk);
     auto memory = device_->allocate(wanted);
     if (!memory && memory.error().kind() == error_kind::exhausted && trim_locked())
         memory = device_->allocate(wanted); // with what an empty chunk held
@@ -128,8 +128,12 @@ bool heap_core::give_back(std::list<chunk>::iterator position) {
 void heap_core::free(block* returned, device_address address, std::uint64_t generation) {
     if (!device_->ours())
         return;
+    const auto found = map_.find(address);
+    if (!found || found->generation != generation)
+        return;
+    map_.announce(address, found->length);
     const std::lock_guard guard(mutex_);
-    if (const auto found = map_.find(address); found && found->generation == generation)
+    if (const auto still = map_.find(address); still && still->generation == generation)
         free_locked(returned);
 }
 
@@ -139,6 +143,8 @@ void heap_core::give_up(block* released) {
 }
 
 result<void> heap_core::free(device_address address) {
+    if (const auto found = map_.find(address); found && found->base == address)
+        map_.announce(address, found->length);
     const std::lock_guard guard(mutex_);
     const auto found = map_.find(address);
     if (!found || found->base != address || found->device_index != device_->who().index)
@@ -177,12 +183,29 @@ result<dmabuf_export> heap_core::dmabuf(const block* of, device_address address,
     return dmabuf_export{home->dmabuf.get(), address - home->memory.address(), address, length};
 }
 
+result<dmabuf_export> heap_core::dmabuf(device_address address, std::uint64_t length) {
+    const std::lock_guard guard(mutex_);
+    const auto known = map_.find_pages(address, length);
+    if (!known)
+        return tl::unexpected(known.error());
+    auto* home = static_cast<chunk*>(reinterpret_cast<block*>(known->tag)->owner);
+    const auto offset = address - home->memory.address(); // chunks begin and end with a page
+    if (auto exported = export_chunk(*home); !exported)
+        return tl::unexpected(exported.error());
+    return dmabuf_export{home->dmabuf.get(), offset, address, length};
+}
+
 result<chunk_view> heap_core::chunk_of(const block* of) {
     const std::lock_guard guard(mutex_);
     auto* home = static_cast<chunk*>(of->owner);
     if (auto exported = export_chunk(*home); !exported)
         return tl::unexpected(exported.error());
     return chunk_view{home->serial, {home->dmabuf.get(), 0, home->memory.address(), home->memory.size()}};
+}
+
+void heap_core::set_chunk(std::uint64_t bytes) {
+    const std::lock_guard guard(mutex_);
+    chunk_ = bytes;
 }
 
 void heap_core::trim() {

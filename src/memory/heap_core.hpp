@@ -48,9 +48,12 @@ public:
     // Memory that was given up.
     result<void> free(device_address address);
     result<dmabuf_export> dmabuf(const block* of, device_address address, std::uint64_t length);
+    // Any range in the pages of one buffer, by its address.
+    result<dmabuf_export> dmabuf(device_address address, std::uint64_t length);
     // The chunk that a buffer lies in, exported.
     result<chunk_view> chunk_of(const block* of);
     void observe(const std::shared_ptr<chunk_observer>& observer);
+    void set_chunk(std::uint64_t bytes);
     void trim();
     [[nodiscard]] heap_statistics statistics();
     [[nodiscard]] hl_device& device() { return *device_; }
@@ -76,6 +79,7 @@ private:
     std::shared_ptr<hl_device> device_;
     address_map& map_;
     std::mutex mutex_;
+    std::uint64_t chunk_ = 0; // 0: the default
     std::list<chunk> chunks_;
     std::vector<std::weak_ptr<chunk_observer>> observers_;
     std::uint64_t buffers_ = 0;

@@ -34,6 +34,10 @@ extern "C" [[gnu::visibility("default")]] int fake_synapse_acquire(const char* b
     return 0;
 }
 
+extern "C" [[gnu::visibility("default")]] std::uint64_t fake_synapse_pool() {
+    return acquired.global_hbm_base;
+}
+
 extern "C" [[gnu::visibility("default")]] void fake_synapse_release() {
     hlthunk_close(static_cast<int>(acquired.fd));
     acquired = {};

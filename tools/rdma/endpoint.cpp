@@ -14,18 +14,12 @@ namespace {
 constexpr std::size_t piece_bytes = 16 << 20;
 
 outcome<gaudi::device_choice> device_choice_of(const std::string& text) {
-    if (text.empty())
-        return gaudi::first_free{};
-    if (text.find(':') != text.npos)
-        return gaudi::by_bus_id{text};
-    unsigned index = 0;
-    const auto* end = text.data() + text.size();
-    if (const auto [rest, wrong] = std::from_chars(text.data(), end, index);
-        wrong != std::errc{} || rest != end)
+    const auto choice = gaudi::parse_device_choice(text);
+    if (!choice)
         return tl::unexpected(failure{
             usage, fmt::format("--device '{}': expected an index such as 0 or a bus id such as 0000:19:00.0",
                                text)});
-    return gaudi::by_index{index};
+    return *choice;
 }
 
 outcome<gaudi::nic_choice> nic_choice_of(const options& given) {

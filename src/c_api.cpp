@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <gaudi/device.hpp>
+#include <gaudi/gaudi.h>
+#include <gaudi/version.hpp>
+
+#include <algorithm>
+#include <cstring>
+#include <fmt/format.h>
+#include <unistd.h>
+
+struct gaudi_device {
+    std::shared_ptr<gaudi::device> open;
+};
+
+namespace {
+
+thread_local std::string last_error;
+
+static_assert(GAUDI_DEVICE_LOST == static_cast<int>(gaudi::error_kind::device_lost) + 1);
+
+gaudi_status failed(const gaudi::error& error) {
+    last_error = error.message();
+    return static_cast<gaudi_status>(static_cast<int>(error.kind()) + 1);
+}
+
+gaudi_status refused(std::string why) {
+    last_error = std::move(why);
+    return GAUDI_INVALID;
+}
+
+// Nothing thrown gets out.
+template <typename F>
+gaudi_status guarded(F&& body) noexcept {
+    try {
+        last_error.clear();
+        return body();
+    } catch (const std::exception& thrown) {
+        try {
+            last_error = thrown.what();
+        } catch (...) {
+            last_error.clear();
+        }
+        return GAUDI_EXHAUSTED;
+    }
+}
+
+// Copies as much of a structure as its caller knows of.
+template <typename T>
+gaudi_status give(const T& made, T* into) {
+    const auto known = into->struct_size;
+    if (known < sizeof(std::size_t) + 1 || known > 4096)
+        return refused(fmt::format("struct_size is {}; set it to sizeof of the structure", known));
+    std::memcpy(into, &made, std::min(known, sizeof(T)));
+    into->struct_size = known;
+    return GAUDI_OK;
+}
+
+gaudi_status finish(gaudi::result<gaudi::copy_ticket> started) {
+    if (!started)
+        return failed(started.error());
+    const auto done = started->wait();
+    return done ? GAUDI_OK : failed(done.error());
+}
+
+template <typename Copy>
+gaudi_status with_engine(gaudi_device* device, Copy&& copy) {
+    return guarded([&]() -> gaudi_status {
+        if (device == nullptr)
+            return refused("no device");
+        auto engine = device->open->copies();
+        return engine ? finish(copy(*engine)) : failed(engine.error());
+    });
+}
+
+} // namespace
+
+gaudi_status gaudi_device_count(uint32_t* count) {
+    return guarded([&]() -> gaudi_status {
+        const auto all = gaudi::list_devices();
+        if (!all)
+            return failed(all.error());
+        *count = static_cast<uint32_t>(all->size());
+        return GAUDI_OK;
+    });
+}
+
+gaudi_status gaudi_open(const char* which, gaudi_device** device) {
+    return guarded([&]() -> gaudi_status {
+        const auto choice = gaudi::parse_device_choice(which != nullptr ? which : "");
+        if (!choice)
+            return refused(fmt::format("device '{}': use auto, an index, a bus id, or module:<id>", which));
+        auto opened = gaudi::open_device(*choice);
+        if (!opened)
+            return failed(opened.error());
+        *device = new gaudi_device{std::move(*opened)};
+        return GAUDI_OK;
+    });
+}
+
+void gaudi_close(gaudi_device* device) {
+    delete device;
+}
+
+gaudi_status gaudi_query_device(gaudi_device* device, gaudi_device_info* info) {
+    return guarded([&]() -> gaudi_status {
+        const auto known = device->open->info();
+        gaudi_device_info made{};
+        made.index = known.index;
+        made.generation = known.generation ? static_cast<uint32_t>(*known.generation) + 1 : 0;
+        made.module_id = known.module_id;
+        made.numa_node = known.numa_node.value_or(-1);
+        made.memory_total = known.memory_total;
+        made.memory_free = known.memory_free;
+        known.bus_id.copy(made.bus_id, sizeof(made.bus_id) - 1);
+        return give(made, info);
+    });
+}
+
+gaudi_status gaudi_allocate(gaudi_device* device, uint64_t size, uint64_t* address) {
+    return guarded([&]() -> gaudi_status {
+        auto buffer = device->open->heap().allocate(size);
+        if (!buffer)
+            return failed(buffer.error());
+        *address = buffer->release().value();
+        return GAUDI_OK;
+    });
+}
+
+gaudi_status gaudi_free(gaudi_device* device, uint64_t address) {
+    return guarded([&]() -> gaudi_status {
+        const auto freed = device->open->heap().free(gaudi::device_address(address));
+        return freed ? GAUDI_OK : failed(freed.error());
+    });
+}
+
+gaudi_status gaudi_query_memory(uint64_t address, gaudi_memory_info* info) {
+    return guarded([&]() -> gaudi_status {
+        const auto found = gaudi::known_memory().find(gaudi::device_address(address), 1);
+        if (!found)
+            return failed(found.error());
+        gaudi_memory_info made{};
+        made.base = found->base.value();
+        made.length = found->length;
+        made.generation = found->generation;
+        made.device_index = found->device_index;
+        return give(made, info);
+    });
+}
+
+gaudi_status gaudi_copy_in(gaudi_device* device, uint64_t to, const void* from, uint64_t size) {
+    return with_engine(device, [&](gaudi::copy_engine& engine) {
+        return engine.write(gaudi::device_address(to), {static_cast<const std::byte*>(from), size});
+    });
+}
+
+gaudi_status gaudi_copy_out(gaudi_device* device, void* to, uint64_t from, uint64_t size) {
+    return with_engine(device, [&](gaudi::copy_engine& engine) {
+        return engine.read({static_cast<std::byte*>(to), size}, gaudi::device_address(from));
+    });
+}
+
+gaudi_status gaudi_copy_within(gaudi_device* device, uint64_t to, uint64_t from, uint64_t size) {
+    return with_engine(device, [&](gaudi::copy_engine& engine) {
+        return engine.copy(gaudi::device_address(to), gaudi::device_address(from), size);
+    });
+}
+
+gaudi_status gaudi_export(gaudi_device* device, uint64_t address, uint64_t size, gaudi_dmabuf* dmabuf) {
+    return guarded([&]() -> gaudi_status {
+        const auto exported = device->open->export_memory(gaudi::device_address(address), size);
+        if (!exported)
+            return failed(exported.error());
+        gaudi_dmabuf made{};
+        made.fd = exported->fd;
+        made.offset = exported->offset;
+        made.iova = exported->iova.value();
+        made.length = exported->length;
+        const auto status = give(made, dmabuf);
+        if (status != GAUDI_OK)
+            ::close(exported->fd);
+        return status;
+    });
+}
+
+const char* gaudi_last_error(void) {
+    return last_error.c_str();
+}
+
+const char* gaudi_version(void) {
+    return gaudi::version().data();
+}

@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* The C surface, from C. */
+#include <gaudi/gaudi.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define EXPECT(condition)                                                                                    \
+    do                                                                                                       \
+        if (!(condition)) {                                                                                  \
+            fprintf(stderr, "line %d: %s: %s\n", __LINE__, #condition, gaudi_last_error());                  \
+            return 1;                                                                                        \
+        }                                                                                                    \
+    while (0)
+
+int main(void) {
+    uint32_t count = 0;
+    EXPECT(gaudi_device_count(&count) == GAUDI_OK && count == 2);
+    gaudi_device *device = NULL, *same = NULL, *none = NULL;
+    EXPECT(gaudi_open("1", &device) == GAUDI_OK);
+    EXPECT(gaudi_open("auto", &same) == GAUDI_OK); /* the one that is open */
+    gaudi_device_info info = {.struct_size = sizeof(info)};
+    EXPECT(gaudi_query_device(same, &info) == GAUDI_OK && info.index == 1 && info.generation == 2);
+    EXPECT(info.struct_size == sizeof(info) && strlen(info.bus_id) == 12 && info.memory_total > (1ULL << 30));
+    gaudi_close(same);
+    EXPECT(gaudi_open("first", &none) == GAUDI_INVALID &&
+           strstr(gaudi_last_error(), "device 'first'") != NULL);
+    EXPECT(gaudi_open("7", &none) == GAUDI_INVALID && strstr(gaudi_last_error(), "there are: 0") != NULL);
+
+    enum { size = 100000 };
+    uint64_t one = 0, two = 0, far = 0;
+    EXPECT(gaudi_allocate(device, size, &one) == GAUDI_OK && gaudi_allocate(device, size, &two) == GAUDI_OK);
+    EXPECT(gaudi_allocate(device, 0, &far) == GAUDI_INVALID);
+    EXPECT(gaudi_allocate(device, 1ULL << 50, &far) != GAUDI_OK);
+    unsigned char *out = malloc(size), *back = calloc(1, size);
+    for (int i = 0; i < size; ++i)
+        out[i] = (unsigned char)(i * 13 + i / 256);
+    EXPECT(gaudi_copy_in(device, one, out, size) == GAUDI_OK);
+    EXPECT(gaudi_copy_within(device, two, one, size) == GAUDI_OK);
+    EXPECT(gaudi_copy_out(device, back, two, size) == GAUDI_OK);
+    EXPECT(memcmp(out, back, size) == 0);
+    EXPECT(gaudi_copy_out(device, back, two + 1, size) == GAUDI_INVALID); /* one byte too far */
+
+    gaudi_memory_info memory = {.struct_size = sizeof(memory)};
+    EXPECT(gaudi_query_memory(two + 777, &memory) == GAUDI_OK);
+    EXPECT(memory.base == two && memory.length == size && memory.device_index == 1 && memory.generation != 0);
+    EXPECT(gaudi_query_memory((uint64_t)(uintptr_t)out, &memory) == GAUDI_INVALID);
+    gaudi_memory_info unset = {0};
+    EXPECT(gaudi_query_memory(two, &unset) == GAUDI_INVALID &&
+           strstr(gaudi_last_error(), "struct_size") != NULL);
+
+    gaudi_dmabuf dmabuf = {.struct_size = sizeof(dmabuf)};
+    EXPECT(gaudi_export(device, one + 4096, 8192, &dmabuf) == GAUDI_OK);
+    EXPECT(dmabuf.fd >= 0 && dmabuf.iova == one + 4096 && dmabuf.length == 8192 && dmabuf.offset % 4096 == 0);
+    close(dmabuf.fd);
+
+    EXPECT(gaudi_free(device, one) == GAUDI_OK && gaudi_free(device, two) == GAUDI_OK);
+    EXPECT(gaudi_free(device, two) == GAUDI_INVALID);
+    EXPECT(gaudi_export(device, one, 4096, &dmabuf) == GAUDI_INVALID);
+    gaudi_close(device);
+    free(out);
+    free(back);
+    printf("libgaudi-direct %s: right\n", gaudi_version());
+    return 0;
+}
