@@ -3,15 +3,15 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := release
 PREFIX ?= /usr/local
-LABELS := gaudi dmabuf detection ucm verification critical hca judges rdma
-SOURCES := $(shell find abi include src lab tools examples tests bench -name '*.hpp' -o -name '*.cpp' -o -name '*.h' -o -name '*.c')
+LABELS := gaudi dmabuf detection ucm verification critical hca judges rdma ucx
+SOURCES := $(shell find abi include src ucx lab tools examples tests bench -name '*.hpp' -o -name '*.cpp' -o -name '*.h' -o -name '*.c')
 # Tests run in a lab of their own, which goes when they are done.
 CTEST := ctest --output-on-failure --no-tests=error --timeout 300
 TEST_ENV = unset GAUDI_LAB GAUDI_LAB_ROOT GAUDI_LAB_TRACE GAUDI_LAB_FAULTS GAUDI_DIRECT_HLTHUNK HLS_MODULE_ID HABANA_VISIBLE_DEVICES HABANA_VISIBLE_MODULES;
 
 .PHONY: release ucx setup build-% demo test test-full bench install format format-check lint help clean $(LABELS:%=test-%)
 
-release: setup build-release ## build what users install, into build/release/bin and build/release/lib
+release: setup ucx build-release ## build what users install, into build/release/bin and build/release/lib
 
 setup:
 	@.ci/setup
@@ -32,7 +32,7 @@ test-full: test build-tsan build-clang ## also the slow campaigns, the thread sa
 	@$(TEST_ENV) cd build/tsan && TSAN_OPTIONS="suppressions=$(CURDIR)/tests/tsan.supp die_after_fork=0" $(CTEST) -LE 'full|slow|no_tsan'
 	@$(TEST_ENV) cd build/clang && $(CTEST) -LE 'full|slow'
 
-$(LABELS:%=test-%): test-%: setup build-release ## the tests of one label
+$(LABELS:%=test-%): test-%: setup ucx build-release ## the tests of one label
 	@$(TEST_ENV) cd build/release && $(CTEST) -L '^$*$$'
 
 bench: setup ## measure; a table with the limit of the same run beside each figure
@@ -61,7 +61,7 @@ ucx: ## stock UCX 1.22.0 and 1.23.0, fetched and unpacked under .deps/ucx
 lint: ## clang-tidy, and a build with the other compiler
 	@.ci/setup lint
 	@$(MAKE) --no-print-directory build-release build-clang
-	@printf '%s\n' $(filter src/%.cpp lab/%.cpp tools/%.cpp,$(SOURCES)) | xargs -P 2 -n 3 clang-tidy -p build/release --quiet --extra-arg=-Wno-ignored-optimization-argument 2>/dev/null
+	@printf '%s\n' $(filter src/%.cpp ucx/%.cpp lab/%.cpp tools/%.cpp,$(SOURCES)) | xargs -P 2 -n 3 clang-tidy -p build/clang --quiet --extra-arg=-Wno-ignored-optimization-argument 2>/dev/null
 
 clean: ## remove what was built
 	@rm -rf build

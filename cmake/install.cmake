@@ -4,6 +4,9 @@ include(CMakePackageConfigHelpers)
 set(CMAKE_INSTALL_LIBDIR lib)
 
 install(TARGETS gaudi-direct EXPORT gaudi-direct-targets LIBRARY DESTINATION lib)
+if(GAUDI_DIRECT_UCX) # each module under three names: UCX takes the one with its own extension
+    install(DIRECTORY $<TARGET_FILE_DIR:uct_gaudi>/ DESTINATION lib/ucx USE_SOURCE_PERMISSIONS)
+endif()
 install(TARGETS hl-thunk vhca vhca-node LIBRARY DESTINATION lib/gaudi-direct/lab)
 if(GAUDI_DIRECT_TOOLS)
     install(TARGETS gaudi-direct-tool rdma_server rdma_client RUNTIME DESTINATION bin)

@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 option(GAUDI_DIRECT_TOOLS "build the command-line tools" ON)
 option(GAUDI_DIRECT_TESTS "build the tests" ON)
-option(GAUDI_DIRECT_UCX "test with the UCX under .deps/ucx; make ucx" ON)
+option(GAUDI_DIRECT_UCX "build the UCX plugin, and test with the UCX under .deps/ucx (make ucx)" ON)
+set(GAUDI_DIRECT_UCX_HEADERS ${PROJECT_SOURCE_DIR}/.deps/ucx/1.22.0/include CACHE PATH "where ucp/, uct/ and ucs/ are")
+if(GAUDI_DIRECT_UCX AND NOT EXISTS ${GAUDI_DIRECT_UCX_HEADERS}/uct/api/uct.h)
+    message(WARNING "no UCX headers under ${GAUDI_DIRECT_UCX_HEADERS}: the plugin is not built; make ucx fetches them")
+    set(GAUDI_DIRECT_UCX OFF)
+endif()
 option(GAUDI_DIRECT_BENCH "build the benchmarks" OFF)
 option(GAUDI_DIRECT_WERROR "treat warnings as errors" ON)
 set(GAUDI_DIRECT_SANITIZE "" CACHE STRING "sanitizers, as for -fsanitize=")

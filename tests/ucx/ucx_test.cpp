@@ -1,0 +1,324 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The plugin under stock UCX: 1.22 (no InfiniBand) and 1.23 (with libuct_ib). Our own program checks every
+// byte.
+#include "tests/judges/two_programs.hpp"
+#include "tests/support/expect_has.hpp"
+
+#include <map>
+#include <nlohmann/json.hpp>
+#include <regex>
+
+namespace {
+
+using namespace testing_support;
+using json = nlohmann::json;
+
+const std::string old_ucx = UCX_1_22, new_ucx = UCX_1_23;
+
+class ucx_test : public judge {
+protected:
+    // The tests make the lab themselves: two Gaudis, one NIC.
+    void describe_lab(const std::string& text) {
+        std::ofstream(root() / "ucx.lab") << text;
+        described_ = true;
+    }
+    [[nodiscard]] std::vector<std::string> lab(const std::string& prefix, const std::string& command) {
+        if (!described_)
+            describe_lab("gaudis = 2\nhcas = 1\n");
+        return in_lab(fmt::format("--config {} --ucx {}", (root() / "ucx.lab").string(), prefix), command);
+    }
+    program_result run(const std::string& prefix, const std::string& command,
+                       std::vector<std::string> environment = {}, int limit = 60) {
+        environment.emplace_back("GAUDI_DIRECT_HLTHUNK");
+        return run_program(lab(prefix, command), environment, std::chrono::seconds(limit));
+    }
+    program_result peers(const std::string& prefix, const std::string& transports, const std::string& more,
+                         std::vector<std::string> environment = {}, int limit = 60) {
+        environment.push_back(fmt::format("UCX_TLS={},gaudi_cpy", transports));
+        return run(prefix, fmt::format("{} {}", UCP_PEERS, more), environment, limit);
+    }
+    void expect_right(const program_result& result) {
+        EXPECT_EQ(result.status, 0) << result.output;
+        EXPECT_HAS(result.output, "active: ");
+        EXPECT_HAS(result.output, "passive: ");
+        EXPECT_HAS_NOT(result.output, "WARN");
+        EXPECT_HAS_NOT(result.output, "ERROR");
+    }
+
+    // Sums of what the virtual NIC reported, and what our component printed.
+    struct ways {
+        std::uint64_t bytes = 0, from_dmabuf = 0, to_dmabuf = 0, staged = 0, exports = 0;
+    };
+    ways ways_of(const program_result& result) {
+        ways sum;
+        std::ifstream file(root() / "report");
+        for (std::string line; std::getline(file, line);) {
+            const auto counted = json::parse(line);
+            sum.bytes += counted["bytes"].get<std::uint64_t>();
+            sum.from_dmabuf += counted["bytes_from_dmabuf"].get<std::uint64_t>();
+            sum.to_dmabuf += counted["bytes_to_dmabuf"].get<std::uint64_t>();
+        }
+        const std::regex printed(
+            R"((\d+) DMA-BUFs given; copied (\d+) bytes short, (\d+) bcopy, (\d+) zcopy)");
+        for (auto at = std::sregex_iterator(result.output.begin(), result.output.end(), printed);
+             at != std::sregex_iterator(); ++at) {
+            sum.exports += std::stoull((*at)[1]);
+            sum.staged += std::stoull((*at)[2]) + std::stoull((*at)[3]) + std::stoull((*at)[4]);
+        }
+        return sum;
+    }
+
+private:
+    bool described_ = false;
+};
+
+std::string name_of(const auto& info) {
+    std::string made;
+    for (const char c : std::string(info))
+        made += std::isalnum(static_cast<unsigned char>(c)) != 0 ? c : '_';
+    return made;
+}
+
+// ---- what a user sees first ----
+
+class both_versions : public ucx_test, public ::testing::WithParamInterface<const char*> {
+protected:
+    [[nodiscard]] std::string prefix() const { return GetParam() == std::string("1.22") ? old_ucx : new_ucx; }
+};
+INSTANTIATE_TEST_SUITE_P(ucx, both_versions, ::testing::Values("1.22", "1.23"),
+                         [](const auto& each) { return name_of(each.param); });
+
+TEST_P(both_versions, info_shows_the_memory_domain_and_its_transport) {
+    const auto shown = run(prefix(), "ucx_info -d");
+    EXPECT_EQ(shown.status, 0);
+    const auto at = shown.output.find("# Memory domain: gaudi_copy\n");
+    ASSERT_NE(at, std::string::npos) << shown.output;
+    const auto block = shown.output.substr(at, 1500);
+    for (const auto* line :
+         {"#     Component: gaudi_copy\n", "#             allocate: unlimited\n",
+          "#             register: unlimited", "gaudi (access,alloc,reg,cache,detect,dmabuf)",
+          "#      Transport: gaudi_cpy\n", "#         Device: gaudi_copy\n",
+          "#           Type: accelerator\n", "put_short: <= 256\n", "put_bcopy: <= 32K\n", "put_zcopy: <= 1G",
+          "get_short: <= 256\n", "get_bcopy: <= 32K\n", "get_zcopy: <= 1G"})
+        EXPECT_HAS(block, line);
+    const auto version = run(prefix(), "ucx_info -v");
+    EXPECT_HAS(version.output, fmt::format("Library version: {}.0", GetParam()));
+}
+
+TEST_P(both_versions, settings_are_listed_with_their_help) {
+    const auto shown = run(prefix(), "ucx_info -cf");
+    for (const auto* line :
+         {"UCX_GAUDI_COPY_DMABUF=try\n", "UCX_GAUDI_COPY_DEVICE=auto\n", "UCX_GAUDI_COPY_HEAP_CHUNK=auto\n",
+          "UCX_GAUDI_COPY_QUEUES=2\n", "UCX_GAUDI_COPY_LOG_LEVEL=\n", "UCX_GAUDI_COPY_STATISTICS=n\n",
+          "UCX_GAUDI_COPY_MAX_SHORT=256\n", "UCX_GAUDI_COPY_MAX_BCOPY=32K\n", "UCX_GAUDI_COPY_MAX_ZCOPY=1G\n",
+          "# Give DMA-BUFs of Gaudi memory to network transports"})
+        EXPECT_HAS(shown.output, line);
+}
+
+TEST_P(both_versions, nothing_is_said_or_shown_without_a_gaudi) {
+    // No lab at all: only UCX and the plugin.
+    const std::vector<std::string> alone = {"env",
+                                            "-u",
+                                            "GAUDI_DIRECT_HLTHUNK",
+                                            "LD_LIBRARY_PATH=" + prefix() + "/lib",
+                                            "UCX_PLUGIN_PATH=" PLUGIN_FOLDER,
+                                            prefix() + "/bin/ucx_info",
+                                            "-d"};
+    const auto with = run_program(alone);
+    EXPECT_EQ(with.status, 0);
+    EXPECT_HAS_NOT(with.output, "gaudi_copy");
+    EXPECT_HAS_NOT(with.output, "GAUDI");
+    auto loud = alone;
+    loud.insert(loud.begin() + 3, "UCX_LOG_LEVEL=debug");
+    EXPECT_HAS(run_program(loud).output, "no Gaudi:"); // it was there, and looked
+}
+
+// ---- every byte, every way ----
+
+struct way {
+    const char* version;
+    const char* transports;
+    const char* more;
+    const char* environment;
+};
+
+class data : public ucx_test, public ::testing::WithParamInterface<way> {};
+TEST_P(data, is_right) {
+    const auto& [version, transports, more, environment] = GetParam();
+    const auto prefix = version == std::string("1.22") ? old_ucx : new_ucx;
+    expect_right(peers(prefix, transports, more, words(environment)));
+}
+std::string name_of_way(const ::testing::TestParamInfo<way>& info) {
+    return name_of(fmt::format("{} {} {} {}", info.param.version, info.param.transports, info.param.more,
+                               info.param.environment));
+}
+INSTANTIATE_TEST_SUITE_P(
+    staged, data,
+    ::testing::Values(
+        way{"1.22", "tcp", "", ""}, way{"1.23", "tcp", "", ""}, way{"1.22", "posix,cma", "", ""},
+        way{"1.23", "posix,cma", "", ""}, way{"1.22", "sysv", "--rounds 1", ""},
+        way{"1.22", "tcp", "--here host --rounds 1", ""}, way{"1.23", "tcp", "--there host --rounds 1", ""},
+        way{"1.23", "posix,cma", "--here host --rounds 1", ""},
+        way{"1.22", "posix,cma", "--there host --rounds 1", ""}, way{"1.22", "tcp", "--sleep --rounds 1", ""},
+        way{"1.22", "tcp", "--threads 3 --rounds 1 --sizes 8,4096,1m", ""},
+        way{"1.22", "tcp", "--library --rounds 1", ""},
+        way{"1.22", "tcp", "--rounds 1", "UCX_MEMTYPE_CACHE=n"},
+        way{"1.22", "tcp", "--rounds 1 --operations tag,am", "UCX_RNDV_THRESH=0"},
+        way{"1.22", "tcp", "--rounds 1 --operations tag,am", "UCX_RNDV_THRESH=inf"},
+        way{"1.23", "rc_v", "--rounds 1", "UCX_GAUDI_COPY_DMABUF=no"}, way{"1.23", "ud_v", "--rounds 1", ""}),
+    name_of_way);
+INSTANTIATE_TEST_SUITE_P(
+    infiniband, data,
+    ::testing::Values(way{"1.23", "rc_v", "", ""}, way{"1.23", "rc_v", "--here host --rounds 1", ""},
+                      way{"1.23", "rc_v", "--there host --rounds 1", ""},
+                      way{"1.23", "rc_v", "--sleep --rounds 1", ""},
+                      way{"1.23", "rc_v", "--threads 3 --rounds 1 --sizes 8,4096,1m", ""},
+                      way{"1.23", "rc_v", "--library --rounds 1", ""},
+                      way{"1.23", "rc_v", "--rounds 1", "UCX_MEMTYPE_CACHE=n"},
+                      way{"1.23", "rc_v", "--rounds 1 --operations tag,am", "UCX_RNDV_SCHEME=put_zcopy"},
+                      way{"1.23", "rc_v", "--rounds 1 --operations tag,am", "UCX_RNDV_SCHEME=get_zcopy"},
+                      way{"1.23", "rc_v", "--rounds 1 --operations tag,am", "UCX_RNDV_SCHEME=am"},
+                      way{"1.23", "rc_v", "--rounds 1 --operations tag,am", "UCX_RNDV_THRESH=0"},
+                      way{"1.23", "rc_v", "--rounds 1 --operations tag,am", "UCX_RNDV_THRESH=inf"},
+                      way{"1.23", "rc_v,ud_v,tcp,posix,cma", "--rounds 1", ""}),
+    name_of_way);
+INSTANTIATE_TEST_SUITE_P(
+    one_gibibyte, data,
+    ::testing::Values(way{"1.22", "tcp", "--sizes 1g --rounds 1 --operations tag", ""},
+                      way{"1.22", "posix,cma", "--sizes 1g --rounds 1 --operations tag", ""},
+                      way{"1.23", "rc_v", "--sizes 1g --rounds 1 --operations put,get,tag", ""}),
+    name_of_way);
+
+TEST_F(ucx_test, data_is_right_over_roce) {
+    describe_lab("gaudis = 2\nhcas = 1\nlink_layer = ethernet\n");
+    expect_right(peers(new_ucx, "rc_v", "--rounds 1"));
+    expect_right(peers(new_ucx, "ud_v", "--rounds 1 --sizes 8,4097,1m"));
+}
+
+// ---- zero-copy, proved ----
+
+TEST_F(ucx_test, zero_copy_is_what_the_nic_counts) {
+    const auto moved = 3ULL * (1 << 20); // put, get and tag, 1 MiB each
+    const std::vector<std::string> counting = {"UCX_GAUDI_COPY_STATISTICS=y",
+                                               "GAUDI_LAB_HCA_REPORT=" + (root() / "report").string()};
+    const auto direct = peers(new_ucx, "rc_v", "--sizes 1m --rounds 1 --operations put,get,tag", counting);
+    EXPECT_EQ(direct.status, 0) << direct.output;
+    const auto zero = ways_of(direct);
+    EXPECT_EQ(zero.from_dmabuf, moved);
+    EXPECT_EQ(zero.to_dmabuf, moved);
+    EXPECT_EQ(zero.staged, 0U);
+    EXPECT_GT(zero.exports, 0U);
+    EXPECT_LT(zero.bytes, moved + 65536); // nothing but them and UCX's own messages
+
+    std::filesystem::remove(root() / "report");
+    auto without = counting;
+    without.emplace_back("UCX_GAUDI_COPY_DMABUF=no");
+    const auto indirect = peers(new_ucx, "rc_v", "--sizes 1m --rounds 1 --operations put,get,tag", without);
+    EXPECT_EQ(indirect.status, 0) << indirect.output;
+    const auto staged = ways_of(indirect);
+    EXPECT_EQ(staged.from_dmabuf, 0U);
+    EXPECT_EQ(staged.to_dmabuf, 0U);
+    EXPECT_EQ(staged.staged, 2 * moved); // out of one device, into the other
+    EXPECT_EQ(staged.exports, 0U);
+}
+
+TEST_F(ucx_test, ucx_itself_says_zero_copy) {
+    const auto shown = peers(new_ucx, "rc_v", "--sizes 1m --rounds 1 --operations tag", {"UCX_PROTO_INFO=y"});
+    EXPECT_EQ(shown.status, 0) << shown.output;
+    EXPECT_TRUE(
+        std::regex_search(shown.output, std::regex("inf \\| .*zero-copy read from remote *\\| rc_verbs")))
+        << shown.output;
+}
+
+TEST_F(ucx_test, the_lower_layer_alone_moves_memory_without_a_copy) {
+    const auto shown =
+        run(new_ucx, EXAMPLE_UCT_PUT, {"GAUDI_LAB_HCA_REPORT=" + (root() / "report").string()});
+    EXPECT_EQ(shown.status, 0) << shown.output;
+    EXPECT_HAS(shown.output, "put_zcopy of 1048576 bytes from HBM to HBM over rc_verbs: data right");
+    EXPECT_EQ(ways_of(shown).from_dmabuf, 1U << 20);
+    EXPECT_EQ(ways_of(shown).to_dmabuf, 1U << 20);
+}
+
+// ---- ucx_perftest ----
+
+class perftest_test : public ucx_test, public ::testing::WithParamInterface<way> {};
+TEST_P(perftest_test, passes) {
+    const auto& [version, transports, more, environment] = GetParam();
+    const auto prefix = version == std::string("1.22") ? old_ucx : new_ucx;
+    const auto port = free_port();
+    const auto program = fmt::format("env UCX_TLS={},gaudi_cpy {} ucx_perftest -p {} -w 5 {}", transports,
+                                     environment, port, more);
+    const auto both = run_both(lab(prefix, program), lab(prefix, program + " localhost"), port);
+    EXPECT_EQ(both.server.status, 0) << both.server.output;
+    EXPECT_EQ(both.client.status, 0) << both.client.output;
+    EXPECT_HAS(both.client.output, "Final:");
+    EXPECT_HAS_NOT(both.client.output, "ERROR");
+    EXPECT_HAS_NOT(both.server.output, "ERROR");
+}
+INSTANTIATE_TEST_SUITE_P(
+    ucx, perftest_test,
+    ::testing::Values(way{"1.22", "tcp", "-t tag_bw -m gaudi -n 20 -s 1048576", ""},
+                      way{"1.22", "tcp", "-t tag_lat -m gaudi,host -n 50", ""},
+                      way{"1.22", "posix,cma", "-t ucp_put_bw -m gaudi -n 20 -s 65536", ""},
+                      way{"1.22", "posix,cma", "-t ucp_get -m host,gaudi -n 20 -s 65536", ""},
+                      way{"1.22", "tcp", "-t stream_bw -m gaudi -n 20 -s 65536", ""},
+                      way{"1.23", "rc_v", "-t tag_bw -m gaudi -n 50 -s 1048576", ""},
+                      way{"1.23", "rc_v", "-t tag_lat -m gaudi -n 50", ""},
+                      way{"1.23", "rc_v", "-t ucp_put_bw -m gaudi,host -n 50 -s 1048576", ""},
+                      way{"1.23", "rc_v", "-t ucp_put_lat -m gaudi -n 20", ""},
+                      way{"1.23", "rc_v", "-t ucp_get -m host,gaudi -n 50 -s 1048576", ""},
+                      way{"1.23", "rc_v", "-t ucp_am_bw -m gaudi -n 50 -s 1048576", ""},
+                      way{"1.23", "rc_v", "-t tag_lat -m gaudi -n 50 -E sleep", ""},
+                      way{"1.23", "ud_v", "-t tag_bw -m gaudi -n 20 -s 65536", ""}),
+    name_of_way);
+
+// ---- what is refused, and how ----
+
+TEST_F(ucx_test, settings_without_sense_are_named) {
+    struct bad {
+        const char* setting;
+        const char* said;
+    };
+    for (const auto& [setting, said] :
+         {bad{"UCX_GAUDI_COPY_QUEUES=9", "UCX_GAUDI_COPY_QUEUES=9: use 1 to 4"},
+          bad{"UCX_GAUDI_COPY_DEVICE=first", "UCX_GAUDI_COPY_DEVICE=first: use auto, an index"},
+          bad{"UCX_GAUDI_COPY_HEAP_CHUNK=0", "UCX_GAUDI_COPY_HEAP_CHUNK=0: use 1 to"},
+          bad{"UCX_GAUDI_COPY_LOG_LEVEL=loud", "UCX_GAUDI_COPY_LOG_LEVEL=loud: use a level"},
+          bad{"UCX_GAUDI_COPY_DMABUF=often", "often"}}) {
+        const auto shown = peers(old_ucx, "tcp", "--sizes 8 --rounds 1 --operations tag", {setting});
+        EXPECT_NE(shown.status, 0) << setting;
+        EXPECT_HAS(shown.output, said);
+    }
+    const auto limits =
+        peers(old_ucx, "tcp", "--sizes 8 --rounds 1 --operations tag", {"UCX_GAUDI_COPY_MAX_BCOPY=1"});
+    EXPECT_HAS(limits.output, "UCX_GAUDI_COPY_MAX_BCOPY=1: use MAX_SHORT (256) to 1g");
+}
+
+TEST_F(ucx_test, no_gaudi_a_busy_one_and_a_full_one_are_said) {
+    describe_lab("gaudis = 1\nhcas = 1\n");
+    const auto busy = peers(old_ucx, "tcp", "--sizes 8 --rounds 1 --operations tag");
+    EXPECT_NE(busy.status, 0);
+    EXPECT_HAS(busy.output, "another process has the device open (busy)");
+    const auto large = peers(old_ucx, "tcp", "--here host --sizes 200g --rounds 1 --operations put");
+    EXPECT_NE(large.status, 0);
+    EXPECT_HAS(large.output, "buffer of 214748364800 bytes");
+    describe_lab("gaudis = 0\nhcas = 1\n");
+    const auto port = free_port();
+    const auto program = fmt::format("timeout -s KILL 4 ucx_perftest -t tag_bw -m gaudi -p {}", port);
+    const auto none = run_both(lab(old_ucx, program), lab(old_ucx, program + " localhost"), port).client;
+    EXPECT_NE(none.status, 0);
+    EXPECT_HAS(none.output, "no Gaudi: the driver finds none");
+}
+
+TEST_F(ucx_test, an_export_that_fails_is_an_error_only_where_it_must_work) {
+    std::ofstream(root() / "faults") << "hlthunk_device_mapped_memory_export_dmabuf_fd 1+ errno ENODEV\n";
+    const auto faults = "GAUDI_LAB_FAULTS=@" + (root() / "faults").string();
+    const auto must = peers(new_ucx, "rc_v", "--sizes 8 --rounds 1 --operations tag",
+                            {faults, "UCX_GAUDI_COPY_DMABUF=yes"});
+    EXPECT_NE(must.status, 0);
+    EXPECT_HAS(must.output, "UCX_GAUDI_COPY_DMABUF=yes: the driver does not export the memory as a DMA-BUF");
+    const auto may = peers(old_ucx, "tcp", "--sizes 8,1m --rounds 1 --operations tag,put", {faults});
+    expect_right(may);
+}
+
+} // namespace

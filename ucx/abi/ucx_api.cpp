@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "ucx/abi/ucx_api.hpp"
+
+#include <cstring>
+#include <dlfcn.h>
+#include <fmt/format.h>
+#include <link.h>
+#include <memory>
+#include <vector>
+
+namespace gaudi_ucx {
+namespace {
+
+struct closer {
+    void operator()(void* library) const { ::dlclose(library); }
+};
+using library = std::unique_ptr<void, closer>;
+
+library loaded(const char* path) {
+    return library(::dlopen(path, RTLD_LAZY | RTLD_NOLOAD | RTLD_LOCAL));
+}
+
+// Paths of everything loaded, in the order of loading.
+std::vector<std::string> loaded_paths() {
+    std::vector<std::string> paths;
+    ::dl_iterate_phdr(
+        [](dl_phdr_info* info, std::size_t, void* into) {
+            if (info->dlpi_name != nullptr && *info->dlpi_name != 0)
+                static_cast<std::vector<std::string>*>(into)->emplace_back(info->dlpi_name);
+            return 0;
+        },
+        &paths);
+    return paths;
+}
+
+// A library that has `symbol` itself and whose own libucs is the one with `anchor`.
+library bound_to(const void* anchor, const char* symbol) {
+    for (const auto& path : loaded_paths()) {
+        auto candidate = loaded(path.c_str());
+        if (!candidate || ::dlsym(candidate.get(), "ucs_log_dispatch") != anchor)
+            continue;
+        Dl_info where{};
+        link_map* map = nullptr;
+        const void* found = ::dlsym(candidate.get(), symbol);
+        if (found != nullptr && ::dladdr(found, &where) != 0 &&
+            ::dlinfo(candidate.get(), RTLD_DI_LINKMAP, &map) == 0 &&
+            map->l_addr == reinterpret_cast<ElfW(Addr)>(where.dli_fbase))
+            return candidate;
+    }
+    return nullptr;
+}
+
+} // namespace
+
+bool ucx_api::find(const void* caller, std::string& why_not) {
+    Dl_info info{};
+    if (::dladdr(caller, &info) == 0) {
+        why_not = "the library that loads this module cannot be found";
+        return false;
+    }
+    const auto ucs = loaded(info.dli_fname);
+    const void* anchor = ucs ? ::dlsym(ucs.get(), "ucs_log_dispatch") : nullptr;
+    const auto uct = anchor != nullptr ? bound_to(anchor, "uct_component_register") : nullptr;
+    if (!uct) {
+        why_not = fmt::format("no libuct belongs to {}", info.dli_fname);
+        return false;
+    }
+    std::string missing;
+    const auto get = [&](const char* symbol, bool required) {
+        void* found = ::dlsym(uct.get(), symbol); // libucs and libucm are among what it needs
+        if (found == nullptr && required)
+            missing += fmt::format(" {}", symbol);
+        return found;
+    };
+#define GAUDI_UCX_REQUIRED(symbol) symbol = reinterpret_cast<decltype(symbol)>(get(#symbol, true));
+#define GAUDI_UCX_OPTIONAL(symbol) symbol = reinterpret_cast<decltype(symbol)>(get(#symbol, false));
+    GAUDI_UCX_SYMBOLS(GAUDI_UCX_REQUIRED, GAUDI_UCX_OPTIONAL)
+#undef GAUDI_UCX_REQUIRED
+#undef GAUDI_UCX_OPTIONAL
+    if (const auto ucp = bound_to(anchor, "ucp_get_version")) {
+        unsigned major = 0, minor = 0, release = 0;
+        reinterpret_cast<void (*)(unsigned*, unsigned*, unsigned*)>(::dlsym(ucp.get(), "ucp_get_version"))(
+            &major, &minor, &release);
+        version = fmt::format("{}.{}.{}", major, minor, release);
+    }
+    if (!missing.empty()) {
+        why_not = fmt::format("UCX {} lacks{}", version, missing);
+        return false;
+    }
+    return check(why_not);
+}
+
+bool ucx_api::check(std::string& why_not) const {
+    const bool known = version.empty() || version.starts_with("1.22.") || version.starts_with("1.23.");
+    if (known && uct_base_iface_t_class->size == sizeof(uct_base_iface_t) &&
+        uct_base_ep_t_class->size == sizeof(uct_base_ep_t))
+        return true;
+    why_not = fmt::format(
+        "UCX {} (interface of {} bytes, endpoint of {}) is not known; known are 1.22 and 1.23 ({} and {})",
+        version.empty() ? "of unknown version" : version, uct_base_iface_t_class->size,
+        uct_base_ep_t_class->size, sizeof(uct_base_iface_t), sizeof(uct_base_ep_t));
+    return false;
+}
+
+} // namespace gaudi_ucx

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "ucx/base/module.hpp"
+
+#include <cstring>
+#include <strings.h>
+
+namespace gaudi_ucx {
+
+void uct_gaudi_module::write(ucs_log_level_t level, const char* file, unsigned line, const char* function,
+                             const std::string& text) {
+    ucx.ucs_log_dispatch(file, line, function, level, &log, "%s", text.c_str());
+}
+
+bool uct_gaudi_module::set_log_level(std::string_view name) {
+    const auto& names = *ucx.ucs_log_level_names;
+    for (int level = 0; level < UCS_LOG_LEVEL_LAST; ++level)
+        if (name.size() == std::strlen(names[level]) &&
+            ::strncasecmp(name.data(), names[level], name.size()) == 0) {
+            log.log_level = static_cast<ucs_log_level_t>(level);
+            return true;
+        }
+    return false;
+}
+
+ucs_status_t status_of(const gaudi::error& error) {
+    switch (error.code()) {
+    case gaudi::errc::not_allocated:
+    case gaudi::errc::range_leaves_allocation:
+    case gaudi::errc::wrong_device:
+        return UCS_ERR_INVALID_ADDR;
+    case gaudi::errc::no_device:
+    case gaudi::errc::device_unknown:
+    case gaudi::errc::device_hidden:
+    case gaudi::errc::library_missing:
+    case gaudi::errc::library_unusable:
+    case gaudi::errc::symbol_missing:
+        return UCS_ERR_NO_DEVICE;
+    default:
+        break;
+    }
+    switch (error.kind()) {
+    case gaudi::error_kind::unsupported:
+        return UCS_ERR_UNSUPPORTED;
+    case gaudi::error_kind::busy:
+        return UCS_ERR_BUSY;
+    case gaudi::error_kind::exhausted:
+        return UCS_ERR_NO_MEMORY;
+    case gaudi::error_kind::invalid:
+        return UCS_ERR_INVALID_PARAM;
+    case gaudi::error_kind::peer_gone:
+        return UCS_ERR_CONNECTION_RESET;
+    case gaudi::error_kind::not_permitted:
+    case gaudi::error_kind::device_lost:
+        break;
+    }
+    return UCS_ERR_IO_ERROR;
+}
+
+} // namespace gaudi_ucx

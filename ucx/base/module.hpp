@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <gaudi/error.hpp>
+#include <gaudi/memory_observer.hpp>
+
+#include "ucx/abi/ucx_api.hpp"
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <fmt/format.h>
+#include <memory>
+#include <string_view>
+
+namespace gaudi_ucx {
+
+// How many bytes went by which way, and what else a user asks about. Shown in vfs and by STATISTICS.
+struct uct_gaudi_counters {
+    std::atomic<std::uint64_t> allocations{0}, allocated_bytes{0};
+    std::atomic<std::uint64_t> registrations{0};
+    std::atomic<std::uint64_t> exports{0}; // DMA-BUF descriptors handed out
+    std::atomic<std::uint64_t> short_bytes{0}, bcopy_bytes{0}, zcopy_bytes{0}; // copied by the engines
+    std::atomic<std::uint64_t> frees_announced{0};
+};
+
+// The plugin as one UCX sees it. Two UCX in a process get one each. Never destroyed: UCX keeps pointers into
+// it until the process ends.
+struct uct_gaudi_module {
+    uct_component_t copy_component; // first: a component's address is its module's
+    uct_tl_t copy_tl;
+    ucx_api ucx;
+    ucs_log_component_config_t log;
+    uct_gaudi_counters counters;
+    std::shared_ptr<gaudi::memory_observer> observer;
+
+    static constexpr unsigned most_devices = 64;
+    std::array<std::atomic<ucs_sys_device_t>, most_devices> sys_devices;
+
+    // By its name; false: there is no such level.
+    bool set_log_level(std::string_view name);
+    [[nodiscard]] bool logs(ucs_log_level_t level) const { return level <= log.log_level; }
+    void write(ucs_log_level_t level, const char* file, unsigned line, const char* function,
+               const std::string& text);
+};
+
+inline uct_gaudi_module& module_of(uct_component_t* component) {
+    return *reinterpret_cast<uct_gaudi_module*>(component);
+}
+
+// One line in UCX's log, after UCX's own rules.
+#define gaudi_log(module, level, ...)                                                                        \
+    do {                                                                                                     \
+        if ((module).logs(UCS_LOG_LEVEL_##level))                                                            \
+            (module).write(UCS_LOG_LEVEL_##level, __FILE__, __LINE__, __func__, fmt::format(__VA_ARGS__));   \
+    } while (0)
+
+// What UCX's callers act upon.
+[[nodiscard]] ucs_status_t status_of(const gaudi::error& error);
+
+// No exception may pass through UCX: what a function of ours throws (memory is short) becomes a status.
+template <typename F>
+ucs_status_t guarded(F&& body) noexcept {
+    try {
+        return body();
+    } catch (const std::bad_alloc&) {
+        return UCS_ERR_NO_MEMORY;
+    } catch (...) {
+        return UCS_ERR_IO_ERROR;
+    }
+}
+
+} // namespace gaudi_ucx

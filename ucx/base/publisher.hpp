@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include "ucx/base/module.hpp"
+
+namespace gaudi_ucx {
+
+// Keeps UCX's memory-type cache true: a miss there means host memory to UCX, which would then touch device
+// addresses.
+//
+// Every window of an open device is in it as Gaudi memory. The rest of the address range where Gaudis have
+// their memory, which is no valid x86-64 address, is in it as unknown: UCX asks us then, and finds what
+// SynapseAI took in the meantime. Freed memory stays Gaudi memory in the cache (nobody shall touch it) but
+// caches of registrations let it go.
+class publisher : public gaudi::memory_observer {
+public:
+    explicit publisher(uct_gaudi_module& module);
+    // Starts it, once; makes the cache if UCX has not done so yet.
+    static void start(uct_gaudi_module& module);
+
+    void window_opens(const gaudi::memory_window& window) override;
+    void window_closes(const gaudi::memory_window& window) override;
+    void memory_goes(gaudi::device_address base, std::uint64_t length) override;
+
+private:
+    void set(std::uint64_t base, std::uint64_t size, ucs_memory_type_t type, ucs_sys_device_t sys_dev);
+
+    uct_gaudi_module& module_;
+};
+
+// Fills in UCX's system devices from the devices' bus ids.
+void learn_sys_devices(uct_gaudi_module& module);
+
+} // namespace gaudi_ucx

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include "ucx/copy/copy_md.hpp"
+
+#include <deque>
+#include <list>
+#include <map>
+#include <vector>
+
+namespace gaudi_ucx {
+
+struct uct_gaudi_copy_iface_config_t {
+    uct_iface_config_t super;
+    size_t max_short, max_bcopy, max_zcopy;
+    double to_device, from_device, within; // bytes per second
+    double latency;                        // seconds, one small copy
+    double overhead;                       // seconds of CPU to start one
+};
+
+// Copies on the engines of this process's devices. One interface serves them all; it belongs to one worker,
+// and so to one thread at a time.
+struct uct_gaudi_copy_iface_t {
+    uct_base_iface_t super; // UCX's part; it must come first
+    uint64_t id;
+    uct_gaudi_copy_iface_config_t config;
+
+    // A copy that runs, or a flush that waits for those before it.
+    struct running {
+        std::uint64_t sequence;
+        gaudi::copy_ticket ticket;
+        uct_completion_t* comp;
+    };
+    struct flushing {
+        std::uint64_t after;
+        uct_completion_t* comp;
+    };
+    std::list<running> copies; // by sequence
+    std::list<running> spare;
+    std::deque<flushing> flushes;
+    std::uint64_t next_sequence = 1;
+    bool fenced = false; // the next copy waits for those before it
+
+    std::map<unsigned, gaudi::copy_engine> engines;
+    std::vector<std::byte> bounce; // for bcopy
+    int event_fd = -1;             // an epoll set over the engines' event descriptors
+
+    [[nodiscard]] uct_gaudi_copy_md_t& md() { return copy_md(super.md); }
+    [[nodiscard]] uct_gaudi_module& module() { return *md().module; }
+};
+
+struct uct_gaudi_copy_ep_t {
+    uct_base_ep_t super;
+};
+
+inline uct_gaudi_copy_iface_t& copy_iface(uct_iface_h iface) {
+    return *reinterpret_cast<uct_gaudi_copy_iface_t*>(iface);
+}
+
+// Operations of an endpoint, for the interface's table.
+void fill_copy_ep_ops(uct_iface_ops_t& ops);
+
+// Waits for every copy that runs. UCS_OK, or the first failure.
+ucs_status_t drain(uct_gaudi_copy_iface_t& iface);
+unsigned progress(uct_gaudi_copy_iface_t& iface);
+[[nodiscard]] gaudi::result<gaudi::copy_engine> engine_of(uct_gaudi_copy_iface_t& iface,
+                                                          unsigned device_index);
+ucs_status_t flush(uct_gaudi_copy_iface_t& iface, uct_completion_t* comp);
+
+// The transport, for registering it with UCX.
+void fill_copy_tl(uct_gaudi_module& module);
+
+} // namespace gaudi_ucx

@@ -1,0 +1,541 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "ucx/copy/copy_md.hpp"
+
+#include "ucx/base/publisher.hpp"
+#include "ucx/base/settings.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <string_view>
+#include <unistd.h>
+
+namespace gaudi_ucx {
+namespace {
+
+constexpr std::uint64_t most_queues = 4;
+constexpr std::size_t auto_bytes = static_cast<std::size_t>(-2); // UCX's "auto" of memory units
+
+std::uint64_t number(const void* address) {
+    return reinterpret_cast<std::uintptr_t>(address);
+}
+
+// Errors of a call that was told to be quiet are details.
+ucs_log_level_t level_of(std::uint64_t flags) {
+    return (flags & UCT_MD_MEM_FLAG_HIDE_ERRORS) != 0 ? UCS_LOG_LEVEL_DIAG : UCS_LOG_LEVEL_ERROR;
+}
+
+#define gaudi_log_at(module, level, ...)                                                                     \
+    do {                                                                                                     \
+        if ((module).logs(level))                                                                            \
+            (module).write(level, __FILE__, __LINE__, __func__, fmt::format(__VA_ARGS__));                   \
+    } while (0)
+
+ucs_status_t failed(uct_gaudi_module& module, const gaudi::error& error, ucs_log_level_t level,
+                    std::string_view doing) {
+    gaudi_log_at(module, level, "{}: {}", doing, error.message());
+    return status_of(error);
+}
+
+// Memory that SynapseAI took after this domain was opened becomes known here.
+bool attach_late(uct_gaudi_copy_md_t& md, std::uint64_t address) {
+    const auto spaces = gaudi::address_spaces();
+    if (std::none_of(spaces.begin(), spaces.end(),
+                     [&](const auto& space) { return address - space.base.value() < space.size; }))
+        return false;
+    auto found = gaudi::attach_devices();
+    const std::lock_guard guard(md.mutex);
+    md.attached = std::move(found);
+    return !md.attached.empty();
+}
+
+located locate_or_attach(uct_gaudi_copy_md_t& md, std::uint64_t address) {
+    auto where = locate(address);
+    if (!where.device && attach_late(md, address))
+        where = locate(address);
+    return where;
+}
+
+ucs_sys_device_t sys_device(const uct_gaudi_copy_md_t& md, unsigned index) {
+    return md.module->sys_devices[index % uct_gaudi_module::most_devices];
+}
+
+// ---- query, allocation ----
+
+ucs_status_t uct_gaudi_copy_md_query(uct_md_h tl_md, uct_md_attr_v2_t* attr) {
+    const auto& md = copy_md(tl_md);
+    md.module->ucx.uct_md_base_md_query(attr);
+    constexpr std::uint64_t gaudi_type = 1ULL << UCS_MEMORY_TYPE_GAUDI, host = 1ULL << UCS_MEMORY_TYPE_HOST;
+    attr->flags = UCT_MD_FLAG_ALLOC | UCT_MD_FLAG_REG;
+    attr->reg_mem_types = host | gaudi_type;
+    attr->access_mem_types = host | gaudi_type; // without host, no worker finds a way across memory types
+    attr->alloc_mem_types = gaudi_type;
+    attr->detect_mem_types = gaudi_type;
+    attr->cache_mem_types = gaudi_type;
+    attr->dmabuf_mem_types = md.dmabuf != UCS_NO ? gaudi_type : 0;
+    attr->max_alloc = SIZE_MAX;
+    attr->rkey_packed_size = sizeof(memory_key);
+    return UCS_OK;
+}
+
+gaudi::result<std::shared_ptr<gaudi::device>> device_for(uct_gaudi_copy_md_t& md, ucs_sys_device_t wanted) {
+    auto choice = md.choice;
+    if (wanted != UCS_SYS_DEVICE_ID_UNKNOWN)
+        for (unsigned index = 0; index < uct_gaudi_module::most_devices; ++index)
+            if (md.module->sys_devices[index] == wanted)
+                choice = gaudi::by_index{index};
+    const std::lock_guard guard(md.mutex);
+    const auto* index = std::get_if<gaudi::by_index>(&choice);
+    for (const auto& [known, device] : md.opened) // what is open already costs no question to the driver
+        if ((index != nullptr ? known == index->index : std::holds_alternative<gaudi::first_free>(choice)) &&
+            !device->lost())
+            return device;
+    auto made = gaudi::open_device(choice);
+    if (made)
+        md.opened.insert_or_assign((*made)->info().index, *made);
+    return made;
+}
+
+ucs_status_t uct_gaudi_copy_mem_alloc(uct_md_h tl_md, size_t* length_p, void** address_p,
+                                      ucs_memory_type_t mem_type, ucs_sys_device_t sys_dev, unsigned flags,
+                                      const char* name, uct_mem_h* memh_p) {
+    return guarded([&]() -> ucs_status_t {
+        auto& md = copy_md(tl_md);
+        auto& module = *md.module;
+        const auto level = level_of(flags);
+        if (mem_type != UCS_MEMORY_TYPE_GAUDI)
+            return UCS_ERR_UNSUPPORTED;
+        if ((flags & UCT_MD_MEM_FLAG_FIXED) != 0) {
+            gaudi_log_at(module, level,
+                         "{} bytes of Gaudi memory at the fixed address {}: the driver places memory itself",
+                         *length_p, fmt::ptr(*address_p));
+            return UCS_ERR_UNSUPPORTED;
+        }
+        auto made = std::make_unique<uct_gaudi_memh_t>();
+        auto device = device_for(md, sys_dev);
+        if (!device)
+            return failed(module, device.error(), level, "Gaudi memory");
+        (*device)->heap().set_chunk(md.heap_chunk);
+        auto buffer = (*device)->heap().allocate(*length_p);
+        if (!buffer)
+            return failed(module, buffer.error(), level, "Gaudi memory");
+        if (md.dmabuf == UCS_YES)
+            if (const auto exported = buffer->dmabuf(); !exported)
+                return failed(module, exported.error(), level, "UCX_GAUDI_COPY_DMABUF=yes");
+        made->key = memory_key::make(memory_key::device, buffer->address().value(), buffer->size());
+        made->key.device_index = gaudi::known_memory().device_of(buffer->address()).value_or(0);
+        made->key.generation = buffer->generation();
+        made->key.seal();
+        made->buffer = std::move(*buffer);
+        made->device = std::move(*device);
+        *address_p = reinterpret_cast<void*>(made->key.base);
+        *length_p = made->key.length;
+        module.counters.allocations.fetch_add(1, std::memory_order_relaxed);
+        module.counters.allocated_bytes.fetch_add(made->key.length, std::memory_order_relaxed);
+        gaudi_log(module, TRACE, "allocated {} bytes at {:#x} on device {} for {}", made->key.length,
+                  made->key.base, made->key.device_index, name != nullptr ? name : "");
+        *memh_p = made.release();
+        return UCS_OK;
+    });
+}
+
+ucs_status_t uct_gaudi_copy_mem_free(uct_md_h, uct_mem_h memh) {
+    return guarded([&] {
+        delete static_cast<uct_gaudi_memh_t*>(memh);
+        return UCS_OK;
+    });
+}
+
+// ---- registration, keys ----
+
+ucs_status_t uct_gaudi_copy_mem_reg(uct_md_h tl_md, void* address, size_t length,
+                                    const uct_md_mem_reg_params_t* params, uct_mem_h* memh_p) {
+    return guarded([&]() -> ucs_status_t {
+        auto& md = copy_md(tl_md);
+        const auto flags = (params->field_mask & UCT_MD_MEM_REG_FIELD_FLAGS) != 0 ? params->flags : 0;
+        const auto where = locate_or_attach(md, number(address));
+        auto made = std::make_unique<uct_gaudi_memh_t>();
+        made->key =
+            memory_key::make(where.device ? memory_key::device : memory_key::host, number(address), length);
+        if (where.device) {
+            made->key.device_index = where.index;
+            const auto device = gaudi::find_open_device(where.index);
+            if (device && !device->attached()) {
+                const auto known =
+                    gaudi::known_memory().find_pages(gaudi::device_address(number(address)), length);
+                if (!known)
+                    return failed(*md.module, known.error(), level_of(flags), "registration of Gaudi memory");
+                made->key.generation = known->generation;
+            }
+        }
+        made->key.seal();
+        md.module->counters.registrations.fetch_add(1, std::memory_order_relaxed);
+        *memh_p = made.release();
+        return UCS_OK;
+    });
+}
+
+ucs_status_t uct_gaudi_copy_mem_dereg(uct_md_h, const uct_md_mem_dereg_params_t* params) {
+    return guarded([&]() -> ucs_status_t {
+        if ((params->field_mask & UCT_MD_MEM_DEREG_FIELD_MEMH) == 0 || params->memh == nullptr)
+            return UCS_ERR_INVALID_PARAM;
+        if ((params->field_mask & UCT_MD_MEM_DEREG_FIELD_FLAGS) != 0 &&
+            (params->flags & UCT_MD_MEM_DEREG_FLAG_INVALIDATE) != 0)
+            return UCS_ERR_UNSUPPORTED;
+        delete static_cast<uct_gaudi_memh_t*>(params->memh);
+        return UCS_OK;
+    });
+}
+
+ucs_status_t uct_gaudi_copy_mkey_pack(uct_md_h, uct_mem_h memh, void*, size_t,
+                                      const uct_md_mkey_pack_params_t*, void* buffer) {
+    std::memcpy(buffer, &static_cast<uct_gaudi_memh_t*>(memh)->key, sizeof(memory_key));
+    return UCS_OK;
+}
+
+// A copy of the key that has been checked, or the reason as a status.
+ucs_status_t take_key(uct_gaudi_module& module, const void* buffer, ucs_log_level_t level, memory_key& key) {
+    std::memcpy(&key, buffer, sizeof(key));
+    const auto fault = key.fault();
+    if (fault.empty())
+        return UCS_OK;
+    gaudi_log_at(module, level, "{}: magic {:#x}, version {}, expected {:#x} and {}", fault, key.magic,
+                 key.version, memory_key::magic_value, memory_key::current_version);
+    return UCS_ERR_INVALID_PARAM;
+}
+
+ucs_status_t uct_gaudi_copy_mem_attach(uct_md_h tl_md, const void* mkey_buffer,
+                                       uct_md_mem_attach_params_t* params, uct_mem_h* memh_p) {
+    return guarded([&]() -> ucs_status_t {
+        auto& module = *copy_md(tl_md).module;
+        const bool quiet = (params->field_mask & UCT_MD_MEM_ATTACH_FIELD_FLAGS) != 0 &&
+                           (params->flags & UCT_MD_MEM_ATTACH_FLAG_HIDE_ERRORS) != 0;
+        const auto level = quiet ? UCS_LOG_LEVEL_DEBUG : UCS_LOG_LEVEL_ERROR;
+        if ((params->field_mask & UCT_MD_MEM_ATTACH_FIELD_MKEY_SIZE) != 0 &&
+            params->mkey_size < sizeof(memory_key)) {
+            gaudi_log_at(module, level, "a key of {} bytes; keys of Gaudi memory have {}", params->mkey_size,
+                         sizeof(memory_key));
+            return UCS_ERR_INVALID_PARAM;
+        }
+        auto made = std::make_unique<uct_gaudi_memh_t>();
+        if (const auto status = take_key(module, mkey_buffer, level, made->key); status != UCS_OK)
+            return status;
+        if (!made->key.ours()) {
+            gaudi_log_at(module, level,
+                         "memory of process {} cannot be attached here: gaudi_copy works within a process",
+                         made->key.pid);
+            return UCS_ERR_UNREACHABLE;
+        }
+        *memh_p = made.release();
+        return UCS_OK;
+    });
+}
+
+ucs_status_t uct_gaudi_copy_rkey_unpack(uct_component_t* component, const void* rkey_buffer,
+                                        const uct_rkey_unpack_params_t*, uct_rkey_t* rkey_p,
+                                        void** handle_p) {
+    return guarded([&]() -> ucs_status_t {
+        auto key = std::make_unique<memory_key>();
+        const auto status = take_key(module_of(component), rkey_buffer, UCS_LOG_LEVEL_ERROR, *key);
+        if (status != UCS_OK)
+            return status;
+        *handle_p = nullptr;
+        *rkey_p = reinterpret_cast<uct_rkey_t>(key.release());
+        return UCS_OK;
+    });
+}
+
+ucs_status_t uct_gaudi_copy_rkey_release(uct_component_t*, uct_rkey_t rkey, void*) {
+    delete reinterpret_cast<memory_key*>(rkey);
+    return UCS_OK;
+}
+
+ucs_status_t uct_gaudi_copy_rkey_compare(uct_component_t*, uct_rkey_t first, uct_rkey_t second,
+                                         const uct_rkey_compare_params_t*, int* result) {
+    *result = std::memcmp(reinterpret_cast<const void*>(first), reinterpret_cast<const void*>(second),
+                          sizeof(memory_key));
+    return UCS_OK;
+}
+
+ucs_status_t uct_gaudi_copy_rkey_ptr(uct_component_t*, uct_rkey_t, void*, uint64_t, void**) {
+    return UCS_ERR_UNSUPPORTED; // no CPU reaches HBM
+}
+
+// ---- questions about memory ----
+
+// The DMA-BUF of the range, for whoever asked: UCX closes it.
+ucs_status_t give_dmabuf(uct_gaudi_copy_md_t& md, gaudi::device& device, std::uint64_t address, size_t length,
+                         uct_md_mem_attr_v2_t* attr) {
+    attr->dmabuf_fd = UCT_DMABUF_FD_INVALID;
+    attr->dmabuf_offset = 0;
+    if (md.dmabuf == UCS_NO)
+        return UCS_OK;
+    const auto exported = device.export_memory(gaudi::device_address(address), length);
+    if (!exported) {
+        const bool must = md.dmabuf == UCS_YES;
+        const auto status =
+            failed(*md.module, exported.error(), must ? UCS_LOG_LEVEL_ERROR : UCS_LOG_LEVEL_DIAG,
+                   must ? "UCX_GAUDI_COPY_DMABUF=yes" : "no DMA-BUF");
+        // What is no memory at all is an error for everybody.
+        return must || status == UCS_ERR_INVALID_ADDR ? status : UCS_OK;
+    }
+    md.module->counters.exports.fetch_add(1, std::memory_order_relaxed);
+    attr->dmabuf_offset = exported->offset;
+    if ((attr->field_mask & UCT_MD_MEM_ATTR_V2_FIELD_DMABUF_FD) != 0)
+        attr->dmabuf_fd = exported->fd;
+    else
+        ::close(exported->fd);
+    return UCS_OK;
+}
+
+ucs_status_t uct_gaudi_copy_mem_query(uct_md_h tl_md, const void* pointer, size_t length,
+                                      uct_md_mem_attr_v2_t* attr) {
+    return guarded([&]() -> ucs_status_t {
+        auto& md = copy_md(tl_md);
+        const auto address = number(pointer);
+        const auto where = locate_or_attach(md, address);
+        if (!where.device)
+            return UCS_ERR_INVALID_ADDR;
+        const auto mask = attr->field_mask;
+        // Freed memory is still no host memory: the type is right for every address of a device.
+        attr->mem_type = UCS_MEMORY_TYPE_GAUDI;
+        attr->sys_dev = sys_device(md, where.index);
+        if ((mask & UCT_MD_MEM_ATTR_V2_FIELD_MEM_FLAGS) != 0)
+            attr->mem_flags = UCS_MEM_FLAG_REGISTRABLE;
+        if ((mask & (UCT_MD_MEM_ATTR_V2_FIELD_BASE_ADDRESS | UCT_MD_MEM_ATTR_V2_FIELD_ALLOC_LENGTH)) != 0) {
+            const auto known = gaudi::known_memory().find(gaudi::device_address(address));
+            const auto base = known ? known->base.value() : address;
+            const auto size = known ? known->length : length;
+            if ((mask & UCT_MD_MEM_ATTR_V2_FIELD_BASE_ADDRESS) != 0)
+                attr->base_address = reinterpret_cast<void*>(base);
+            if ((mask & UCT_MD_MEM_ATTR_V2_FIELD_ALLOC_LENGTH) != 0)
+                attr->alloc_length = size;
+        }
+        if ((mask & (UCT_MD_MEM_ATTR_V2_FIELD_DMABUF_FD | UCT_MD_MEM_ATTR_V2_FIELD_DMABUF_OFFSET)) == 0)
+            return UCS_OK;
+        const auto device = gaudi::find_open_device(where.index);
+        return device ? give_dmabuf(md, *device, address, length, attr) : UCS_ERR_INVALID_ADDR;
+    });
+}
+
+ucs_status_t uct_gaudi_copy_detect_memory_type(uct_md_h tl_md, const void* pointer, size_t,
+                                               ucs_memory_type_t* mem_type_p) {
+    return guarded([&]() -> ucs_status_t {
+        if (!locate_or_attach(copy_md(tl_md), number(pointer)).device)
+            return UCS_ERR_INVALID_ADDR;
+        *mem_type_p = UCS_MEMORY_TYPE_GAUDI;
+        return UCS_OK;
+    });
+}
+
+// ---- opening and closing ----
+
+// What is wrong with the settings, or nothing.
+std::string apply(uct_gaudi_copy_md_t& md, const uct_gaudi_copy_md_config_t& config) {
+    auto& module = *md.module;
+    if (*config.log_level != 0 && !module.set_log_level(config.log_level))
+        return fmt::format("UCX_GAUDI_COPY_LOG_LEVEL={}: use a level that UCX_LOG_LEVEL takes",
+                           config.log_level);
+    const auto choice = gaudi::parse_device_choice(config.device);
+    if (!choice)
+        return fmt::format("UCX_GAUDI_COPY_DEVICE={}: use auto, an index, a bus id, or module:<id>",
+                           config.device);
+    if (config.queues == 0 || config.queues > most_queues)
+        return fmt::format("UCX_GAUDI_COPY_QUEUES={}: use 1 to {}", config.queues, most_queues);
+    constexpr std::size_t largest = 1ULL << 40;
+    const bool automatic = config.heap_chunk == auto_bytes;
+    if (!automatic && (config.heap_chunk == 0 || config.heap_chunk > largest))
+        return fmt::format("UCX_GAUDI_COPY_HEAP_CHUNK={}: use 1 to {} bytes, or auto", config.heap_chunk,
+                           largest);
+    md.choice = *choice;
+    md.heap_chunk = automatic ? 0 : config.heap_chunk;
+    md.dmabuf = static_cast<ucs_ternary_auto_value_t>(config.dmabuf);
+    md.copies.queues = config.queues;
+    md.statistics = config.statistics != 0;
+    return {};
+}
+
+std::string statistics_line(const uct_gaudi_module& module) {
+    const auto& counted = module.counters;
+    return fmt::format("gaudi_copy: {} allocations, {} bytes; {} registrations; {} DMA-BUFs given; copied {} "
+                       "bytes short, {} "
+                       "bcopy, {} zcopy; {} frees announced",
+                       counted.allocations.load(), counted.allocated_bytes.load(),
+                       counted.registrations.load(), counted.exports.load(), counted.short_bytes.load(),
+                       counted.bcopy_bytes.load(), counted.zcopy_bytes.load(),
+                       counted.frees_announced.load());
+}
+
+void uct_gaudi_copy_md_close(uct_md_h tl_md) {
+    auto* md = &copy_md(tl_md);
+    if (md->statistics) // asked for, whatever the log level
+        (void)guarded([&] {
+            md->module->write(UCS_LOG_LEVEL_PRINT, __FILE__, __LINE__, __func__,
+                              statistics_line(*md->module));
+            return UCS_OK;
+        });
+    delete md;
+}
+
+uct_md_ops_t md_ops = {
+    .close = uct_gaudi_copy_md_close,
+    .query = uct_gaudi_copy_md_query,
+    .mem_alloc = uct_gaudi_copy_mem_alloc,
+    .mem_free = uct_gaudi_copy_mem_free,
+    .mem_advise = [](uct_md_h, uct_mem_h, void*, size_t, unsigned) { return UCS_ERR_UNSUPPORTED; },
+    .mem_reg = uct_gaudi_copy_mem_reg,
+    .mem_dereg = uct_gaudi_copy_mem_dereg,
+    .mem_query = uct_gaudi_copy_mem_query,
+    .mkey_pack = uct_gaudi_copy_mkey_pack,
+    .mem_attach = uct_gaudi_copy_mem_attach,
+    .detect_memory_type = uct_gaudi_copy_detect_memory_type,
+    .mem_elem_pack = [] { return UCS_ERR_UNSUPPORTED; },
+    .mem_elem_release = [] {},
+};
+
+ucs_status_t uct_gaudi_copy_md_open(uct_component_t* component, const char*, const uct_md_config_t* tl_config,
+                                    uct_md_h* md_p) {
+    return guarded([&]() -> ucs_status_t {
+        auto& module = module_of(component);
+        auto made = std::make_unique<uct_gaudi_copy_md_t>();
+        made->super = {&md_ops, component};
+        made->module = &module;
+        const auto wrong = apply(*made, *reinterpret_cast<const uct_gaudi_copy_md_config_t*>(tl_config));
+        if (!wrong.empty()) {
+            gaudi_log(module, ERROR, "{}", wrong);
+            return UCS_ERR_INVALID_PARAM;
+        }
+        learn_sys_devices(module);
+        made->attached = gaudi::attach_devices();
+        publisher::start(module);
+        *md_p = &made.release()->super;
+        return UCS_OK;
+    });
+}
+
+// No Gaudi, no memory domain, and no word about it.
+ucs_status_t uct_gaudi_copy_query_md_resources(uct_component_t* component,
+                                               uct_md_resource_desc_t** resources_p,
+                                               unsigned* num_resources_p) {
+    return guarded([&]() -> ucs_status_t {
+        auto& module = module_of(component);
+        const auto devices = gaudi::list_devices();
+        if (!devices || devices->empty()) {
+            gaudi_log(module, DEBUG, "no Gaudi: {}", devices ? "none found" : devices.error().message());
+            return module.ucx.uct_md_query_empty_md_resource(resources_p, num_resources_p);
+        }
+        return module.ucx.uct_md_query_single_md_resource(component, resources_p, num_resources_p);
+    });
+}
+
+void show_counter(void*, ucs_string_buffer_t* text, void* arg, uint64_t) {
+    // The only function of UCX that is called without a module at hand: the argument is it.
+    const auto* module = static_cast<const uct_gaudi_module*>(arg);
+    (void)guarded([&] {
+        module->ucx.ucs_string_buffer_appendf(text, "%s\n", statistics_line(*module).c_str());
+        return UCS_OK;
+    });
+}
+
+void show_devices(void*, ucs_string_buffer_t* text, void* arg, uint64_t) {
+    const auto* module = static_cast<const uct_gaudi_module*>(arg);
+    (void)guarded([&] {
+        for (unsigned index = 0; index < uct_gaudi_module::most_devices; ++index)
+            if (const auto device = gaudi::find_open_device(index)) {
+                const auto held = device->heap().statistics();
+                module->ucx.ucs_string_buffer_appendf(
+                    text, "%u %s: %lu bytes in %lu buffers, %lu chunks, %lu exported\n", index,
+                    device->info().bus_id.c_str(), held.buffer_bytes, held.buffers, held.chunks,
+                    held.exports);
+            }
+        return UCS_OK;
+    });
+}
+
+void uct_gaudi_copy_md_vfs_init(uct_md_h tl_md) {
+    auto& module = *copy_md(tl_md).module;
+    module.ucx.ucs_vfs_obj_add_ro_file(tl_md, show_counter, &module, 0, "counters");
+    module.ucx.ucs_vfs_obj_add_ro_file(tl_md, show_devices, &module, 0, "devices");
+}
+
+ucs_config_field_t* md_settings(const ucx_api& ucx) {
+    const setting_types type(ucx);
+    using config = uct_gaudi_copy_md_config_t;
+    return new ucs_config_field_t[]{
+        // one per UCX, for as long as the process lives
+        {"", "", nullptr, offsetof(config, super), type.table(*ucx.uct_md_config_table)},
+        {"DMABUF", "try",
+         "Give DMA-BUFs of Gaudi memory to network transports, which then move it without a copy.\n"
+         "yes - an allocation that cannot be exported is an error; try - it is staged through host memory;\n"
+         "no  - everything is staged.",
+         offsetof(config, dmabuf), type.ternary()},
+        {"DEVICE", "auto",
+         "Device to allocate memory on: an index as in /dev/accel/accelN, a PCI bus id, module:<id>,\n"
+         "or auto: the one this process has open already, else the first that is free.",
+         offsetof(config, device), type.string()},
+        {"HEAP_CHUNK", "auto",
+         "How much device memory is taken from the driver at a time. auto: one page of the driver's\n"
+         "(768 MB on Gaudi2).",
+         offsetof(config, heap_chunk), type.bytes()},
+        {"QUEUES", "2", "DMA queues in each direction that a large copy is spread over, 1 to 4.",
+         offsetof(config, queues), type.unsigned_number()},
+        {"LOG_LEVEL", "", "Log level of this component alone; empty: as UCX_LOG_LEVEL.",
+         offsetof(config, log_level), type.string()},
+        {"STATISTICS", "n", "Print what was allocated, exported and copied when a memory domain is closed.",
+         offsetof(config, statistics), type.boolean()},
+        {nullptr, nullptr, nullptr, 0, {}}};
+}
+
+} // namespace
+
+located locate(std::uint64_t address) {
+    const auto index = gaudi::known_memory().device_of(gaudi::device_address(address));
+    return index ? located{true, *index} : located{};
+}
+
+ucs_status_t check_key(uct_gaudi_module& module, uct_rkey_t rkey, std::uint64_t address, std::size_t length) {
+    if (rkey == UCT_INVALID_RKEY) // UCX's own copies: the address alone counts, and the engine looks at it
+        return UCS_OK;
+    const auto& key = *reinterpret_cast<const memory_key*>(rkey);
+    const auto refuse = [&](std::string_view why) {
+        gaudi_log(module, ERROR, "{} bytes at {:#x}: {} (key for {} bytes at {:#x} of process {})", length,
+                  address, why, key.length, key.base, key.pid);
+        return UCS_ERR_INVALID_PARAM;
+    };
+    if (!key.ours())
+        return refuse("the key is another process's");
+    if (address < key.base || length > key.length || address - key.base > key.length - length)
+        return refuse("the key does not reach there");
+    if (key.kind == memory_key::device && key.generation != 0) {
+        const auto live = gaudi::known_memory().find(gaudi::device_address(address));
+        if (!live)
+            return refuse("the memory was freed");
+        if (live->generation > key.generation) // older: a neighbour in the same page
+            return refuse("the memory was freed and belongs to another allocation");
+    }
+    return UCS_OK;
+}
+
+void fill_copy_component(uct_gaudi_module& module) {
+    auto& component = module.copy_component;
+    component = {};
+    std::strcpy(component.name, "gaudi_copy");
+    component.query_md_resources = uct_gaudi_copy_query_md_resources;
+    component.md_open = uct_gaudi_copy_md_open;
+    component.cm_open = [](uct_component_t*, uct_worker_h, const uct_cm_config_t*, uct_cm_h*) {
+        return UCS_ERR_UNSUPPORTED;
+    };
+    component.rkey_unpack = uct_gaudi_copy_rkey_unpack;
+    component.rkey_ptr = uct_gaudi_copy_rkey_ptr;
+    component.rkey_release = uct_gaudi_copy_rkey_release;
+    component.rkey_compare = uct_gaudi_copy_rkey_compare;
+    component.md_config.name = "Gaudi copy memory domain";
+    component.md_config.prefix = "GAUDI_COPY_";
+    component.md_config.table = md_settings(module.ucx);
+    component.md_config.size = sizeof(uct_gaudi_copy_md_config_t);
+    component.cm_config.name = "";
+    component.cm_config.prefix = "";
+    component.tl_list = {&component.tl_list, &component.tl_list};
+    component.md_vfs_init = uct_gaudi_copy_md_vfs_init;
+}
+
+} // namespace gaudi_ucx

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <gaudi/device.hpp>
+
+#include "ucx/base/key.hpp"
+#include "ucx/base/module.hpp"
+
+#include <map>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+namespace gaudi_ucx {
+
+struct uct_gaudi_copy_md_config_t {
+    uct_md_config_t super;
+    int dmabuf; // ucs_ternary_auto_value_t
+    char* device;
+    size_t heap_chunk;
+    unsigned queues;
+    char* log_level;
+    int statistics;
+};
+
+// Memory that was registered, allocated, or both. Host memory is pinned for an engine when it is first used
+// with it.
+struct uct_gaudi_memh_t {
+    memory_key key;
+    gaudi::device_buffer buffer; // mem_alloc's
+    std::shared_ptr<gaudi::device> device;
+    std::mutex mutex;
+    std::map<unsigned, gaudi::pinned_memory> pins;
+
+    [[nodiscard]] bool is_device() const { return key.kind == memory_key::device; }
+};
+
+// One for all devices: UCX keeps one provider of DMA-BUFs per memory type.
+struct uct_gaudi_copy_md_t {
+    uct_md_t super;
+    uct_gaudi_module* module;
+    ucs_ternary_auto_value_t dmabuf;
+    gaudi::device_choice choice;
+    std::size_t heap_chunk;
+    gaudi::copy_options copies;
+    bool statistics;
+    std::mutex mutex;
+    std::vector<std::shared_ptr<gaudi::device>> attached; // SynapseAI's, kept known while this domain lives
+    // Opened for allocations, and open until this domain is closed: a NIC's cached registrations keep a
+    // device busy, so that opening it again might fail.
+    std::map<unsigned, std::shared_ptr<gaudi::device>> opened;
+};
+
+inline uct_gaudi_copy_md_t& copy_md(uct_md_h md) {
+    return *reinterpret_cast<uct_gaudi_copy_md_t*>(md);
+}
+
+// Settings and functions of the component, for registering it with UCX.
+void fill_copy_component(uct_gaudi_module& module);
+
+// For the transport: is this device memory, and may this key reach it?
+struct located {
+    bool device = false;
+    unsigned index = 0;
+};
+[[nodiscard]] located locate(std::uint64_t address);
+// UCS_OK, or why `key` does not open [address, address + length).
+[[nodiscard]] ucs_status_t check_key(uct_gaudi_module& module, uct_rkey_t key, std::uint64_t address,
+                                     std::size_t length);
+
+} // namespace gaudi_ucx

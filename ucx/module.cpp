@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Where UCX enters: it calls ucs_module_global_init after it has loaded this file from UCX_PLUGIN_PATH.
+#include "ucx/base/module.hpp"
+#include "ucx/copy/copy_iface.hpp"
+#include "ucx/copy/copy_md.hpp"
+
+#include <cstring>
+
+using namespace gaudi_ucx;
+
+namespace {
+
+ucs_status_t enter(const void* caller) {
+    auto module = std::make_unique<uct_gaudi_module>();
+    for (auto& device : module->sys_devices)
+        device = UCS_SYS_DEVICE_ID_UNKNOWN;
+    std::string why_not;
+    const bool usable = module->ucx.find(caller, why_not);
+    // Asked for by a call: the options themselves may have been copied into the program by its linker.
+    module->log.log_level = UCS_LOG_LEVEL_WARN;
+    char level[32] = {};
+    if (module->ucx.ucs_global_opts_get_value != nullptr &&
+        module->ucx.ucs_global_opts_get_value("LOG_LEVEL", level, sizeof(level)) == UCS_OK)
+        (void)module->set_log_level(level);
+    std::strcpy(module->log.name, "GAUDI");
+    module->log.file_filter = "*";
+    if (!usable) {
+        if (module->ucx.ucs_log_dispatch != nullptr)
+            gaudi_log(*module, WARN, "libuct_gaudi is not used: {}", why_not);
+        return UCS_ERR_UNSUPPORTED;
+    }
+    fill_copy_component(*module);
+    fill_copy_tl(*module);
+    auto& stays = *module.release();
+    stays.ucx.uct_component_register(&stays.copy_component);
+    stays.ucx.uct_tl_register(&stays.copy_component, &stays.copy_tl);
+    gaudi_log(stays, DEBUG, "libuct_gaudi serves UCX {}", stays.ucx.version);
+    return UCS_OK;
+}
+
+} // namespace
+
+extern "C" __attribute__((visibility("default"))) ucs_status_t ucs_module_global_init(void) {
+    const void* caller = __builtin_return_address(0);
+    return guarded([&] { return enter(caller); });
+}
