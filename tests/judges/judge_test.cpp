@@ -120,6 +120,7 @@ INSTANTIATE_TEST_SUITE_P(
 #ifdef UCX_PREFIX
 class ucx : public pair_of {
 protected:
+    ucx() { hurry_ucx(); }
     void expect_ucx(const std::string& environment, const std::string& test) {
         const auto program = fmt::format("env {} ucx_perftest", environment);
         expect_both("--ucx " UCX_PREFIX, fmt::format("{} {}", program, test), "-p",

@@ -11,6 +11,7 @@ using namespace testing_support;
 class two_hosts : public judge, public ::testing::WithParamInterface<std::pair<const char*, const char*>> {
 protected:
     void SetUp() override {
+        hurry_ucx();
         near_ = fmt::format("gdn{}", ::getpid());
         far_ = fmt::format("gdf{}", ::getpid());
         if (shell(fmt::format("ip netns add {0} && ip netns exec {0} true", near_)) != 0)

@@ -37,6 +37,12 @@ inline bool listening(unsigned port, const std::string& tables = "/proc/net") {
     return false;
 }
 
+// UCX patches the program's code at its start and waits 0.4 s for other threads to leave it, which there are
+// none of.
+inline void hurry_ucx() {
+    ::setenv("UCX_MEM_MMAP_HOOK_MODE", "reloc", 0);
+}
+
 // Below the range that the kernel takes for connections of its own choice.
 inline unsigned free_port() {
     static unsigned next = static_cast<unsigned>(::getpid());

@@ -17,6 +17,7 @@ const std::string old_ucx = UCX_1_22, new_ucx = UCX_1_23;
 
 class ucx_test : public judge {
 protected:
+    ucx_test() { hurry_ucx(); }
     // The tests make the lab themselves: two Gaudis, one NIC.
     void describe_lab(const std::string& text) {
         std::ofstream(root() / "ucx.lab") << text;
@@ -272,6 +273,35 @@ INSTANTIATE_TEST_SUITE_P(
                       way{"1.23", "ud_v", "-t tag_bw -m gaudi -n 20 -s 65536", ""}),
     name_of_way);
 
+// ---- NIXL ----
+
+class nixl : public ucx_test, public ::testing::WithParamInterface<const char*> {};
+TEST_P(nixl, moves_memory_of_the_library) {
+    const std::string folder = NIXL_FOLDER;
+    const std::vector<std::string> environment = {
+        fmt::format("UCX_TLS={},gaudi_cpy", GetParam()),
+        "NIXL_PLUGIN_DIR=" + folder + "/.nixl_cu12.mesonpy.libs/plugins", "UCX_GAUDI_COPY_STATISTICS=y",
+        "GAUDI_LAB_HCA_REPORT=" + (root() / "report").string()};
+    const std::vector<std::size_t> sizes = {4096, 1 << 20, 256 << 20};
+    const auto done = run(new_ucx,
+                          fmt::format("/usr/bin/python3 {}/tests/ucx/nixl_peers.py {}/nixl_cu12 {} {}",
+                                      SOURCE_FOLDER, folder, LIBGAUDI_DIRECT, fmt::join(sizes, " ")),
+                          environment, 120);
+    EXPECT_EQ(done.status, 0) << done.output;
+    EXPECT_HAS(done.output, "active: ");
+    EXPECT_HAS(done.output, "passive: ");
+    std::uint64_t moved = 0;
+    for (const auto size : sizes)
+        moved += 2 * size; // READ and WRITE
+    const auto counted = ways_of(done);
+    const bool network = std::string_view(GetParam()) == "rc_v";
+    EXPECT_EQ(counted.from_dmabuf, network ? moved : 0);
+    EXPECT_EQ(counted.to_dmabuf, network ? moved : 0);
+    EXPECT_EQ(counted.staged, network ? 0 : 2 * moved);
+}
+INSTANTIATE_TEST_SUITE_P(over, nixl, ::testing::Values("tcp", "rc_v"),
+                         [](const auto& each) { return name_of(each.param); });
+
 // ---- what is refused, and how ----
 
 TEST_F(ucx_test, settings_without_sense_are_named) {
@@ -299,7 +329,8 @@ TEST_F(ucx_test, no_gaudi_a_busy_one_and_a_full_one_are_said) {
     const auto busy = peers(old_ucx, "tcp", "--sizes 8 --rounds 1 --operations tag");
     EXPECT_NE(busy.status, 0);
     EXPECT_HAS(busy.output, "another process has the device open (busy)");
-    const auto large = peers(old_ucx, "tcp", "--here host --sizes 200g --rounds 1 --operations put");
+    describe_lab("gaudis = 2\nhcas = 1\n");
+    const auto large = peers(old_ucx, "tcp", "--sizes 200g --rounds 1 --operations put");
     EXPECT_NE(large.status, 0);
     EXPECT_HAS(large.output, "buffer of 214748364800 bytes");
     describe_lab("gaudis = 0\nhcas = 1\n");
