@@ -90,11 +90,35 @@ INSTANTIATE_TEST_SUITE_P(debian, two_hosts,
                                            std::pair("", "ib_atomic_lat -d vhca0 -F")),
                          name_of_pair);
 #ifdef UCX_PREFIX
+// Every byte, between two Gaudis of two hosts.
+class gaudis_of_two_hosts : public two_hosts {};
+TEST_P(gaudis_of_two_hosts, hold_the_same_data) {
+    const auto [options, transports] = GetParam();
+    const auto program = fmt::format("env UCX_TLS={},gaudi_cpy {} --rounds 1", transports, UCP_PEERS);
+    both_results both;
+    std::thread passive([&] {
+        both.server = run_program(on(far_, "far", options, program + " --listen 10.77.0.2:21001"),
+                                  {"GAUDI_DIRECT_HLTHUNK"});
+    });
+    both.client = run_program(on(near_, "near", options, program + " --connect 10.77.0.2:21001"),
+                              {"GAUDI_DIRECT_HLTHUNK"});
+    passive.join();
+    EXPECT_EQ(both.server.status, 0) << both.server.output;
+    EXPECT_EQ(both.client.status, 0) << both.client.output;
+    EXPECT_NE(both.client.output.find("all right"), std::string::npos);
+}
+INSTANTIATE_TEST_SUITE_P(ucx, gaudis_of_two_hosts,
+                         ::testing::Values(std::pair("--ucx " UCX_PREFIX, "rc_v"),
+                                           std::pair("--ucx " UCX_PREFIX, "ud_v")),
+                         name_of_pair);
+
 INSTANTIATE_TEST_SUITE_P(
     ucx, two_hosts,
     ::testing::Values(
         std::pair("--ucx " UCX_PREFIX, "env UCX_TLS=rc_v ucx_perftest -t tag_bw -n 100 -s 1048576"),
-        std::pair("--ucx " UCX_PREFIX, "env UCX_TLS=ud_v ucx_perftest -t tag_bw -n 100 -s 65536")),
+        std::pair("--ucx " UCX_PREFIX, "env UCX_TLS=ud_v ucx_perftest -t tag_bw -n 100 -s 65536"),
+        std::pair("--ucx " UCX_PREFIX,
+                  "env UCX_TLS=rc_v,gaudi_cpy ucx_perftest -t tag_bw -n 100 -s 1048576 -m gaudi")),
     name_of_pair);
 #endif
 

@@ -5,6 +5,7 @@
 
 #include <CLI/CLI.hpp>
 #include <arpa/inet.h>
+#include <csignal>
 #include <cstring>
 #include <fmt/format.h>
 #include <map>
@@ -35,6 +36,7 @@ struct options {
     bool sleep = false;
     unsigned threads = 1;
     unsigned rounds = 2;
+    unsigned die = 0; // the passive side, in its n-th operation
     std::string listen, connect;
 };
 
@@ -125,7 +127,7 @@ private:
 // One worker, one endpoint to the peer's, and a socket beside them for what UCX is not asked to carry.
 class peer {
 public:
-    peer(ucp_context_h context, int socket, bool active, bool sleeps)
+    peer(ucp_context_h context, int socket, bool active, bool sleeps, bool handles_errors)
         : active_(active), socket_(socket), sleeps_(sleeps) {
         ucp_worker_params_t params{};
         params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
@@ -155,7 +157,7 @@ public:
         ucp_ep_params_t to{};
         to.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE;
         to.address = reinterpret_cast<const ucp_address_t*>(theirs.data());
-        to.err_mode = UCP_ERR_HANDLING_MODE_NONE;
+        to.err_mode = handles_errors ? UCP_ERR_HANDLING_MODE_PEER : UCP_ERR_HANDLING_MODE_NONE;
         check(ucp_ep_create(worker_, &to, &endpoint_), "ucp_ep_create");
     }
     ~peer() { ucp_worker_destroy(worker_); } // an endpoint that was not closed in order goes with it
@@ -271,7 +273,7 @@ ucp_request_param_t with(const memory& used) {
 class campaign {
 public:
     campaign(const options& what, ucp_context_h context, int socket, bool active)
-        : options_(what), context_(context), peer_(context, socket, active, what.sleep) {}
+        : options_(what), context_(context), peer_(context, socket, active, what.sleep, what.die != 0) {}
 
     std::uint64_t run() {
         for (const auto& operation : options_.operations)
@@ -282,6 +284,8 @@ public:
                                                   options_.here, options_.there, round);
                     memory mine(context_, peer_.active() ? options_.here : options_.there, size,
                                 options_.library);
+                    if (!peer_.active() && ++operations_ == options_.die)
+                        ::raise(SIGKILL);
                     one(operation, mine, size, what);
                     bytes_ += size;
                     peer_.meet();
@@ -426,6 +430,7 @@ private:
     peer peer_;
     std::uint64_t seed_ = 0x6a09e667f3bcc908;
     std::uint64_t bytes_ = 0;
+    unsigned operations_ = 0;
 };
 
 // One side: a context, and a worker for each thread.
@@ -506,6 +511,7 @@ int main(int argc, char** argv) try {
     app.add_flag("--sleep", what.sleep);
     app.add_option("--threads", what.threads);
     app.add_option("--rounds", what.rounds);
+    app.add_option("--die", what.die, "the passive side is killed in its n-th operation; errors are handled");
     app.add_option("--listen", what.listen, "HOST:PORT; this process is the passive side");
     app.add_option("--connect", what.connect, "HOST:PORT; this process is the active side");
     CLI11_PARSE(app, argc, argv);

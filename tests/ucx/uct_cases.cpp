@@ -438,6 +438,39 @@ std::size_t descriptors() {
     return static_cast<std::size_t>(std::distance(begin(all), end(all)));
 }
 
+// Runs alone, with a fault script: the third submission resets the device.
+TEST(uct_reset, copies_under_a_reset_fail_and_the_rest_at_once) {
+    memory_domain domain("gaudi_copy", "gaudi_copy");
+    copier copies(domain);
+    const allocated memory(domain, 1 << 20);
+    auto out = numbered(1 << 20, 1);
+    ucs_status_t last = UCS_OK;
+    for (int tries = 0; tries < 10 && last == UCS_OK; ++tries)
+        last = complete(copies, true, out.data(), out.size(), memory.number());
+    EXPECT_EQ(last, UCS_ERR_IO_ERROR);
+    const auto begin = std::chrono::steady_clock::now();
+    uint64_t word = 1;
+    EXPECT_EQ(uct_ep_put_short(copies.ep, &word, 8, memory.number(), UCT_INVALID_RKEY), UCS_ERR_IO_ERROR);
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(1));
+}
+
+TEST(uct_life, counters_and_devices_are_files_of_vfs) {
+    memory_domain domain("gaudi_copy", "gaudi_copy");
+    const allocated memory(domain, 65536);
+    const auto shown = [](const char* name) {
+        ucs_string_buffer_t text;
+        ucs_string_buffer_init(&text);
+        const auto path = std::string("/uct/component/gaudi_copy/memory_domain/gaudi_copy/") + name;
+        EXPECT_EQ(ucs_vfs_path_read_file(path.c_str(), &text), UCS_OK) << path;
+        const std::string copied = ucs_string_buffer_cstr(&text);
+        ucs_string_buffer_cleanup(&text);
+        return copied;
+    };
+    EXPECT_NE(shown("counters").find("gaudi_copy: "), std::string::npos);
+    EXPECT_NE(shown("devices").find("65536 bytes in 1 buffers, 1 chunks"), std::string::npos)
+        << shown("devices");
+}
+
 TEST(uct_life, a_hundred_openings_leave_nothing) {
     std::size_t before = 0;
     for (int round = 0; round < 100; ++round) {

@@ -304,6 +304,39 @@ INSTANTIATE_TEST_SUITE_P(over, nixl, ::testing::Values("tcp", "rc_v"),
 
 // ---- what is refused, and how ----
 
+TEST_F(ucx_test, an_unknown_version_is_declined_and_ucx_works_on) {
+    const auto shown = run(new_ucx, "env LD_PRELOAD=" OTHER_VERSION " ucx_info -d");
+    EXPECT_EQ(shown.status, 0);
+    EXPECT_HAS(shown.output, "libuct_gaudi is not used: UCX 1.99.0");
+    EXPECT_HAS(shown.output, "known are 1.22 and 1.23");
+    EXPECT_HAS(shown.output, "# Memory domain: self");
+    EXPECT_HAS_NOT(shown.output, "Memory domain: gaudi_copy");
+}
+
+TEST_F(ucx_test, two_ucx_in_one_process_share_the_devices) {
+    // UCX's default: two of them that patch relocations instead patch each other's, with any plugin or none.
+    const auto shown =
+        run(new_ucx, fmt::format("{} {}/lib/libucp.so.0 {}/lib/libucp.so.0", TWO_UCX, old_ucx, new_ucx),
+            {"UCX_MEM_MMAP_HOOK_MODE=bistro"});
+    EXPECT_EQ(shown.status, 0) << shown.output;
+    EXPECT_HAS(shown.output, "UCX 1.22.0\nUCX 1.23.0\n");
+    EXPECT_HAS(shown.output, "both right");
+    EXPECT_HAS_NOT(shown.output, "ERROR");
+}
+
+TEST_F(ucx_test, a_killed_peer_is_an_error_at_the_endpoint) {
+    for (const auto* transports : {"tcp", "rc_v"}) {
+        const auto left = peers(new_ucx, transports, "--sizes 1m --rounds 5 --operations put,get --die 4");
+        EXPECT_EQ(left.status, 1) << left.output;
+        EXPECT_HAS(left.output, "passive: ended by signal 9");
+        EXPECT_TRUE(std::regex_search(
+            left.output,
+            std::regex("active: (ucp_\\w+: (Connection reset by remote peer|Endpoint timeout|"
+                       "Endpoint is not connected|Input/output error|Request canceled)|the peer is gone)")))
+            << left.output;
+    }
+}
+
 TEST_F(ucx_test, settings_without_sense_are_named) {
     struct bad {
         const char* setting;

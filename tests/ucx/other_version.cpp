@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Stands before libucp and says that this is a UCX of tomorrow.
+#include <ucs/type/status.h>
+
+extern "C" __attribute__((visibility("default"))) void ucp_get_version(unsigned* major, unsigned* minor,
+                                                                       unsigned* release) {
+    *major = 1;
+    *minor = 99;
+    *release = 0;
+}
+
+// Something of libucs, so that this library belongs to one as libucp does.
+extern "C" __attribute__((visibility("default"))) const char* other_version_status() {
+    return ucs_status_string(UCS_OK);
+}
