@@ -20,8 +20,8 @@ build-%:
 	@[ -f build/$*/build.ninja ] || { echo "building preset $*: a minute or two the first time"; cmake --preset $* >/dev/null; }
 	@cmake --build build/$* -- --quiet
 
-demo: release ## two virtual Gaudis: copy across, then RDMA between two hosts, every byte checked
-	@$(TEST_ENV) examples/demo.sh build/release/bin
+demo: release ## two virtual Gaudis: copy across, RDMA between two hosts with every byte checked, ucx_perftest -m gaudi
+	@$(TEST_ENV) examples/demo.sh build/release/bin .deps/ucx/1.23.0
 
 test: setup ucx format-check build-release build-asan ## what CI runs: format, headers, warnings, all tests, the fast ones under ASan and UBSan
 	@$(TEST_ENV) cd build/release && $(CTEST) -LE full
