@@ -35,12 +35,14 @@ test-full: test build-tsan build-clang ## also the slow campaigns, the thread sa
 $(LABELS:%=test-%): test-%: setup ucx build-release ## the tests of one label
 	@$(TEST_ENV) cd build/release && $(CTEST) -L '^$*$$'
 
-bench: setup ## measure; a table with the limit of the same run beside each figure
+bench: setup ucx ## measure; a table with the limit of the same run beside each figure
 	@.ci/setup bench
 	@cmake --preset release -DGAUDI_DIRECT_BENCH=ON >/dev/null && cmake --build build/release -- --quiet
 	@build/release/bin/gaudi-direct lab run --lab bench --gaudis 1 --generation gaudi2 -- build/release/bin/bench_device_layer; \
 	 status=$$?; build/release/bin/gaudi-direct lab clean bench; exit $$status
 	@build/release/bin/gaudi-direct lab run --lab bench --gaudis 2 --generation gaudi2 -- build/release/bin/bench_connections; \
+	 status=$$?; build/release/bin/gaudi-direct lab clean bench; exit $$status
+	@build/release/bin/gaudi-direct lab run --lab bench --gaudis 2 --generation gaudi2 --hcas 1 --ucx .deps/ucx/1.23.0 -- build/release/bin/bench_ucx; \
 	 status=$$?; build/release/bin/gaudi-direct lab clean bench; exit $$status
 	@GAUDI_DIRECT_TOOL=$(CURDIR)/build/release/bin/gaudi-direct build/release/bin/gaudi-direct lab run --lab bench --gaudis 2 --generation gaudi2 -- build/release/bin/bench_hca; \
 	 status=$$?; for lab in bench bench-near bench-far; do build/release/bin/gaudi-direct lab clean $$lab; done; exit $$status

@@ -63,6 +63,10 @@ result<local_region> nic::region(device& card, const device_buffer& buffer, way_
     return region;
 }
 
+result<local_region> nic::region(device& card, device_address address, std::uint64_t length) {
+    return cache_->of(*card.heap().core(), address, length);
+}
+
 result<local_region> nic::region(std::span<std::byte> memory) {
     return cache_->of(memory);
 }

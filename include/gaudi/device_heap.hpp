@@ -76,6 +76,8 @@ public:
     void trim();
     [[nodiscard]] heap_statistics statistics() const;
 
+    [[nodiscard]] const std::shared_ptr<heap_core>& core() const { return core_; }
+
 private:
     std::shared_ptr<heap_core> core_;
 };

@@ -12,6 +12,8 @@
 #include <gaudi/device_info.hpp>
 #include <gaudi/dmabuf.hpp>
 #include <gaudi/error.hpp>
+#include <gaudi/loopback.hpp>
+#include <gaudi/memory_observer.hpp>
 #include <gaudi/nic.hpp>
 #include <gaudi/region.hpp>
 #include <gaudi/version.hpp>

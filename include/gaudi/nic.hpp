@@ -73,6 +73,8 @@ public:
     // reason, or a staged region.
     [[nodiscard]] result<local_region> region(device& card, const device_buffer& buffer,
                                               way_policy policy = way_policy::prefer_zero_copy);
+    // A range of one live buffer by its address; zero-copy or an error.
+    [[nodiscard]] result<local_region> region(device& card, device_address address, std::uint64_t length);
     // Host memory. Registrations are shared while somebody holds one and end with the last: nothing tells a
     // library that memory was unmapped, so that none is kept beyond.
     [[nodiscard]] result<local_region> region(std::span<std::byte> memory);

@@ -195,12 +195,27 @@ result<dmabuf_export> heap_core::dmabuf(device_address address, std::uint64_t le
     return dmabuf_export{home->dmabuf.get(), offset, address, length};
 }
 
+result<chunk_view> heap_core::view_of(chunk& which) {
+    if (auto exported = export_chunk(which); !exported)
+        return tl::unexpected(exported.error());
+    return chunk_view{which.serial, {which.dmabuf.get(), 0, which.memory.address(), which.memory.size()}};
+}
+
 result<chunk_view> heap_core::chunk_of(const block* of) {
     const std::lock_guard guard(mutex_);
-    auto* home = static_cast<chunk*>(of->owner);
-    if (auto exported = export_chunk(*home); !exported)
-        return tl::unexpected(exported.error());
-    return chunk_view{home->serial, {home->dmabuf.get(), 0, home->memory.address(), home->memory.size()}};
+    return view_of(*static_cast<chunk*>(of->owner));
+}
+
+result<chunk_view> heap_core::chunk_at(device_address address, std::uint64_t length) {
+    const std::lock_guard guard(mutex_);
+    const auto known = map_.find(address, length);
+    if (!known)
+        return tl::unexpected(known.error());
+    if (known->device_index != device_->who().index)
+        return tl::unexpected(
+            error(errc::wrong_device, fmt::format("{} bytes at {:#x} are not memory of {}", length,
+                                                  address.value(), device_->who().bus_id)));
+    return view_of(*static_cast<chunk*>(reinterpret_cast<block*>(known->tag)->owner));
 }
 
 void heap_core::set_chunk(std::uint64_t bytes) {

@@ -52,6 +52,8 @@ public:
     result<dmabuf_export> dmabuf(device_address address, std::uint64_t length);
     // The chunk that a buffer lies in, exported.
     result<chunk_view> chunk_of(const block* of);
+    // The same by address: a range of one live buffer.
+    result<chunk_view> chunk_at(device_address address, std::uint64_t length);
     void observe(const std::shared_ptr<chunk_observer>& observer);
     void set_chunk(std::uint64_t bytes);
     void trim();
@@ -71,6 +73,7 @@ private:
 
     result<chunk*> new_chunk(std::uint64_t at_least);
     result<void> export_chunk(chunk& which);
+    result<chunk_view> view_of(chunk& which);
     void announce(const chunk& leaving);
     bool give_back(std::list<chunk>::iterator position);
     void free_locked(block* returned);

@@ -90,26 +90,41 @@ result<local_region> registration_cache::of(const device_buffer& buffer) {
     const auto chunk = heap.chunk_of(static_cast<const heap_core::block*>(buffer.block_));
     if (!chunk)
         return tl::unexpected(chunk.error());
-    const auto address = buffer.address().value();
+    return of_chunk(heap, *chunk, buffer.address().value(), buffer.size());
+}
+
+result<local_region> registration_cache::of(heap_core& heap, device_address address, std::uint64_t length) {
+    if (!card_->ours())
+        return tl::unexpected(card_->forked_error());
+    if (heap.device().lost())
+        return tl::unexpected(heap.device().lost_error("registration of memory"));
+    const auto chunk = heap.chunk_at(address, length);
+    if (!chunk)
+        return tl::unexpected(chunk.error());
+    return of_chunk(heap, *chunk, address.value(), length);
+}
+
+result<local_region> registration_cache::of_chunk(heap_core& heap, const chunk_view& chunk,
+                                                  std::uint64_t address, std::uint64_t length) {
     {
         const std::lock_guard guard(mutex_);
-        if (const auto found = chunks_.find(chunk->serial); found != chunks_.end()) {
+        if (const auto found = chunks_.find(chunk.serial); found != chunks_.end()) {
             ++counts_.hits;
             found->second.last_use = ++uses_;
-            return lease(found->second.what, address, buffer.size(), memory_way::zero_copy);
+            return lease(found->second.what, address, length, memory_way::zero_copy);
         }
     }
     heap.observe(shared_from_this()); // not under our lock: the heap calls us under its own
     const std::lock_guard guard(mutex_);
-    auto found = chunks_.find(chunk->serial);
+    auto found = chunks_.find(chunk.serial);
     if (found == chunks_.end()) {
-        auto what = add(chunk->whole.length, [&] { return card_->register_dmabuf(chunk->whole); });
+        auto what = add(chunk.whole.length, [&] { return card_->register_dmabuf(chunk.whole); });
         if (!what)
             return tl::unexpected(what.error());
-        found = chunks_.emplace(chunk->serial, kept{std::move(*what)}).first;
+        found = chunks_.emplace(chunk.serial, kept{std::move(*what)}).first;
     }
     found->second.last_use = ++uses_;
-    return lease(found->second.what, address, buffer.size(), memory_way::zero_copy);
+    return lease(found->second.what, address, length, memory_way::zero_copy);
 }
 
 result<local_region> registration_cache::of(std::span<std::byte> memory) {

@@ -38,6 +38,7 @@ public:
         : card_(std::move(card)), limits_(limits) {}
 
     result<local_region> of(const device_buffer& buffer);
+    result<local_region> of(heap_core& heap, device_address address, std::uint64_t length);
     result<local_region> of(std::span<std::byte> memory);
     [[nodiscard]] registration_statistics statistics();
     void trim();
@@ -50,6 +51,8 @@ private:
     };
     using host_range = std::pair<const std::byte*, std::size_t>;
 
+    result<local_region> of_chunk(heap_core& heap, const chunk_view& chunk, std::uint64_t address,
+                                  std::uint64_t length);
     static local_region lease(std::shared_ptr<const registration> what, std::uint64_t address,
                               std::uint64_t length, memory_way way);
     // With the mutex held.

@@ -11,6 +11,7 @@
 #include <map>
 #include <netinet/in.h>
 #include <poll.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <thread>
@@ -529,6 +530,8 @@ int main(int argc, char** argv) try {
         theirs.push_back(pair[1]);
     }
     const auto child = ::fork(); // before either has touched UCX
+    if (child == 0)
+        ::prctl(PR_SET_PDEATHSIG, SIGKILL); // a parent that is ended for its slowness leaves nobody behind
     for (const int other : child == 0 ? mine : theirs)
         ::close(other);
     const int status = side(what, child == 0 ? theirs : mine, child != 0);

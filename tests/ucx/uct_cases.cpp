@@ -11,6 +11,7 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <filesystem>
+#include <gtest/gtest.h>
 #include <optional>
 #include <poll.h>
 #include <thread>

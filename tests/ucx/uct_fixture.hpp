@@ -5,7 +5,6 @@
 #include "ucx/abi/uct_private.h"
 
 #include <cstring>
-#include <gtest/gtest.h>
 #include <stdexcept>
 #include <string>
 #include <ucs/async/async_fwd.h>

@@ -21,6 +21,7 @@ struct uct_gaudi_counters {
     std::atomic<std::uint64_t> registrations{0};
     std::atomic<std::uint64_t> exports{0}; // DMA-BUF descriptors handed out
     std::atomic<std::uint64_t> short_bytes{0}, bcopy_bytes{0}, zcopy_bytes{0}; // copied by the engines
+    std::atomic<std::uint64_t> loopback_bytes{0};                              // of these, by a NIC
     std::atomic<std::uint64_t> frees_announced{0};
 };
 

@@ -39,6 +39,26 @@ gaudi::result<gaudi::across_report> across(unsigned to_index, std::uint64_t to, 
                               gaudi::device_address(from), length);
 }
 
+// A small copy between host and device through a NIC. False: it was not possible, the engine shall do it, and
+// say why not.
+bool by_nic(uct_gaudi_copy_iface_t& iface, const located& target, std::uint64_t to, std::uint64_t from,
+            std::size_t length) {
+    const auto index = target.device ? target.index : locate(from).index;
+    const auto device = gaudi::find_open_device(index);
+    auto* loop = device && !device->attached() ? loop_of(iface, *device, index) : nullptr;
+    if (loop == nullptr)
+        return false;
+    const auto done = target.device
+                          ? loop->write(*device, gaudi::device_address(to), {host_pointer(from), length})
+                          : loop->read(*device, {host_pointer(to), length}, gaudi::device_address(from));
+    if (!done) {
+        gaudi_log(iface.module(), DEBUG, "small copy through a NIC: {}", done.error().message());
+        return false;
+    }
+    iface.module().counters.loopback_bytes.fetch_add(length, std::memory_order_relaxed);
+    return true;
+}
+
 started start(uct_gaudi_copy_iface_t& iface, std::uint64_t to, std::uint64_t from, std::size_t length) {
     if (length == 0)
         return {UCS_OK, {}};
@@ -56,6 +76,9 @@ started start(uct_gaudi_copy_iface_t& iface, std::uint64_t to, std::uint64_t fro
         const auto report = across(target.index, to, source.index, from, length);
         return report ? started{UCS_OK, {}} : refused(iface, report.error(), to, from, length);
     }
+    if (target.device != source.device && length <= iface.md().nic_max &&
+        by_nic(iface, target, to, from, length))
+        return {UCS_OK, {}};
     auto engine = engine_of(iface, target.device ? target.index : source.index);
     if (!engine)
         return refused(iface, engine.error(), to, from, length);

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "ucx/copy/copy_iface.hpp"
 
+#include <gaudi/nic.hpp>
+
 #include "ucx/base/settings.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <sys/epoll.h>
 #include <sys/random.h>
@@ -73,12 +76,21 @@ double bandwidth_of(const uct_gaudi_copy_iface_config_t& config, const uct_perf_
     return from == UCS_MEMORY_TYPE_GAUDI ? config.from_device : config.to_device;
 }
 
+// Whether a NIC would carry the operation out.
+bool small_by_nic(uct_gaudi_copy_iface_t& iface, const uct_perf_attr_t& attr) {
+    if (!iface.nic_there || (attr.field_mask & UCT_PERF_ATTR_FIELD_OPERATION) == 0)
+        return false;
+    return attr.operation == UCT_EP_OP_PUT_SHORT || attr.operation == UCT_EP_OP_GET_SHORT ||
+           attr.operation == UCT_EP_OP_PUT_BCOPY || attr.operation == UCT_EP_OP_GET_BCOPY;
+}
+
 ucs_status_t uct_gaudi_copy_estimate_perf(uct_iface_h tl_iface, uct_perf_attr_t* attr) {
-    const auto& config = copy_iface(tl_iface).config;
+    auto& iface = copy_iface(tl_iface);
+    const auto& config = iface.config;
     const auto mask = attr->field_mask;
     const uct_ppn_bandwidth_t bandwidth{0, bandwidth_of(config, *attr)};
     if ((mask & UCT_PERF_ATTR_FIELD_SEND_PRE_OVERHEAD) != 0)
-        attr->send_pre_overhead = config.overhead;
+        attr->send_pre_overhead = small_by_nic(iface, *attr) ? 0 : config.overhead;
     if ((mask & UCT_PERF_ATTR_FIELD_SEND_POST_OVERHEAD) != 0)
         attr->send_post_overhead = 0;
     if ((mask & UCT_PERF_ATTR_FIELD_RECV_OVERHEAD) != 0)
@@ -88,7 +100,7 @@ ucs_status_t uct_gaudi_copy_estimate_perf(uct_iface_h tl_iface, uct_perf_attr_t*
     if ((mask & UCT_PERF_ATTR_FIELD_PATH_BANDWIDTH) != 0)
         attr->path_bandwidth = bandwidth;
     if ((mask & UCT_PERF_ATTR_FIELD_LATENCY) != 0)
-        attr->latency = {config.latency, 0};
+        attr->latency = {small_by_nic(iface, *attr) ? config.nic_latency : config.latency, 0};
     if ((mask & UCT_PERF_ATTR_FIELD_MAX_INFLIGHT_EPS) != 0)
         attr->max_inflight_eps = SIZE_MAX;
     if ((mask & UCT_PERF_ATTR_FIELD_FLAGS) != 0)
@@ -262,6 +274,16 @@ std::string wrong_with(const uct_gaudi_copy_iface_config_t& config) {
     return {};
 }
 
+// Whether some NIC could reach device memory; asked once.
+bool any_nic() {
+    static const bool found = [] {
+        const auto all = gaudi::list_nics();
+        return all && std::any_of(all->begin(), all->end(),
+                                  [](const auto& each) { return each.active && each.dmabuf; });
+    }();
+    return found;
+}
+
 ucs_status_t uct_gaudi_copy_iface_open(uct_md_h md, uct_worker_h worker, const uct_iface_params_t* params,
                                        const uct_iface_config_t* tl_config, uct_iface_h* iface_p) {
     return guarded([&]() -> ucs_status_t {
@@ -281,6 +303,7 @@ ucs_status_t uct_gaudi_copy_iface_open(uct_md_h md, uct_worker_h worker, const u
             return status;
         }
         made->config = config;
+        made->nic_there = copy_md(md).nic_max != 0 && any_nic();
         if (::getrandom(&made->id, sizeof(made->id), GRND_NONBLOCK) != sizeof(made->id))
             made->id = reinterpret_cast<std::uintptr_t>(made.get()) ^ static_cast<uint64_t>(::getpid()) << 48;
         *iface_p = &made.release()->super.super;
@@ -312,11 +335,30 @@ ucs_config_field_t* iface_settings(const ucx_api& ucx) {
         {"BW_WITHIN", "13000MBs", "Bandwidth of copies within a device.", offsetof(config, within),
          type.bandwidth()},
         {"LATENCY", "60us", "Time that a copy of a few bytes takes.", offsetof(config, latency), type.time()},
+        {"NIC_LATENCY", "1us", "The same where a NIC in loopback copies small pieces.",
+         offsetof(config, nic_latency), type.time()},
         {"OVERHEAD", "2us", "CPU time that starting a copy takes.", offsetof(config, overhead), type.time()},
         {nullptr, nullptr, nullptr, 0, {}}};
 }
 
 } // namespace
+
+gaudi::loopback* loop_of(uct_gaudi_copy_iface_t& iface, gaudi::device& device, unsigned device_index) {
+    if (!iface.nic_there)
+        return nullptr;
+    auto [known, fresh] = iface.loops.try_emplace(device_index);
+    if (fresh) {
+        gaudi::nic_choice choice;
+        choice.near_to = device.info();
+        auto nic = gaudi::open_nic(choice);
+        auto made = nic ? gaudi::loopback::make(*nic) : tl::unexpected(nic.error());
+        if (made)
+            known->second = std::move(*made);
+        else
+            gaudi_log(iface.module(), DEBUG, "no small copies through a NIC: {}", made.error().message());
+    }
+    return known->second ? &*known->second : nullptr;
+}
 
 gaudi::result<gaudi::copy_engine> engine_of(uct_gaudi_copy_iface_t& iface, unsigned device_index) {
     const auto device = gaudi::find_open_device(device_index);

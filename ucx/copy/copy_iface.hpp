@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <gaudi/loopback.hpp>
+
 #include "ucx/copy/copy_md.hpp"
 
 #include <deque>
@@ -15,6 +17,7 @@ struct uct_gaudi_copy_iface_config_t {
     size_t max_short, max_bcopy, max_zcopy;
     double to_device, from_device, within; // bytes per second
     double latency;                        // seconds, one small copy
+    double nic_latency;                    // the same through a NIC
     double overhead;                       // seconds of CPU to start one
 };
 
@@ -42,6 +45,9 @@ struct uct_gaudi_copy_iface_t {
     bool fenced = false; // the next copy waits for those before it
 
     std::map<unsigned, gaudi::copy_engine> engines;
+    // For small copies, by device; empty where it was tried in vain.
+    std::map<unsigned, std::optional<gaudi::loopback>> loops;
+    bool nic_there = false;        // one that might do it
     std::vector<std::byte> bounce; // for bcopy
     int event_fd = -1;             // an epoll set over the engines' event descriptors
 
@@ -63,6 +69,9 @@ void fill_copy_ep_ops(uct_iface_ops_t& ops);
 // Waits for every copy that runs. UCS_OK, or the first failure.
 ucs_status_t drain(uct_gaudi_copy_iface_t& iface);
 unsigned progress(uct_gaudi_copy_iface_t& iface);
+// The NIC's way for small copies of a device, or none.
+[[nodiscard]] gaudi::loopback* loop_of(uct_gaudi_copy_iface_t& iface, gaudi::device& device,
+                                       unsigned device_index);
 [[nodiscard]] gaudi::result<gaudi::copy_engine> engine_of(uct_gaudi_copy_iface_t& iface,
                                                           unsigned device_index);
 ucs_status_t flush(uct_gaudi_copy_iface_t& iface, uct_completion_t* comp);

@@ -65,7 +65,8 @@ ucs_status_t uct_gaudi_copy_md_query(uct_md_h tl_md, uct_md_attr_v2_t* attr) {
     const auto& md = copy_md(tl_md);
     md.module->ucx.uct_md_base_md_query(attr);
     constexpr std::uint64_t gaudi_type = 1ULL << UCS_MEMORY_TYPE_GAUDI, host = 1ULL << UCS_MEMORY_TYPE_HOST;
-    attr->flags = UCT_MD_FLAG_ALLOC | UCT_MD_FLAG_REG;
+    attr->flags = UCT_MD_FLAG_ALLOC | UCT_MD_FLAG_REG |
+                  UCT_MD_FLAG_NEED_MEMH; // staging buffers come registered, and stay pinned
     attr->reg_mem_types = host | gaudi_type;
     attr->access_mem_types = host | gaudi_type; // without host, no worker finds a way across memory types
     attr->alloc_mem_types = gaudi_type;
@@ -351,6 +352,7 @@ std::string apply(uct_gaudi_copy_md_t& md, const uct_gaudi_copy_md_config_t& con
     md.dmabuf = static_cast<ucs_ternary_auto_value_t>(config.dmabuf);
     md.copies.queues = config.queues;
     md.statistics = config.statistics != 0;
+    md.nic_max = md.dmabuf != UCS_NO ? config.nic_max : 0; // it takes one
     return {};
 }
 
@@ -358,10 +360,10 @@ std::string statistics_line(const uct_gaudi_module& module) {
     const auto& counted = module.counters;
     return fmt::format("gaudi_copy: {} allocations, {} bytes; {} registrations; {} DMA-BUFs given; copied {} "
                        "bytes short, {} "
-                       "bcopy, {} zcopy; {} frees announced",
+                       "bcopy, {} zcopy, {} of them by a NIC in loopback; {} frees announced",
                        counted.allocations.load(), counted.allocated_bytes.load(),
                        counted.registrations.load(), counted.exports.load(), counted.short_bytes.load(),
-                       counted.bcopy_bytes.load(), counted.zcopy_bytes.load(),
+                       counted.bcopy_bytes.load(), counted.zcopy_bytes.load(), counted.loopback_bytes.load(),
                        counted.frees_announced.load());
 }
 
@@ -480,6 +482,11 @@ ucs_config_field_t* md_settings(const ucx_api& ucx) {
          offsetof(config, queues), type.unsigned_number()},
         {"LOG_LEVEL", "", "Log level of this component alone; empty: as UCX_LOG_LEVEL.",
          offsetof(config, log_level), type.string()},
+        {"NIC_MAX", "32k",
+         "Largest copy between host and device that goes through the nearest NIC in loopback, if it "
+         "registers\n"
+         "DMA-BUFs: a few bytes take a fraction of the time that the device's engines need. 0: none.",
+         offsetof(config, nic_max), type.bytes()},
         {"STATISTICS", "n", "Print what was allocated, exported and copied when a memory domain is closed.",
          offsetof(config, statistics), type.boolean()},
         {nullptr, nullptr, nullptr, 0, {}}};

@@ -21,6 +21,7 @@ struct uct_gaudi_copy_md_config_t {
     unsigned queues;
     char* log_level;
     int statistics;
+    size_t nic_max;
 };
 
 // Memory that was registered, allocated, or both. Host memory is pinned for an engine when it is first used
@@ -44,6 +45,7 @@ struct uct_gaudi_copy_md_t {
     std::size_t heap_chunk;
     gaudi::copy_options copies;
     bool statistics;
+    std::size_t nic_max; // largest copy that goes through a NIC in loopback, where there is one
     std::mutex mutex;
     std::vector<std::shared_ptr<gaudi::device>> attached; // SynapseAI's, kept known while this domain lives
     // Opened for allocations, and open until this domain is closed: a NIC's cached registrations keep a
