@@ -34,12 +34,8 @@ gaudi_status guarded(F&& body) noexcept {
     try {
         last_error.clear();
         return body();
-    } catch (const std::exception& thrown) {
-        try {
-            last_error = thrown.what();
-        } catch (...) {
-            last_error.clear();
-        }
+    } catch (...) { // memory is short: nothing else here throws
+        last_error.clear();
         return GAUDI_EXHAUSTED;
     }
 }
@@ -62,11 +58,21 @@ gaudi_status finish(gaudi::result<gaudi::copy_ticket> started) {
     return done ? GAUDI_OK : failed(done.error());
 }
 
+// Pointers that a call cannot do without.
+template <typename... Pointer>
+bool all_there(Pointer... pointer) {
+    return (... && (pointer != nullptr));
+}
+
+gaudi_status null_pointer() {
+    return refused("a null pointer where a device or a place for the result was expected");
+}
+
 template <typename Copy>
-gaudi_status with_engine(gaudi_device* device, Copy&& copy) {
+gaudi_status with_engine(gaudi_device* device, const void* memory, Copy&& copy) {
     return guarded([&]() -> gaudi_status {
-        if (device == nullptr)
-            return refused("no device");
+        if (!all_there(device, memory))
+            return null_pointer();
         auto engine = device->open->copies();
         return engine ? finish(copy(*engine)) : failed(engine.error());
     });
@@ -76,6 +82,8 @@ gaudi_status with_engine(gaudi_device* device, Copy&& copy) {
 
 gaudi_status gaudi_device_count(uint32_t* count) {
     return guarded([&]() -> gaudi_status {
+        if (!all_there(count))
+            return null_pointer();
         const auto all = gaudi::list_devices();
         if (!all)
             return failed(all.error());
@@ -86,6 +94,8 @@ gaudi_status gaudi_device_count(uint32_t* count) {
 
 gaudi_status gaudi_open(const char* which, gaudi_device** device) {
     return guarded([&]() -> gaudi_status {
+        if (!all_there(device))
+            return null_pointer();
         const auto choice = gaudi::parse_device_choice(which != nullptr ? which : "");
         if (!choice)
             return refused(fmt::format("device '{}': use auto, an index, a bus id, or module:<id>", which));
@@ -103,6 +113,8 @@ void gaudi_close(gaudi_device* device) {
 
 gaudi_status gaudi_query_device(gaudi_device* device, gaudi_device_info* info) {
     return guarded([&]() -> gaudi_status {
+        if (!all_there(device, info))
+            return null_pointer();
         const auto known = device->open->info();
         gaudi_device_info made{};
         made.index = known.index;
@@ -118,6 +130,8 @@ gaudi_status gaudi_query_device(gaudi_device* device, gaudi_device_info* info) {
 
 gaudi_status gaudi_allocate(gaudi_device* device, uint64_t size, uint64_t* address) {
     return guarded([&]() -> gaudi_status {
+        if (!all_there(device, address))
+            return null_pointer();
         auto buffer = device->open->heap().allocate(size);
         if (!buffer)
             return failed(buffer.error());
@@ -128,6 +142,8 @@ gaudi_status gaudi_allocate(gaudi_device* device, uint64_t size, uint64_t* addre
 
 gaudi_status gaudi_free(gaudi_device* device, uint64_t address) {
     return guarded([&]() -> gaudi_status {
+        if (!all_there(device))
+            return null_pointer();
         const auto freed = device->open->heap().free(gaudi::device_address(address));
         return freed ? GAUDI_OK : failed(freed.error());
     });
@@ -135,6 +151,8 @@ gaudi_status gaudi_free(gaudi_device* device, uint64_t address) {
 
 gaudi_status gaudi_query_memory(uint64_t address, gaudi_memory_info* info) {
     return guarded([&]() -> gaudi_status {
+        if (!all_there(info))
+            return null_pointer();
         const auto found = gaudi::known_memory().find(gaudi::device_address(address), 1);
         if (!found)
             return failed(found.error());
@@ -148,25 +166,27 @@ gaudi_status gaudi_query_memory(uint64_t address, gaudi_memory_info* info) {
 }
 
 gaudi_status gaudi_copy_in(gaudi_device* device, uint64_t to, const void* from, uint64_t size) {
-    return with_engine(device, [&](gaudi::copy_engine& engine) {
+    return with_engine(device, from, [&](gaudi::copy_engine& engine) {
         return engine.write(gaudi::device_address(to), {static_cast<const std::byte*>(from), size});
     });
 }
 
 gaudi_status gaudi_copy_out(gaudi_device* device, void* to, uint64_t from, uint64_t size) {
-    return with_engine(device, [&](gaudi::copy_engine& engine) {
+    return with_engine(device, to, [&](gaudi::copy_engine& engine) {
         return engine.read({static_cast<std::byte*>(to), size}, gaudi::device_address(from));
     });
 }
 
 gaudi_status gaudi_copy_within(gaudi_device* device, uint64_t to, uint64_t from, uint64_t size) {
-    return with_engine(device, [&](gaudi::copy_engine& engine) {
+    return with_engine(device, device, [&](gaudi::copy_engine& engine) {
         return engine.copy(gaudi::device_address(to), gaudi::device_address(from), size);
     });
 }
 
 gaudi_status gaudi_export(gaudi_device* device, uint64_t address, uint64_t size, gaudi_dmabuf* dmabuf) {
     return guarded([&]() -> gaudi_status {
+        if (!all_there(device, dmabuf))
+            return null_pointer();
         const auto exported = device->open->export_memory(gaudi::device_address(address), size);
         if (!exported)
             return failed(exported.error());

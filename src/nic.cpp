@@ -64,6 +64,8 @@ result<local_region> nic::region(device& card, const device_buffer& buffer, way_
 }
 
 result<local_region> nic::region(device& card, device_address address, std::uint64_t length) {
+    if (card.attached())
+        return cache_->of_foreign(card, address, length);
     return cache_->of(*card.heap().core(), address, length);
 }
 

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <vector>
 
 namespace gaudi {
 
@@ -51,6 +52,9 @@ public:
     // register pages, and small allocations share them.
     [[nodiscard]] result<allocation_view> find_pages(device_address address, std::uint64_t length) const;
     [[nodiscard]] std::size_t size() const noexcept;
+    [[nodiscard]] std::vector<allocation_view> allocations_of(unsigned device_index) const;
+    // The window that holds the address.
+    [[nodiscard]] std::optional<memory_window> window_at(device_address address) const noexcept;
 
     // See observe_memory().
     void observe(const std::shared_ptr<memory_observer>& observer);

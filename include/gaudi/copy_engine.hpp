@@ -44,6 +44,8 @@ public:
 
     // Never blocks; drives the engine.
     [[nodiscard]] bool done();
+    // As far as the engine knows: poll() it first.
+    [[nodiscard]] bool finished() const;
     // The outcome; blocks until there is one. errc::device_lost, copy_timeout (the copy goes on).
     result<void> wait(std::chrono::milliseconds limit = std::chrono::hours(1));
 
@@ -89,6 +91,8 @@ public:
     [[nodiscard]] result<int> event_fd();
     [[nodiscard]] result<pinned_memory> pin(std::span<std::byte> memory);
     [[nodiscard]] copy_statistics statistics() const;
+    // The device failed or was reset: everything fails from now on.
+    [[nodiscard]] bool lost() const;
 
     [[nodiscard]] const std::shared_ptr<copy_core>& core() const { return core_; }
 

@@ -41,6 +41,7 @@ struct nic_choice {
     unsigned port = 0;                  // 0: the first active one
     std::optional<unsigned> gid_index;  // none: RoCE v2 over IPv4 before IPv6 before the rest
     std::optional<device_info> near_to; // the device whose memory it shall move
+    bool needs_dmabuf = false;          // only one that registers DMA-BUFs
 };
 
 struct registration_statistics {

@@ -216,15 +216,16 @@ std::size_t copy_core::poll() {
     return finished;
 }
 
-bool copy_core::done(std::uint32_t slot) {
-    {
-        const std::lock_guard guard(mutex_);
-        if (operations_[slot].state == state::finished)
-            return true;
-    }
-    poll();
+bool copy_core::finished(std::uint32_t slot) {
     const std::lock_guard guard(mutex_);
     return operations_[slot].state == state::finished;
+}
+
+bool copy_core::done(std::uint32_t slot) {
+    if (finished(slot))
+        return true;
+    poll();
+    return finished(slot);
 }
 
 result<void> copy_core::wait(std::uint32_t slot, std::chrono::milliseconds limit) {

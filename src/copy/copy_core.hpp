@@ -42,6 +42,7 @@ public:
 
     std::size_t poll();
     [[nodiscard]] bool done(std::uint32_t slot);
+    [[nodiscard]] bool finished(std::uint32_t slot);
     result<void> wait(std::uint32_t slot, std::chrono::milliseconds limit);
     void drop(std::uint32_t slot);
     result<int> event_fd();

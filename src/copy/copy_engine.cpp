@@ -47,10 +47,18 @@ bool copy_ticket::done() {
     return !core_ || core_->done(slot_);
 }
 
+bool copy_ticket::finished() const {
+    return !core_ || core_->finished(slot_);
+}
+
 result<void> copy_ticket::wait(std::chrono::milliseconds limit) {
     if (!core_)
         return {};
     return core_->wait(slot_, limit);
+}
+
+bool copy_engine::lost() const {
+    return core_->device().lost();
 }
 
 result<copy_ticket> copy_engine::write(device_address to, std::span<const std::byte> from) {

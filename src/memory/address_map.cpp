@@ -308,6 +308,9 @@ result<allocation_view> address_map::find(device_address address, std::uint64_t 
 result<allocation_view> address_map::find_pages(device_address address, std::uint64_t length) const {
     constexpr std::uint64_t page = 4096;
     const auto begin = address.value(), end = begin + length;
+    if (end < begin)
+        return tl::unexpected(
+            error(errc::range_leaves_allocation, fmt::format("{} bytes at {:#x}", length, begin)));
     const auto fits = [&](const allocation_view& candidate) {
         const auto first = candidate.base.value() / page * page;
         const auto last = (candidate.base.value() + candidate.length + page - 1) / page * page;
@@ -331,6 +334,24 @@ result<allocation_view> address_map::find_pages(device_address address, std::uin
     return tl::unexpected(error(errc::range_leaves_allocation,
                                 fmt::format("{} bytes at {:#x}, beside an allocation of {} bytes at {:#x}",
                                             length, begin, nearest->length, nearest->base.value())));
+}
+
+std::vector<allocation_view> address_map::allocations_of(unsigned device_index) const {
+    const std::lock_guard guard(impl_->mutex);
+    std::vector<allocation_view> all;
+    for (const auto& entry : impl_->records)
+        if (const auto generation = entry.generation.load(std::memory_order_relaxed);
+            generation != 0 && entry.device.load(std::memory_order_relaxed) == device_index)
+            all.push_back({device_address(entry.base.load()), entry.length.load(), generation, device_index,
+                           entry.tag.load()});
+    return all;
+}
+
+std::optional<memory_window> address_map::window_at(device_address address) const noexcept {
+    const auto* where = impl_->window_of(address.value());
+    if (where == nullptr)
+        return std::nullopt;
+    return memory_window{device_address(where->base), where->size, where->device};
 }
 
 void address_map::observe(const std::shared_ptr<memory_observer>& observer) {

@@ -27,6 +27,8 @@ heap_core::heap_core(std::shared_ptr<hl_device> device, address_map& map)
 heap_core::~heap_core() {
     if (!device_->ours())
         return;
+    for (const auto& left : map_.allocations_of(device_->who().index)) // given up and never freed
+        map_.announce(left.base, left.length);
     for (const auto& leaving : chunks_)
         announce(leaving);
     map_.remove_device(device_->who().index);
@@ -142,10 +144,12 @@ void heap_core::give_up(block* released) {
     released->released = true;
 }
 
-result<void> heap_core::free(device_address address) {
-    if (const auto found = map_.find(address); found && found->base == address)
-        map_.announce(address, found->length);
-    const std::lock_guard guard(mutex_);
+error heap_core::wrong_device(device_address address, std::uint64_t length) const {
+    return {errc::wrong_device, fmt::format("{} bytes at {:#x} are not memory of {}", length, address.value(),
+                                            device_->who().bus_id)};
+}
+
+result<heap_core::block*> heap_core::given_up(device_address address) {
     const auto found = map_.find(address);
     if (!found || found->base != address || found->device_index != device_->who().index)
         return tl::unexpected(
@@ -157,7 +161,23 @@ result<void> heap_core::free(device_address address) {
             error(errc::not_allocated,
                   fmt::format("the buffer at {:#x} belongs to a device_buffer, which frees it itself",
                               address.value())));
-    free_locked(where);
+    return where;
+}
+
+result<void> heap_core::free(device_address address) {
+    std::uint64_t length = 0;
+    {
+        const std::lock_guard guard(mutex_);
+        if (const auto found = given_up(address); !found)
+            return tl::unexpected(found.error());
+        length = map_.find(address)->length;
+    }
+    map_.announce(address, length); // not under the lock: whoever hears it may ask about memory
+    const std::lock_guard guard(mutex_);
+    const auto still = given_up(address); // two that free the same at once: one of them did
+    if (!still)
+        return tl::unexpected(still.error());
+    free_locked(*still);
     return {};
 }
 
@@ -188,6 +208,8 @@ result<dmabuf_export> heap_core::dmabuf(device_address address, std::uint64_t le
     const auto known = map_.find_pages(address, length);
     if (!known)
         return tl::unexpected(known.error());
+    if (known->device_index != device_->who().index)
+        return tl::unexpected(wrong_device(address, length));
     auto* home = static_cast<chunk*>(reinterpret_cast<block*>(known->tag)->owner);
     const auto offset = address - home->memory.address(); // chunks begin and end with a page
     if (auto exported = export_chunk(*home); !exported)
@@ -212,9 +234,7 @@ result<chunk_view> heap_core::chunk_at(device_address address, std::uint64_t len
     if (!known)
         return tl::unexpected(known.error());
     if (known->device_index != device_->who().index)
-        return tl::unexpected(
-            error(errc::wrong_device, fmt::format("{} bytes at {:#x} are not memory of {}", length,
-                                                  address.value(), device_->who().bus_id)));
+        return tl::unexpected(wrong_device(address, length));
     return view_of(*static_cast<chunk*>(reinterpret_cast<block*>(known->tag)->owner));
 }
 

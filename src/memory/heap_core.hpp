@@ -77,6 +77,9 @@ private:
     void announce(const chunk& leaving);
     bool give_back(std::list<chunk>::iterator position);
     void free_locked(block* returned);
+    // Memory that was given up and begins there; with the mutex held.
+    result<block*> given_up(device_address address);
+    [[nodiscard]] error wrong_device(device_address address, std::uint64_t length) const;
     bool trim_locked();
 
     std::shared_ptr<hl_device> device_;

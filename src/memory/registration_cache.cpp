@@ -127,6 +127,30 @@ result<local_region> registration_cache::of_chunk(heap_core& heap, const chunk_v
     return lease(found->second.what, address, length, memory_way::zero_copy);
 }
 
+result<local_region> registration_cache::of_foreign(device& card, device_address address,
+                                                    std::uint64_t length) {
+    if (!card_->ours())
+        return tl::unexpected(card_->forked_error());
+    const auto pool = known_memory().window_at(address);
+    if (!pool || pool->device_index != card.core()->who().index ||
+        length > pool->size - (address - pool->base))
+        return tl::unexpected(error(errc::not_allocated, fmt::format("{} bytes at {:#x} of SynapseAI's pool",
+                                                                     length, address.value())));
+    const std::lock_guard guard(mutex_);
+    auto found = pools_.find(pool->base.value());
+    if (found == pools_.end()) {
+        const auto whole = card.export_foreign(pool->base, pool->size);
+        if (!whole)
+            return tl::unexpected(whole.error());
+        const unique_fd dmabuf(whole->fd); // the region keeps its own
+        auto what = add(pool->size, [&] { return card_->register_dmabuf(*whole); });
+        if (!what)
+            return tl::unexpected(what.error());
+        found = pools_.emplace(pool->base.value(), std::move(*what)).first;
+    }
+    return lease(found->second, address.value(), length, memory_way::zero_copy);
+}
+
 result<local_region> registration_cache::of(std::span<std::byte> memory) {
     if (!card_->ours())
         return tl::unexpected(card_->forked_error());

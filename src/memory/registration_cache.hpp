@@ -39,6 +39,8 @@ public:
 
     result<local_region> of(const device_buffer& buffer);
     result<local_region> of(heap_core& heap, device_address address, std::uint64_t length);
+    // Memory of SynapseAI's pool, which is registered as a whole.
+    result<local_region> of_foreign(device& card, device_address address, std::uint64_t length);
     result<local_region> of(std::span<std::byte> memory);
     [[nodiscard]] registration_statistics statistics();
     void trim();
@@ -69,6 +71,7 @@ private:
     std::mutex mutex_;
     std::unordered_map<std::uint64_t, kept> chunks_; // by serial
     std::map<host_range, std::weak_ptr<const registration>> host_;
+    std::map<std::uint64_t, std::shared_ptr<const registration>> pools_; // by base
     std::uint64_t uses_ = 0;
     registration_statistics counts_;
 };

@@ -52,7 +52,7 @@ result<chosen_port> choose(const std::vector<nic_info>& all, const nic_choice& c
     for (const auto& each : all)
         // A Gaudi's own ports are no NIC for its memory: by name only.
         if ((choice.name.empty() ? !each.of_gaudi : each.name == choice.name) &&
-            (choice.port == 0 || each.port == choice.port))
+            (choice.port == 0 || each.port == choice.port) && (!choice.needs_dmabuf || each.dmabuf))
             fitting.push_back(each);
     if (fitting.empty())
         return tl::unexpected(

@@ -386,6 +386,56 @@ TEST_F(uct_case, a_fence_orders_copies) {
     }
 }
 
+// Completions that start the next copy behind a fence, while others are still under way.
+TEST_F(uct_case, a_callback_may_copy_behind_a_fence) {
+    copier copies(domain);
+    const allocated memory(domain, 32 << 20);
+    auto out = numbered(4 << 20, 3);
+    struct chain {
+        uct_completion_t comp{};
+        copier* copies = nullptr;
+        uct_iov_t iov{};
+        uint64_t to = 0;
+        int left = 0, ended = 0;
+    };
+    std::vector<chain> chains(6);
+    const auto post = [](chain& each) {
+        each.comp.count = 1;
+        uct_ep_fence(each.copies->ep, 0);
+        ASSERT_EQ(uct_ep_put_zcopy(each.copies->ep, &each.iov, 1, each.to, UCT_INVALID_RKEY, &each.comp),
+                  UCS_INPROGRESS);
+    };
+    for (std::size_t i = 0; i < chains.size(); ++i) {
+        auto& each = chains[i];
+        each.copies = &copies;
+        each.iov = {out.data(), out.size(), nullptr, 0, 1};
+        each.to = memory.number() + i * out.size();
+        each.left = 4;
+        each.comp.func = [](uct_completion_t* self) {
+            auto& own = *reinterpret_cast<chain*>(self);
+            ++own.ended;
+            if (--own.left == 0)
+                return;
+            own.comp.count = 1;
+            uct_ep_fence(own.copies->ep, 0);
+            EXPECT_EQ(uct_ep_put_zcopy(own.copies->ep, &own.iov, 1, own.to, UCT_INVALID_RKEY, &own.comp),
+                      UCS_INPROGRESS);
+        };
+        post(each);
+    }
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    while (std::any_of(chains.begin(), chains.end(), [](const auto& each) { return each.left != 0; })) {
+        copies.progress();
+        ASSERT_LT(std::chrono::steady_clock::now(), deadline);
+    }
+    for (int i = 0; i < 1000; ++i)
+        copies.progress();
+    for (const auto& each : chains) {
+        EXPECT_EQ(each.ended, 4); // not once more
+        EXPECT_EQ(each.comp.status, UCS_OK);
+    }
+}
+
 TEST_F(uct_case, a_sleeper_is_woken_by_the_end_of_a_copy) {
     copier copies(domain);
     int event = -1;
@@ -517,7 +567,31 @@ TEST(uct_life, memory_of_synapse_is_found_whenever_it_comes) {
     ASSERT_EQ(uct_md_mem_query_v2(domain.md, reinterpret_cast<void*>(address + 65536), 4096, &attr), UCS_OK);
     EXPECT_GE(attr.dmabuf_fd, 0);
     ::close(attr.dmabuf_fd);
+    {
+        // Its queues are its own; a NIC copies what UCX stages.
+        copier copies(domain);
+        const bool nic = std::getenv("UCX_GAUDI_COPY_NIC_MAX") == nullptr;
+        auto out = numbered(100000, 4);
+        std::vector<std::byte> back(out.size());
+        const auto put = uct_ep_put_short(copies.ep, out.data(), 100000, address + 4096, UCT_INVALID_RKEY);
+        const auto get = uct_ep_get_short(copies.ep, back.data(), 100000, address + 4096, UCT_INVALID_RKEY);
+        EXPECT_EQ(put, nic ? UCS_OK : UCS_ERR_UNSUPPORTED);
+        EXPECT_EQ(get, nic ? UCS_OK : UCS_ERR_UNSUPPORTED);
+        EXPECT_EQ(out == back, nic);
+    }
     release();
+}
+
+// In a lab of Gaudi3, which have no queues for users.
+TEST(uct_gaudi3, copies_go_through_the_nic) {
+    memory_domain domain("gaudi_copy", "gaudi_copy");
+    copier copies(domain);
+    const allocated memory(domain, 1 << 20);
+    auto out = numbered(1 << 20, 6);
+    std::vector<std::byte> back(out.size());
+    ASSERT_EQ(uct_ep_put_short(copies.ep, out.data(), 1 << 20, memory.number(), UCT_INVALID_RKEY), UCS_OK);
+    ASSERT_EQ(complete(copies, false, back.data(), back.size(), memory.number()), UCS_OK);
+    EXPECT_EQ(out, back);
 }
 
 } // namespace

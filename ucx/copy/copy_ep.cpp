@@ -2,6 +2,7 @@
 #include "ucx/copy/copy_iface.hpp"
 
 #include <cstring>
+#include <utility>
 
 namespace gaudi_ucx {
 namespace {
@@ -45,14 +46,18 @@ bool by_nic(uct_gaudi_copy_iface_t& iface, const located& target, std::uint64_t 
             std::size_t length) {
     const auto index = target.device ? target.index : locate(from).index;
     const auto device = gaudi::find_open_device(index);
-    auto* loop = device && !device->attached() ? loop_of(iface, *device, index) : nullptr;
+    auto* loop = device ? loop_of(iface, *device, index) : nullptr;
     if (loop == nullptr)
         return false;
     const auto done = target.device
                           ? loop->write(*device, gaudi::device_address(to), {host_pointer(from), length})
                           : loop->read(*device, {host_pointer(to), length}, gaudi::device_address(from));
     if (!done) {
-        gaudi_log(iface.module(), DEBUG, "small copy through a NIC: {}", done.error().message());
+        // What is wrong with the memory the engine says as well; anything else would fail every time.
+        if (status_of(done.error()) != UCS_ERR_INVALID_ADDR) {
+            gaudi_log(iface.module(), DIAG, "no more small copies through a NIC: {}", done.error().message());
+            iface.loops[index].reset();
+        }
         return false;
     }
     iface.module().counters.loopback_bytes.fetch_add(length, std::memory_order_relaxed);
@@ -62,12 +67,13 @@ bool by_nic(uct_gaudi_copy_iface_t& iface, const located& target, std::uint64_t 
 started start(uct_gaudi_copy_iface_t& iface, std::uint64_t to, std::uint64_t from, std::size_t length) {
     if (length == 0)
         return {UCS_OK, {}};
-    if (iface.fenced) {
-        iface.fenced = false;
-        if (const auto status = drain(iface); status != UCS_OK)
-            return {status, {}};
-    }
-    const auto target = locate(to), source = locate(from);
+    if (std::exchange(iface.fenced, false))
+        for (auto& before : iface.copies)
+            (void)before.ticket.wait(); // its outcome is told by progress, and nowhere else
+    const auto target = locate_or_attach(iface.md(), to), source = locate_or_attach(iface.md(), from);
+    if ((!target.device && in_device_space(to)) || (!source.device && in_device_space(from)))
+        return refused(iface, gaudi::error(gaudi::errc::not_allocated, "memory of no open device"), to, from,
+                       length);
     if (!target.device && !source.device) {
         std::memcpy(host_pointer(to), host_pointer(from), length);
         return {UCS_OK, {}};
@@ -80,8 +86,13 @@ started start(uct_gaudi_copy_iface_t& iface, std::uint64_t to, std::uint64_t fro
         by_nic(iface, target, to, from, length))
         return {UCS_OK, {}};
     auto engine = engine_of(iface, target.device ? target.index : source.index);
-    if (!engine)
+    if (!engine) {
+        // Queues that are SynapseAI's, a Gaudi3: then the NIC is the only way, for any length.
+        if (engine.error().code() == gaudi::errc::copies_absent && target.device != source.device &&
+            by_nic(iface, target, to, from, length))
+            return {UCS_OK, {}};
         return refused(iface, engine.error(), to, from, length);
+    }
     auto ticket = !source.device ? engine->write(gaudi::device_address(to), {host_pointer(from), length})
                   : !target.device
                       ? engine->read({host_pointer(to), length}, gaudi::device_address(from))
@@ -109,13 +120,11 @@ void keep_pinned(uct_gaudi_copy_iface_t& iface, const uct_iov_t& iov, std::uint6
     if (memh == UCT_MEM_HANDLE_NULL || memh->is_device() || !device.device || iov.length <= worth_it)
         return;
     const std::lock_guard guard(memh->mutex);
-    if (memh->pins.contains(device.index))
-        return;
     auto engine = engine_of(iface, device.index);
-    if (!engine)
+    if (!engine || memh->pins.contains(engine->core().get()))
         return;
     auto pinned = engine->pin({host_pointer(memh->key.base), memh->key.length});
-    memh->pins.emplace(device.index, pinned ? std::move(*pinned) : gaudi::pinned_memory()); // one try
+    memh->pins.emplace(engine->core().get(), pinned ? std::move(*pinned) : gaudi::pinned_memory()); // one try
 }
 
 ucs_status_t zcopy(uct_ep_h ep, const uct_iov_t* iov, size_t iovcnt, std::uint64_t remote, uct_rkey_t rkey,

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <sys/epoll.h>
 #include <sys/random.h>
 #include <unistd.h>
@@ -23,12 +24,17 @@ void complete(uct_completion_t* comp, ucs_status_t status) {
         comp->func(comp);
 }
 
+// Of a copy that is finished, or that is waited for here.
 ucs_status_t outcome_of(uct_gaudi_copy_iface_t& iface, gaudi::copy_ticket& ticket) {
-    const auto result = ticket.wait();
-    if (result)
+    auto status = UCS_ERR_NO_MEMORY;
+    (void)guarded([&] { // whatever happens, the completion must be told something
+        const auto result = ticket.wait();
+        status = result ? UCS_OK : status_of(result.error());
+        if (!result)
+            gaudi_log(iface.module(), ERROR, "copy: {}", result.error().message());
         return UCS_OK;
-    gaudi_log(iface.module(), ERROR, "copy: {}", result.error().message());
-    return status_of(result.error());
+    });
+    return status;
 }
 
 // ---- attributes ----
@@ -78,7 +84,11 @@ double bandwidth_of(const uct_gaudi_copy_iface_config_t& config, const uct_perf_
 
 // Whether a NIC would carry the operation out.
 bool small_by_nic(uct_gaudi_copy_iface_t& iface, const uct_perf_attr_t& attr) {
-    if (!iface.nic_there || (attr.field_mask & UCT_PERF_ATTR_FIELD_OPERATION) == 0)
+    if (!iface.nic_there || (attr.field_mask & UCT_PERF_ATTR_FIELD_OPERATION) == 0 ||
+        iface.md().nic_max < iface.config.max_bcopy)
+        return false;
+    constexpr auto both = UCT_PERF_ATTR_FIELD_LOCAL_MEMORY_TYPE | UCT_PERF_ATTR_FIELD_REMOTE_MEMORY_TYPE;
+    if ((attr.field_mask & both) == both && attr.local_memory_type == attr.remote_memory_type)
         return false;
     return attr.operation == UCT_EP_OP_PUT_SHORT || attr.operation == UCT_EP_OP_GET_SHORT ||
            attr.operation == UCT_EP_OP_PUT_BCOPY || attr.operation == UCT_EP_OP_GET_BCOPY;
@@ -134,7 +144,7 @@ int uct_gaudi_copy_iface_is_reachable_v2(const uct_iface_h tl_iface,
 
 unsigned uct_gaudi_copy_iface_progress(uct_iface_h tl_iface) {
     auto& iface = copy_iface(tl_iface);
-    if (iface.copies.empty())
+    if (iface.copies.empty() && iface.flushes.empty())
         return 0;
     unsigned count = 0;
     (void)guarded([&] {
@@ -187,10 +197,11 @@ ucs_status_t uct_gaudi_copy_iface_event_arm(uct_iface_h tl_iface, unsigned) {
         epoll_event seen[8];
         if (iface.event_fd >= 0)
             (void)::epoll_wait(iface.event_fd, seen, 8, 0); // what came until now is looked at here
-        for (auto& copy : iface.copies)
-            if (copy.ticket.done())
-                return UCS_ERR_BUSY; // progress first
-        return UCS_OK;
+        for (auto& [index, engine] : iface.engines)
+            engine.poll();
+        const bool done = std::any_of(iface.copies.begin(), iface.copies.end(),
+                                      [](const auto& copy) { return copy.ticket.finished(); });
+        return done ? UCS_ERR_BUSY : UCS_OK; // progress first
     });
 }
 
@@ -199,7 +210,10 @@ ucs_status_t uct_gaudi_copy_iface_event_arm(uct_iface_h tl_iface, unsigned) {
 void uct_gaudi_copy_iface_close(uct_iface_h tl_iface) {
     auto* iface = &copy_iface(tl_iface);
     const auto& ucx = iface->module().ucx;
-    (void)guarded([&] { return drain(*iface); });
+    (void)guarded([&] {
+        drain(*iface);
+        return UCS_OK;
+    });
     ucx.uct_base_iface_progress_disable(tl_iface, UCT_PROGRESS_SEND | UCT_PROGRESS_RECV);
     ucx.ucs_class_call_cleanup_chain(ucx.uct_base_iface_t_class, tl_iface, -1);
     if (iface->event_fd >= 0)
@@ -278,8 +292,9 @@ std::string wrong_with(const uct_gaudi_copy_iface_config_t& config) {
 bool any_nic() {
     static const bool found = [] {
         const auto all = gaudi::list_nics();
-        return all && std::any_of(all->begin(), all->end(),
-                                  [](const auto& each) { return each.active && each.dmabuf; });
+        return all && std::any_of(all->begin(), all->end(), [](const auto& each) {
+                   return each.active && each.dmabuf && !each.of_gaudi;
+               });
     }();
     return found;
 }
@@ -350,6 +365,7 @@ gaudi::loopback* loop_of(uct_gaudi_copy_iface_t& iface, gaudi::device& device, u
     if (fresh) {
         gaudi::nic_choice choice;
         choice.near_to = device.info();
+        choice.needs_dmabuf = true;
         auto nic = gaudi::open_nic(choice);
         auto made = nic ? gaudi::loopback::make(*nic) : tl::unexpected(nic.error());
         if (made)
@@ -380,18 +396,25 @@ gaudi::result<gaudi::copy_engine> engine_of(uct_gaudi_copy_iface_t& iface, unsig
 
 unsigned progress(uct_gaudi_copy_iface_t& iface) {
     unsigned count = 0;
+    for (auto& [index, engine] : iface.engines)
+        engine.poll();
+    // All that are finished leave the list first: their callbacks start new copies.
+    std::list<uct_gaudi_copy_iface_t::running> finished;
     for (auto copy = iface.copies.begin(); copy != iface.copies.end();) {
-        if (!copy->ticket.done()) {
-            ++copy;
-            continue;
-        }
-        // Out of the list first: the callback may start the next copy.
-        const auto finished = copy++;
-        iface.spare.splice(iface.spare.begin(), iface.copies, finished);
-        auto ticket = std::move(finished->ticket);
-        complete(finished->comp, outcome_of(iface, ticket));
+        const auto next = std::next(copy);
+        if (copy->ticket.finished())
+            finished.splice(finished.end(), iface.copies, copy);
+        copy = next;
+    }
+    while (!finished.empty()) {
+        auto ticket = std::exchange(finished.front().ticket, {});
+        auto* comp = finished.front().comp;
+        iface.spare.splice(iface.spare.begin(), finished, finished.begin());
+        complete(comp, outcome_of(iface, ticket));
         ++count;
     }
+    if (iface.copies.empty()) // so that a device that was reset can be opened again
+        std::erase_if(iface.engines, [](const auto& each) { return each.second.lost(); });
     while (!iface.flushes.empty() &&
            (iface.copies.empty() || iface.copies.front().sequence > iface.flushes.front().after)) {
         auto* comp = iface.flushes.front().comp;
@@ -402,13 +425,11 @@ unsigned progress(uct_gaudi_copy_iface_t& iface) {
     return count;
 }
 
-ucs_status_t drain(uct_gaudi_copy_iface_t& iface) {
-    auto first = UCS_OK;
-    for (auto& copy : iface.copies)
-        if (const auto status = outcome_of(iface, copy.ticket); first == UCS_OK)
-            first = status;
-    progress(iface);
-    return first;
+void drain(uct_gaudi_copy_iface_t& iface) {
+    while (!iface.copies.empty()) {
+        (void)iface.copies.front().ticket.wait();
+        progress(iface);
+    }
 }
 
 ucs_status_t flush(uct_gaudi_copy_iface_t& iface, uct_completion_t* comp) {

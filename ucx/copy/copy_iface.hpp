@@ -66,8 +66,8 @@ inline uct_gaudi_copy_iface_t& copy_iface(uct_iface_h iface) {
 // Operations of an endpoint, for the interface's table.
 void fill_copy_ep_ops(uct_iface_ops_t& ops);
 
-// Waits for every copy that runs. UCS_OK, or the first failure.
-ucs_status_t drain(uct_gaudi_copy_iface_t& iface);
+// Waits for every copy that runs, and tells their completions.
+void drain(uct_gaudi_copy_iface_t& iface);
 unsigned progress(uct_gaudi_copy_iface_t& iface);
 // The NIC's way for small copies of a device, or none.
 [[nodiscard]] gaudi::loopback* loop_of(uct_gaudi_copy_iface_t& iface, gaudi::device& device,

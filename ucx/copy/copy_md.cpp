@@ -38,21 +38,16 @@ ucs_status_t failed(uct_gaudi_module& module, const gaudi::error& error, ucs_log
 
 // Memory that SynapseAI took after this domain was opened becomes known here.
 bool attach_late(uct_gaudi_copy_md_t& md, std::uint64_t address) {
-    const auto spaces = gaudi::address_spaces();
-    if (std::none_of(spaces.begin(), spaces.end(),
-                     [&](const auto& space) { return address - space.base.value() < space.size; }))
+    if (!in_device_space(address))
         return false;
     auto found = gaudi::attach_devices();
+    if (found.empty())
+        return false;
     const std::lock_guard guard(md.mutex);
-    md.attached = std::move(found);
-    return !md.attached.empty();
-}
-
-located locate_or_attach(uct_gaudi_copy_md_t& md, std::uint64_t address) {
-    auto where = locate(address);
-    if (!where.device && attach_late(md, address))
-        where = locate(address);
-    return where;
+    for (auto& device : found)
+        if (std::find(md.attached.begin(), md.attached.end(), device) == md.attached.end())
+            md.attached.push_back(std::move(device));
+    return true;
 }
 
 ucs_sys_device_t sys_device(const uct_gaudi_copy_md_t& md, unsigned index) {
@@ -85,6 +80,8 @@ gaudi::result<std::shared_ptr<gaudi::device>> device_for(uct_gaudi_copy_md_t& md
             if (md.module->sys_devices[index] == wanted)
                 choice = gaudi::by_index{index};
     const std::lock_guard guard(md.mutex);
+    // A device that was reset opens again only when nobody holds on to it.
+    std::erase_if(md.opened, [](const auto& each) { return each.second->lost(); });
     const auto* index = std::get_if<gaudi::by_index>(&choice);
     for (const auto& [known, device] : md.opened) // what is open already costs no question to the driver
         if ((index != nullptr ? known == index->index : std::holds_alternative<gaudi::first_free>(choice)) &&
@@ -115,7 +112,8 @@ ucs_status_t uct_gaudi_copy_mem_alloc(uct_md_h tl_md, size_t* length_p, void** a
         auto device = device_for(md, sys_dev);
         if (!device)
             return failed(module, device.error(), level, "Gaudi memory");
-        (*device)->heap().set_chunk(md.heap_chunk);
+        if (md.heap_chunk != 0)
+            (*device)->heap().set_chunk(md.heap_chunk);
         auto buffer = (*device)->heap().allocate(*length_p);
         if (!buffer)
             return failed(module, buffer.error(), level, "Gaudi memory");
@@ -347,6 +345,9 @@ std::string apply(uct_gaudi_copy_md_t& md, const uct_gaudi_copy_md_config_t& con
     if (!automatic && (config.heap_chunk == 0 || config.heap_chunk > largest))
         return fmt::format("UCX_GAUDI_COPY_HEAP_CHUNK={}: use 1 to {} bytes, or auto", config.heap_chunk,
                            largest);
+    constexpr std::size_t largest_by_nic = 1 << 20;
+    if (config.nic_max > largest_by_nic)
+        return fmt::format("UCX_GAUDI_COPY_NIC_MAX={}: use 0 to {} bytes", config.nic_max, largest_by_nic);
     md.choice = *choice;
     md.heap_chunk = automatic ? 0 : config.heap_chunk;
     md.dmabuf = static_cast<ucs_ternary_auto_value_t>(config.dmabuf);
@@ -420,9 +421,14 @@ ucs_status_t uct_gaudi_copy_query_md_resources(uct_component_t* component,
                                                unsigned* num_resources_p) {
     return guarded([&]() -> ucs_status_t {
         auto& module = module_of(component);
-        const auto devices = gaudi::list_devices();
+        auto devices = gaudi::list_devices();
+        // The addresses of the first generation are physical ones, which host memory may have as well.
+        if (devices)
+            std::erase_if(*devices,
+                          [](const auto& each) { return each.generation == gaudi::generation::gaudi; });
         if (!devices || devices->empty()) {
-            gaudi_log(module, DEBUG, "no Gaudi: {}", devices ? "none found" : devices.error().message());
+            gaudi_log(module, DEBUG, "no Gaudi: {}",
+                      devices ? "none of the second generation or later" : devices.error().message());
             return module.ucx.uct_md_query_empty_md_resource(resources_p, num_resources_p);
         }
         return module.ucx.uct_md_query_single_md_resource(component, resources_p, num_resources_p);
@@ -497,6 +503,19 @@ ucs_config_field_t* md_settings(const ucx_api& ucx) {
 located locate(std::uint64_t address) {
     const auto index = gaudi::known_memory().device_of(gaudi::device_address(address));
     return index ? located{true, *index} : located{};
+}
+
+located locate_or_attach(uct_gaudi_copy_md_t& md, std::uint64_t address) {
+    auto where = locate(address);
+    if (!where.device && attach_late(md, address))
+        where = locate(address);
+    return where;
+}
+
+bool in_device_space(std::uint64_t address) {
+    const auto spaces = gaudi::address_spaces();
+    return std::any_of(spaces.begin(), spaces.end(),
+                       [&](const auto& space) { return address - space.base.value() < space.size; });
 }
 
 ucs_status_t check_key(uct_gaudi_module& module, uct_rkey_t rkey, std::uint64_t address, std::size_t length) {

@@ -31,7 +31,7 @@ struct uct_gaudi_memh_t {
     gaudi::device_buffer buffer; // mem_alloc's
     std::shared_ptr<gaudi::device> device;
     std::mutex mutex;
-    std::map<unsigned, gaudi::pinned_memory> pins;
+    std::map<const void*, gaudi::pinned_memory> pins; // by engine
 
     [[nodiscard]] bool is_device() const { return key.kind == memory_key::device; }
 };
@@ -66,6 +66,10 @@ struct located {
     unsigned index = 0;
 };
 [[nodiscard]] located locate(std::uint64_t address);
+// The same, and looks for what SynapseAI took in the meantime.
+[[nodiscard]] located locate_or_attach(uct_gaudi_copy_md_t& md, std::uint64_t address);
+// Whether the address can only be a device's: a CPU that touches it dies.
+[[nodiscard]] bool in_device_space(std::uint64_t address);
 // UCS_OK, or why `key` does not open [address, address + length).
 [[nodiscard]] ucs_status_t check_key(uct_gaudi_module& module, uct_rkey_t key, std::uint64_t address,
                                      std::size_t length);
