@@ -15,7 +15,7 @@ fail() {
 cmake --install "$build" --prefix "$scratch/prefix" >/dev/null
 for file in bin/gaudi-direct bin/rdma_server bin/rdma_client share/man/man1/rdma_client.1 include/gaudi/gaudi.hpp lib/libgaudi-direct.so lib/gaudi-direct/lab/libhl-thunk.so \
     lib/gaudi-direct/lab/libvhca.so lib/gaudi-direct/lab/libvhca-node.so share/doc/gaudi-direct/docs/virtual-hca.md \
-    lib/cmake/gaudi-direct/gaudi-direct-config.cmake lib/pkgconfig/gaudi-direct.pc share/man/man1/gaudi-direct.1 \
+    lib/cmake/gaudi-direct/gaudi-direct-config.cmake lib/pkgconfig/gaudi-direct.pc share/man/man1/gaudi-direct.1 include/gaudi/gaudi.h \
     share/gaudi-direct/example.lab include/gaudi-direct/lab/dmabuf.h; do
     [ -e "$scratch/prefix/$file" ] || fail "not installed: $file"
 done
@@ -46,5 +46,16 @@ done
 "$scratch/prefix/bin/gaudi-direct" lab run -- ibv_devices | grep -q vhca0 || fail "the installed lab has no NIC"
 "$scratch/prefix/bin/gaudi-direct" lab clean
 "$scratch/prefix/bin/rdma_client" localhost:1 --quiet 2>&1 | grep -q "nobody listens there" || fail "the installed rdma_client does not run"
+if [ -e "$build/lib/ucx/libuct_gaudi.so" ]; then # the plugin, under the three names that UCX may look for
+    for module in uct_gaudi ucx_perftest_gaudi; do
+        for extension in so so.0 so.0.0.0; do
+            [ -e "$scratch/prefix/lib/ucx/lib$module.$extension" ] || fail "not installed: lib$module.$extension"
+        done
+    done
+    for version in 1.22.0 1.23.0; do
+        "$scratch/prefix/bin/gaudi-direct" lab run --ucx "$source/.deps/ucx/$version" -- env UCX_MEM_MMAP_HOOK_MODE=reloc ucx_info -d |
+            grep -q "Memory domain: gaudi_copy" || fail "the installed plugin does not work under UCX $version"
+    done
+fi
 "$scratch/prefix/bin/gaudi-direct" lab clean
 echo "installed tree works"

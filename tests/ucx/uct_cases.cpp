@@ -14,6 +14,7 @@
 #include <gtest/gtest.h>
 #include <optional>
 #include <poll.h>
+#include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
 
@@ -150,6 +151,37 @@ TEST_F(uct_case, memory_of_the_library_is_the_same_memory) {
     EXPECT_EQ(attr.base_address, reinterpret_cast<void*>(buffer.address().value()));
     EXPECT_EQ(attr.alloc_length, 65536U);
     EXPECT_EQ(attr.sys_dev, info.sys_dev);
+}
+
+TEST_F(uct_case, a_full_device_says_so) {
+    const allocated most(domain, 60ULL << 30);
+    try {
+        const allocated more(domain, 60ULL << 30);
+        FAIL() << "more memory than there is";
+    } catch (const std::exception& why) {
+        EXPECT_STREQ(why.what(), "uct_mem_alloc: Out of memory");
+    }
+    const allocated rest(domain, 1 << 20); // nothing was lost
+}
+
+TEST_F(uct_case, a_child_of_fork_gets_errors_and_leaves_the_parent_alone) {
+    copier copies(domain);
+    const allocated memory(domain, 65536);
+    uint64_t word = 5, found = 0;
+    ASSERT_EQ(uct_ep_put_short(copies.ep, &word, 8, memory.number(), UCT_INVALID_RKEY), UCS_OK);
+    const auto child = ::fork();
+    if (child == 0) {
+        // Its parent's device is not its own: no crash, no copy, and nothing of the parent's is closed.
+        uint64_t other = 6;
+        const bool refused =
+            uct_ep_put_short(copies.ep, &other, 8, memory.number(), UCT_INVALID_RKEY) != UCS_OK;
+        ::_exit(refused ? 0 : 1);
+    }
+    int status = -1;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+    ASSERT_EQ(uct_ep_get_short(copies.ep, &found, 8, memory.number(), UCT_INVALID_RKEY), UCS_OK);
+    EXPECT_EQ(found, word);
 }
 
 TEST_F(uct_case, what_cannot_be_allocated_is_refused) {

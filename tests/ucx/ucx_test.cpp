@@ -57,7 +57,17 @@ protected:
     struct ways {
         std::uint64_t bytes = 0, from_dmabuf = 0, to_dmabuf = 0, staged = 0, exports = 0;
     };
-    ways ways_of(const program_result& result) {
+    // Each process writes into a file of its own: lines of two would mingle.
+    [[nodiscard]] std::vector<std::string> counting() {
+        return {"UCX_GAUDI_COPY_STATISTICS=y", "GAUDI_LAB_HCA_REPORT=" + (root() / "report").string(),
+                "UCX_LOG_FILE=" + (root() / "ucx.log.%p").string()};
+    }
+    void forget_counts() {
+        for (const auto& file : std::filesystem::directory_iterator(root()))
+            if (file.path().filename() == "report" || file.path().filename().string().starts_with("ucx.log."))
+                std::filesystem::remove(file.path());
+    }
+    ways ways_of() {
         ways sum;
         std::ifstream file(root() / "report");
         for (std::string line; std::getline(file, line);) {
@@ -68,10 +78,16 @@ protected:
         }
         const std::regex printed(
             R"((\d+) DMA-BUFs given; copied (\d+) bytes short, (\d+) bcopy, (\d+) zcopy)");
-        for (auto at = std::sregex_iterator(result.output.begin(), result.output.end(), printed);
-             at != std::sregex_iterator(); ++at) {
-            sum.exports += std::stoull((*at)[1]);
-            sum.staged += std::stoull((*at)[2]) + std::stoull((*at)[3]) + std::stoull((*at)[4]);
+        for (const auto& each : std::filesystem::directory_iterator(root())) {
+            if (!each.path().filename().string().starts_with("ucx.log."))
+                continue;
+            std::ifstream log(each.path());
+            std::smatch match;
+            for (std::string line; std::getline(log, line);)
+                if (std::regex_search(line, match, printed)) {
+                    sum.exports += std::stoull(match[1]);
+                    sum.staged += std::stoull(match[2]) + std::stoull(match[3]) + std::stoull(match[4]);
+                }
         }
         return sum;
     }
@@ -207,23 +223,21 @@ TEST_F(ucx_test, data_is_right_over_roce) {
 
 TEST_F(ucx_test, zero_copy_is_what_the_nic_counts) {
     const auto moved = 3ULL * (1 << 20); // put, get and tag, 1 MiB each
-    const std::vector<std::string> counting = {"UCX_GAUDI_COPY_STATISTICS=y",
-                                               "GAUDI_LAB_HCA_REPORT=" + (root() / "report").string()};
-    const auto direct = peers(new_ucx, "rc_v", "--sizes 1m --rounds 1 --operations put,get,tag", counting);
+    const auto direct = peers(new_ucx, "rc_v", "--sizes 1m --rounds 1 --operations put,get,tag", counting());
     EXPECT_EQ(direct.status, 0) << direct.output;
-    const auto zero = ways_of(direct);
+    const auto zero = ways_of();
     EXPECT_EQ(zero.from_dmabuf, moved);
     EXPECT_EQ(zero.to_dmabuf, moved);
     EXPECT_EQ(zero.staged, 0U);
     EXPECT_GT(zero.exports, 0U);
     EXPECT_LT(zero.bytes, moved + 65536); // nothing but them and UCX's own messages
 
-    std::filesystem::remove(root() / "report");
-    auto without = counting;
+    forget_counts();
+    auto without = counting();
     without.emplace_back("UCX_GAUDI_COPY_DMABUF=no");
     const auto indirect = peers(new_ucx, "rc_v", "--sizes 1m --rounds 1 --operations put,get,tag", without);
     EXPECT_EQ(indirect.status, 0) << indirect.output;
-    const auto staged = ways_of(indirect);
+    const auto staged = ways_of();
     EXPECT_EQ(staged.from_dmabuf, 0U);
     EXPECT_EQ(staged.to_dmabuf, 0U);
     EXPECT_EQ(staged.staged, 2 * moved); // out of one device, into the other
@@ -243,8 +257,8 @@ TEST_F(ucx_test, the_lower_layer_alone_moves_memory_without_a_copy) {
         run(new_ucx, EXAMPLE_UCT_PUT, {"GAUDI_LAB_HCA_REPORT=" + (root() / "report").string()});
     EXPECT_EQ(shown.status, 0) << shown.output;
     EXPECT_HAS(shown.output, "put_zcopy of 1048576 bytes from HBM to HBM over rc_verbs: data right");
-    EXPECT_EQ(ways_of(shown).from_dmabuf, 1U << 20);
-    EXPECT_EQ(ways_of(shown).to_dmabuf, 1U << 20);
+    EXPECT_EQ(ways_of().from_dmabuf, 1U << 20);
+    EXPECT_EQ(ways_of().to_dmabuf, 1U << 20);
 }
 
 // ---- ucx_perftest ----
@@ -285,10 +299,10 @@ INSTANTIATE_TEST_SUITE_P(
 class nixl : public ucx_test, public ::testing::WithParamInterface<const char*> {};
 TEST_P(nixl, moves_memory_of_the_library) {
     const std::string folder = NIXL_FOLDER;
-    const std::vector<std::string> environment = {
-        fmt::format("UCX_TLS={},gaudi_cpy", GetParam()), devices_for(GetParam()),
-        "NIXL_PLUGIN_DIR=" + folder + "/.nixl_cu12.mesonpy.libs/plugins", "UCX_GAUDI_COPY_STATISTICS=y",
-        "GAUDI_LAB_HCA_REPORT=" + (root() / "report").string()};
+    auto environment = counting();
+    environment.push_back(fmt::format("UCX_TLS={},gaudi_cpy", GetParam()));
+    environment.push_back(devices_for(GetParam()));
+    environment.push_back("NIXL_PLUGIN_DIR=" + folder + "/.nixl_cu12.mesonpy.libs/plugins");
     const std::vector<std::size_t> sizes = {4096, 1 << 20, 256 << 20};
     const auto done = run(new_ucx,
                           fmt::format("/usr/bin/python3 {}/tests/ucx/nixl_peers.py {}/nixl_cu12 {} {}",
@@ -300,7 +314,7 @@ TEST_P(nixl, moves_memory_of_the_library) {
     std::uint64_t moved = 0;
     for (const auto size : sizes)
         moved += 2 * size; // READ and WRITE
-    const auto counted = ways_of(done);
+    const auto counted = ways_of();
     const bool network = std::string_view(GetParam()) == "rc_v";
     EXPECT_EQ(counted.to_dmabuf, moved);
     if (network)
@@ -382,6 +396,23 @@ TEST_F(ucx_test, no_gaudi_a_busy_one_and_a_full_one_are_said) {
     const auto none = run_both(lab(old_ucx, program), lab(old_ucx, program + " localhost"), port).client;
     EXPECT_NE(none.status, 0);
     EXPECT_HAS(none.output, "no Gaudi: the driver finds none");
+}
+
+TEST_F(ucx_test, a_nic_without_dmabufs_carries_staged_memory) {
+    describe_lab("gaudis = 2\nhcas = 1\n[hca 0]\ndmabuf = no\n");
+    const auto done = peers(new_ucx, "rc_v", "--sizes 8,1m --rounds 1", counting());
+    EXPECT_EQ(done.status, 0) << done.output;
+    const auto counted = ways_of();
+    EXPECT_EQ(counted.from_dmabuf + counted.to_dmabuf, 0U);
+    EXPECT_GE(counted.staged, 5U << 20); // five operations
+}
+
+TEST_F(ucx_test, a_plugin_folder_that_is_not_there_disturbs_nobody) {
+    const auto shown = run(new_ucx, "env UCX_PLUGIN_PATH=/no/such/folder:/root/neither ucx_info -d");
+    EXPECT_EQ(shown.status, 0);
+    EXPECT_HAS(shown.output, "# Memory domain: self");
+    EXPECT_HAS_NOT(shown.output, "ERROR");
+    EXPECT_HAS_NOT(shown.output, "gaudi_copy");
 }
 
 TEST_F(ucx_test, an_export_that_fails_is_an_error_only_where_it_must_work) {
