@@ -57,8 +57,10 @@ R call(const char* name, Body&& body, Arguments... arguments) {
             if constexpr (std::is_same_v<std::tuple_element_t<0, std::tuple<Arguments...>>, int>)
                 fd = std::get<0>(std::tuple(arguments...));
         const int error = apply_fault(chosen, fd);
-        if (error != 0 && std::string_view(name) == "hlthunk_close") // close(2) closes, whatever it answers
-            (void)body();
+        if constexpr (std::is_same_v<R, int>)
+            if (error != 0 &&
+                std::string_view(name) == "hlthunk_close") // close(2) closes, whatever it answers
+                (void)body();
         return error;
     };
     return run_call<R>(name, hlthunk_convention{}, strike, body, arguments...);

@@ -93,7 +93,7 @@ INSTANTIATE_TEST_SUITE_P(debian, two_hosts,
 // Every byte, between two Gaudis of two hosts.
 class gaudis_of_two_hosts : public two_hosts {};
 TEST_P(gaudis_of_two_hosts, hold_the_same_data) {
-    const auto [options, transports] = GetParam();
+    const std::string options = GetParam().first, transports = GetParam().second;
     const auto program = fmt::format("env UCX_TLS={},gaudi_cpy {} --rounds 1", transports, UCP_PEERS);
     both_results both;
     std::thread passive([&] {
