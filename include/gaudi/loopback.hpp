@@ -24,7 +24,7 @@ public:
 
     // errc::dmabuf_unsupported where the NIC cannot reach device memory, connection_broken where it cannot
     // talk to itself.
-    [[nodiscard]] static result<loopback> make(std::shared_ptr<nic> card);
+    [[nodiscard]] static result<loopback> make(const std::shared_ptr<nic>& card);
     explicit loopback(std::unique_ptr<loopback_core> core);
     loopback(loopback&&) noexcept;
     loopback& operator=(loopback&&) noexcept;

@@ -16,7 +16,7 @@ namespace gaudi {
 // Two queue pairs of one NIC that are each other's peer; only the first one sends.
 class loopback_core {
 public:
-    static result<std::unique_ptr<loopback_core>> make(std::shared_ptr<nic> card);
+    static result<std::unique_ptr<loopback_core>> make(const std::shared_ptr<nic>& card);
     loopback_core() = default;
     ~loopback_core();
     loopback_core(const loopback_core&) = delete;
@@ -49,7 +49,7 @@ private:
     bool broken_ = false;
 };
 
-result<std::unique_ptr<loopback_core>> loopback_core::make(std::shared_ptr<nic> card) {
+result<std::unique_ptr<loopback_core>> loopback_core::make(const std::shared_ptr<nic>& card) {
     const auto& core = card->core();
     if (!card->info().dmabuf)
         return tl::unexpected(error(errc::dmabuf_unsupported, card->info().why_no_dmabuf));
@@ -188,8 +188,8 @@ result<void> loopback_core::read(device& owner, std::span<std::byte> to, device_
     return {};
 }
 
-result<loopback> loopback::make(std::shared_ptr<nic> card) {
-    auto core = loopback_core::make(std::move(card));
+result<loopback> loopback::make(const std::shared_ptr<nic>& card) {
+    auto core = loopback_core::make(card);
     if (!core)
         return tl::unexpected(core.error());
     return loopback(std::move(*core));

@@ -17,6 +17,7 @@ extern "C" {
 
 namespace {
 
+// NOLINTBEGIN(bugprone-sizeof-expression): pointers among the members are what they are
 #define MEMBER(type, name)                                                                                   \
     std::printf(#type " " #name " %zu %zu\n", offsetof(type, name), sizeof(static_cast<type*>(nullptr)->name))
 #define WHOLE(type) std::printf(#type " - %zu\n", sizeof(type))
@@ -138,6 +139,8 @@ void tables() {
 }
 
 } // namespace
+
+// NOLINTEND(bugprone-sizeof-expression)
 
 int main() {
     arguments();
