@@ -372,7 +372,7 @@ void uct_gaudi_copy_md_close(uct_md_h tl_md) {
     auto* md = &copy_md(tl_md);
     if (md->statistics) // asked for, whatever the log level
         (void)guarded([&] {
-            md->module->write(UCS_LOG_LEVEL_PRINT, __FILE__, __LINE__, __func__,
+            md->module->write(UCS_LOG_LEVEL_PRINT, __FILE__, __LINE__, "uct_gaudi_copy_md_close",
                               statistics_line(*md->module));
             return UCS_OK;
         });
