@@ -12,7 +12,6 @@ TEST_ENV = unset GAUDI_LAB GAUDI_LAB_ROOT GAUDI_LAB_TRACE GAUDI_LAB_FAULTS GAUDI
 .PHONY: release ucx setup build-% demo test test-full bench install format format-check lint help clean $(LABELS:%=test-%)
 
 release: setup ## build what users install, into build/release/bin and build/release/lib
-
 	@.ci/ucx || echo "ucx: not there, so the UCX plugin and its part of the demo are left out; make ucx tries again"
 	@[ -f build/release/build.ninja ] || { echo "building: a minute or two the first time"; cmake --preset release >/dev/null; }
 	@cmake --build build/release --target user -- --quiet

@@ -6,13 +6,12 @@
 
 #include <gaudi/device.hpp>
 
-#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
 #include <sys/wait.h>
 #include <unistd.h>
-#include <unordered_map>
+#include <vector>
 
 namespace {
 

@@ -190,8 +190,8 @@ namespace {
 
 json counters_json(const lab::hca::way_counters& from) {
     json shown;
-    lab::hca::way_counters::for_each(
-        from, [&](const char* name, const auto& counter) { shown[name] = counter.load(); });
+    for (const auto& each : lab::hca::way_counters::all())
+        shown[each.name] = (from.*each.counter).load();
     return shown;
 }
 

@@ -142,9 +142,9 @@ void report(const segment& own, unsigned cards) {
     for (unsigned i = 0; i < cards; ++i) {
         text += R"({"process":)" + std::to_string(own->head.process) + R"(,"device":"vhca)" +
                 std::to_string(i) + '"';
-        way_counters::for_each(own->head.counted[i], [&](const char* name, const auto& counter) {
-            text += std::string(",\"") + name + "\":" + std::to_string(counter.load());
-        });
+        for (const auto& each : way_counters::all())
+            text += std::string(",\"") + each.name +
+                    "\":" + std::to_string((own->head.counted[i].*each.counter).load());
         text += "}\n";
     }
     const int fd = ::open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);

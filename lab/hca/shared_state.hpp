@@ -3,6 +3,7 @@
 
 #include "lab/hca/shared_lock.hpp"
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 
@@ -124,32 +125,33 @@ struct way_counters {
     std::atomic<std::uint64_t> bytes_from_dmabuf, bytes_to_dmabuf; // between hosts: those of this one
 
     void clear() {
-        for_each(*this, [](const char*, auto& counter) { counter = 0; });
+        for (const auto& each : all())
+            this->*each.counter = 0;
     }
     void add(const way_counters& more) {
-        messages += more.messages.load();
-        bytes += more.bytes.load();
-        errors += more.errors.load();
-        bytes_mapped += more.bytes_mapped.load();
-        bytes_copied_across += more.bytes_copied_across.load();
-        bytes_tcp += more.bytes_tcp.load();
-        bytes_from_dmabuf += more.bytes_from_dmabuf.load();
-        bytes_to_dmabuf += more.bytes_to_dmabuf.load();
+        for (const auto& each : all())
+            this->*each.counter += (more.*each.counter).load();
     }
 
     // All of them, with the names they are shown by.
-    template <typename Self, typename Each>
-    static void for_each(Self& self, Each&& each) {
-        each("messages", self.messages);
-        each("bytes", self.bytes);
-        each("errors", self.errors);
-        each("bytes_mapped", self.bytes_mapped);
-        each("bytes_process_vm", self.bytes_copied_across);
-        each("bytes_tcp", self.bytes_tcp);
-        each("bytes_from_dmabuf", self.bytes_from_dmabuf);
-        each("bytes_to_dmabuf", self.bytes_to_dmabuf);
-    }
+    struct named {
+        const char* name;
+        std::atomic<std::uint64_t> way_counters::*counter;
+    };
+    static const std::array<named, 8>& all();
 };
+
+inline const std::array<way_counters::named, 8>& way_counters::all() {
+    static constexpr std::array<named, 8> list = {{{"messages", &way_counters::messages},
+                                                   {"bytes", &way_counters::bytes},
+                                                   {"errors", &way_counters::errors},
+                                                   {"bytes_mapped", &way_counters::bytes_mapped},
+                                                   {"bytes_process_vm", &way_counters::bytes_copied_across},
+                                                   {"bytes_tcp", &way_counters::bytes_tcp},
+                                                   {"bytes_from_dmabuf", &way_counters::bytes_from_dmabuf},
+                                                   {"bytes_to_dmabuf", &way_counters::bytes_to_dmabuf}}};
+    return list;
+}
 
 struct shared_qp {
     // What the peer looks at with every request: it changes with the state only.

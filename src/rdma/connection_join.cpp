@@ -53,17 +53,10 @@ result<void> connection_core::prepare() {
 
 hello connection_core::greeting() const {
     const auto& core = *card_->core();
-    hello ours;
-    ours.ethernet = core.info().link_layer == link_layer::ethernet;
+    auto ours = pair_.greeting();
     ours.sleeps = options_.wait == wait_mode::events;
-    ours.mtu = static_cast<std::uint8_t>(core.port().active_mtu);
-    ours.reads_in_flight = static_cast<std::uint8_t>(
-        std::clamp(std::min(core.limits().max_qp_rd_atom, core.limits().max_qp_init_rd_atom), 1, 16));
     ours.atomics = core.atomics();
-    ours.lid = core.port().lid;
-    ours.qp_number = pair_.get()->qp_num;
     ours.first_sequence = first_sequence_;
-    std::copy(std::begin(core.gid().raw), std::end(core.gid().raw), ours.gid.begin());
     const auto longest = std::max<std::uint64_t>(core.port().max_msg_sz, 4096);
     ours.segment = static_cast<std::uint32_t>(std::min<std::uint64_t>(wanted_segment, longest & ~4095ULL));
     ours.longest_write = std::min<std::uint64_t>(wanted_write, longest & ~4095ULL);

@@ -32,7 +32,8 @@ private:
         broken_ = true;
         near_.destroy();
     }
-    [[nodiscard]] hello greeting_of(const queue_pair& which) const;
+    // The device's side of a piece, registered.
+    result<local_region> region_of(device& owner, device_address address, std::size_t bytes);
     // Posts the chain and waits for its last request, the only one that asks for a completion.
     result<void> carry_out(ibv_send_wr& first);
     [[nodiscard]] ibv_sge host_side(std::size_t bytes) const {
@@ -83,24 +84,19 @@ loopback_core::~loopback_core() {
     (void)region_.release();
 }
 
-hello loopback_core::greeting_of(const queue_pair& which) const {
-    const auto& core = *card_->core();
-    hello made;
-    made.ethernet = core.info().link_layer == link_layer::ethernet;
-    made.mtu = static_cast<std::uint8_t>(core.port().active_mtu);
-    made.reads_in_flight = static_cast<std::uint8_t>(std::clamp(core.limits().max_qp_rd_atom, 1, 16));
-    made.lid = core.port().lid;
-    made.qp_number = which.get()->qp_num;
-    std::memcpy(made.gid.data(), core.gid().raw, made.gid.size());
-    return made;
-}
-
 result<void> loopback_core::connect() {
-    constexpr unsigned timeout = 14, retries = 7; // as connections have it: seconds at most
-    const auto near = greeting_of(near_), far = greeting_of(far_);
+    constexpr unsigned timeout = 14, retries = 7; // 67 ms a try: nobody but the NIC itself has to answer
+    const auto near = near_.greeting(), far = far_.greeting();
     if (auto joined = near_.join(near, far, timeout, retries); !joined)
         return joined;
     return far_.join(far, near, timeout, retries);
+}
+
+result<local_region> loopback_core::region_of(device& owner, device_address address, std::size_t bytes) {
+    if (broken_)
+        return tl::unexpected(
+            error(errc::connection_broken, "the NIC's connection to itself failed earlier"));
+    return card_->region(owner, address, bytes);
 }
 
 result<void> loopback_core::carry_out(ibv_send_wr& first) {
@@ -129,11 +125,8 @@ result<void> loopback_core::carry_out(ibv_send_wr& first) {
 
 result<void> loopback_core::write(device& owner, device_address to, std::span<const std::byte> from) {
     for (std::size_t done = 0; done < from.size();) {
-        if (broken_)
-            return tl::unexpected(
-                error(errc::connection_broken, "the NIC's connection to itself failed earlier"));
         const auto bytes = std::min(from.size() - done, loopback::piece);
-        const auto region = card_->region(owner, to + done, bytes);
+        const auto region = region_of(owner, to + done, bytes);
         if (!region)
             return tl::unexpected(region.error());
         const auto remote = region->remote();
@@ -163,11 +156,8 @@ result<void> loopback_core::write(device& owner, device_address to, std::span<co
 
 result<void> loopback_core::read(device& owner, std::span<std::byte> to, device_address from) {
     for (std::size_t done = 0; done < to.size();) {
-        if (broken_)
-            return tl::unexpected(
-                error(errc::connection_broken, "the NIC's connection to itself failed earlier"));
         const auto bytes = std::min(to.size() - done, loopback::piece);
-        const auto region = card_->region(owner, from + done, bytes);
+        const auto region = region_of(owner, from + done, bytes);
         if (!region)
             return tl::unexpected(region.error());
         const auto remote = region->remote();

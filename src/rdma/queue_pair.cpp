@@ -53,6 +53,18 @@ result<queue_pair> queue_pair::make(const std::shared_ptr<nic_core>& card, unsig
     return made;
 }
 
+hello queue_pair::greeting() const {
+    hello ours;
+    ours.ethernet = card_->info().link_layer == link_layer::ethernet;
+    ours.mtu = static_cast<std::uint8_t>(card_->port().active_mtu);
+    ours.reads_in_flight = static_cast<std::uint8_t>(
+        std::clamp(std::min(card_->limits().max_qp_rd_atom, card_->limits().max_qp_init_rd_atom), 1, 16));
+    ours.lid = card_->port().lid;
+    ours.qp_number = qp_->qp_num;
+    std::copy(std::begin(card_->gid().raw), std::end(card_->gid().raw), ours.gid.begin());
+    return ours;
+}
+
 result<void> queue_pair::join(const hello& ours, const hello& theirs, unsigned timeout, unsigned retries) {
     const auto modify = [&](const char* step, ibv_qp_attr attributes, int mask) -> result<void> {
         if (const int rc = card_->api().ibv_modify_qp(qp_.get(), &attributes, mask); rc != 0)

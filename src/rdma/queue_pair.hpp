@@ -15,6 +15,8 @@ public:
     queue_pair(queue_pair&&) noexcept = default;
     queue_pair& operator=(queue_pair&&) noexcept = default;
 
+    // What a peer must know of it to join; the rest of the greeting is the connection's.
+    [[nodiscard]] hello greeting() const;
     // To ready-to-send, towards the peer.
     result<void> join(const hello& ours, const hello& theirs, unsigned timeout, unsigned retries);
     // The NIC touches nothing of it any more when this returns.

@@ -15,6 +15,10 @@ using json = nlohmann::json;
 
 const std::string old_ucx = UCX_1_22, new_ucx = UCX_1_23;
 
+std::string prefix_of(std::string_view version) {
+    return version == "1.22" ? old_ucx : new_ucx;
+}
+
 class ucx_test : public judge {
 protected:
     ucx_test() { hurry_ucx(); }
@@ -107,7 +111,7 @@ std::string name_of(const auto& info) {
 
 class both_versions : public ucx_test, public ::testing::WithParamInterface<const char*> {
 protected:
-    [[nodiscard]] std::string prefix() const { return GetParam() == std::string("1.22") ? old_ucx : new_ucx; }
+    [[nodiscard]] std::string prefix() const { return prefix_of(GetParam()); }
 };
 INSTANTIATE_TEST_SUITE_P(ucx, both_versions, ::testing::Values("1.22", "1.23"),
                          [](const auto& each) { return name_of(each.param); });
@@ -169,7 +173,7 @@ struct way {
 class data : public ucx_test, public ::testing::WithParamInterface<way> {};
 TEST_P(data, is_right) {
     const auto& [version, transports, more, environment] = GetParam();
-    const auto prefix = version == std::string("1.22") ? old_ucx : new_ucx;
+    const auto prefix = prefix_of(version);
     expect_right(peers(prefix, transports, more, words(environment)));
 }
 std::string name_of_way(const ::testing::TestParamInfo<way>& info) {
@@ -266,7 +270,7 @@ TEST_F(ucx_test, the_lower_layer_alone_moves_memory_without_a_copy) {
 class perftest_test : public ucx_test, public ::testing::WithParamInterface<way> {};
 TEST_P(perftest_test, passes) {
     const auto& [version, transports, more, environment] = GetParam();
-    const auto prefix = version == std::string("1.22") ? old_ucx : new_ucx;
+    const auto prefix = prefix_of(version);
     const auto port = free_port();
     const auto program = fmt::format("env {} UCX_TLS={},gaudi_cpy {} ucx_perftest -p {} -w 5 {}",
                                      devices_for(transports), transports, environment, port, more);
@@ -411,7 +415,7 @@ TEST_F(ucx_test, a_nic_without_dmabufs_carries_staged_memory) {
 }
 
 TEST_F(ucx_test, a_plugin_folder_that_is_not_there_disturbs_nobody) {
-    const auto shown = run(new_ucx, "env UCX_PLUGIN_PATH=/no/such/folder:/root/neither ucx_info -d");
+    const auto shown = run(new_ucx, "env UCX_PLUGIN_PATH=/no/such/folder:/nor/this/one ucx_info -d");
     EXPECT_EQ(shown.status, 0);
     EXPECT_HAS(shown.output, "# Memory domain: self");
     EXPECT_HAS_NOT(shown.output, "ERROR");

@@ -49,12 +49,18 @@ inline uct_gaudi_module& module_of(uct_component_t* component) {
     return *reinterpret_cast<uct_gaudi_module*>(component);
 }
 
-// One line in UCX's log, after UCX's own rules.
-#define gaudi_log(module, level, ...)                                                                        \
+// One line in UCX's log, after UCX's own rules: at a level that is a value, or named.
+#define gaudi_log_at(module, level, ...)                                                                     \
     do {                                                                                                     \
-        if ((module).logs(UCS_LOG_LEVEL_##level))                                                            \
-            (module).write(UCS_LOG_LEVEL_##level, __FILE__, __LINE__, __func__, fmt::format(__VA_ARGS__));   \
+        if ((module).logs(level))                                                                            \
+            (module).write(level, __FILE__, __LINE__, __func__, fmt::format(__VA_ARGS__));                   \
     } while (0)
+#define gaudi_log(module, level, ...) gaudi_log_at(module, UCS_LOG_LEVEL_##level, __VA_ARGS__)
+
+// Addresses as UCX gives and takes them, host and device alike.
+inline std::uint64_t number(const void* address) {
+    return reinterpret_cast<std::uintptr_t>(address);
+}
 
 // What UCX's callers act upon.
 [[nodiscard]] ucs_status_t status_of(const gaudi::error& error);

@@ -26,6 +26,9 @@ void publisher::start(uct_gaudi_module& module) {
     const std::lock_guard guard(mutex);
     if (module.observer)
         return;
+    if (const auto devices =
+            gaudi::list_devices()) // a program may open the domain without asking for it first
+        learn_sys_devices(module, *devices);
     ucs_memory_info_t info;
     module.ucx.ucs_memtype_cache_lookup(&info, 1, &info); // makes the cache: without one, updates are lost
     auto made = std::make_shared<publisher>(module);
@@ -66,11 +69,8 @@ void publisher::memory_goes(gaudi::device_address base, std::uint64_t length) {
     module_.counters.frees_announced.fetch_add(1, std::memory_order_relaxed);
 }
 
-void learn_sys_devices(uct_gaudi_module& module) {
-    const auto devices = gaudi::list_devices();
-    if (!devices)
-        return;
-    for (const auto& device : *devices) {
+void learn_sys_devices(uct_gaudi_module& module, const std::vector<gaudi::device_info>& devices) {
+    for (const auto& device : devices) {
         unsigned domain = 0, bus = 0, slot = 0, function = 0;
         if (std::sscanf(device.bus_id.c_str(), "%x:%x:%x.%x", &domain, &bus, &slot, &function) != 4)
             continue;

@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <gaudi/device_info.hpp>
+
 #include "ucx/base/module.hpp"
+
+#include <vector>
 
 namespace gaudi_ucx {
 
@@ -29,6 +33,6 @@ private:
 };
 
 // Fills in UCX's system devices from the devices' bus ids.
-void learn_sys_devices(uct_gaudi_module& module);
+void learn_sys_devices(uct_gaudi_module& module, const std::vector<gaudi::device_info>& devices);
 
 } // namespace gaudi_ucx

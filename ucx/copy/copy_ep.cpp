@@ -7,11 +7,6 @@
 namespace gaudi_ucx {
 namespace {
 
-std::uint64_t number(const void* address) {
-    return reinterpret_cast<std::uintptr_t>(address);
-}
-
-// Addresses as UCX gives them, host and device alike.
 std::byte* host_pointer(std::uint64_t address) {
     return reinterpret_cast<std::byte*>(address);
 }
@@ -42,16 +37,14 @@ gaudi::result<gaudi::across_report> across(unsigned to_index, std::uint64_t to, 
 
 // A small copy between host and device through a NIC. False: it was not possible, the engine shall do it, and
 // say why not.
-bool by_nic(uct_gaudi_copy_iface_t& iface, const located& target, std::uint64_t to, std::uint64_t from,
+bool by_nic(uct_gaudi_copy_iface_t& iface, unsigned index, bool down, std::uint64_t to, std::uint64_t from,
             std::size_t length) {
-    const auto index = target.device ? target.index : locate(from).index;
     const auto device = gaudi::find_open_device(index);
     auto* loop = device ? loop_of(iface, *device, index) : nullptr;
     if (loop == nullptr)
         return false;
-    const auto done = target.device
-                          ? loop->write(*device, gaudi::device_address(to), {host_pointer(from), length})
-                          : loop->read(*device, {host_pointer(to), length}, gaudi::device_address(from));
+    const auto done = down ? loop->write(*device, gaudi::device_address(to), {host_pointer(from), length})
+                           : loop->read(*device, {host_pointer(to), length}, gaudi::device_address(from));
     if (!done) {
         // What is wrong with the memory the engine says as well; anything else would fail every time.
         if (status_of(done.error()) != UCS_ERR_INVALID_ADDR) {
@@ -82,14 +75,15 @@ started start(uct_gaudi_copy_iface_t& iface, std::uint64_t to, std::uint64_t fro
         const auto report = across(target.index, to, source.index, from, length);
         return report ? started{UCS_OK, {}} : refused(iface, report.error(), to, from, length);
     }
-    if (target.device != source.device && length <= iface.md().nic_max &&
-        by_nic(iface, target, to, from, length))
+    const auto index = target.device ? target.index : source.index;
+    const bool between = target.device != source.device; // host and device
+    if (between && length <= iface.md().nic_max && by_nic(iface, index, target.device, to, from, length))
         return {UCS_OK, {}};
-    auto engine = engine_of(iface, target.device ? target.index : source.index);
+    auto engine = engine_of(iface, index);
     if (!engine) {
         // Queues that are SynapseAI's, a Gaudi3: then the NIC is the only way, for any length.
-        if (engine.error().code() == gaudi::errc::copies_absent && target.device != source.device &&
-            by_nic(iface, target, to, from, length))
+        if (engine.error().code() == gaudi::errc::copies_absent && between &&
+            by_nic(iface, index, target.device, to, from, length))
             return {UCS_OK, {}};
         return refused(iface, engine.error(), to, from, length);
     }
@@ -109,6 +103,16 @@ ucs_status_t copy_now(uct_gaudi_copy_iface_t& iface, std::uint64_t to, std::uint
         return begun.status;
     const auto done = begun.ticket.wait();
     return done ? UCS_OK : refused(iface, done.error(), to, from, length).status;
+}
+
+// What short and buffered operations have in common: the key, the counter, the copy.
+ucs_status_t checked_copy(uct_gaudi_copy_iface_t& iface, bool put, std::uint64_t local, std::size_t length,
+                          std::uint64_t remote, uct_rkey_t rkey,
+                          std::atomic<std::uint64_t> uct_gaudi_counters::*counter) {
+    if (const auto status = check_key(iface.module(), rkey, remote, length); status != UCS_OK)
+        return status;
+    (iface.module().counters.*counter).fetch_add(length, std::memory_order_relaxed);
+    return copy_now(iface, put ? remote : local, put ? local : remote, length);
 }
 
 // Host memory that was registered stays mapped for the device once it was used: mapping it costs more than
@@ -168,37 +172,29 @@ ucs_status_t uct_gaudi_copy_ep_get_zcopy(uct_ep_h ep, const uct_iov_t* iov, size
 // UCX stages through these two with any length, whatever the limit says.
 ucs_status_t uct_gaudi_copy_ep_put_short(uct_ep_h ep, const void* buffer, unsigned length, uint64_t remote,
                                          uct_rkey_t rkey) {
-    return guarded([&]() -> ucs_status_t {
-        auto& iface = copy_iface(ep->iface);
-        if (const auto status = check_key(iface.module(), rkey, remote, length); status != UCS_OK)
-            return status;
-        iface.module().counters.short_bytes.fetch_add(length, std::memory_order_relaxed);
-        return copy_now(iface, remote, number(buffer), length);
+    return guarded([&] {
+        return checked_copy(copy_iface(ep->iface), true, number(buffer), length, remote, rkey,
+                            &uct_gaudi_counters::short_bytes);
     });
 }
 
 ucs_status_t uct_gaudi_copy_ep_get_short(uct_ep_h ep, void* buffer, unsigned length, uint64_t remote,
                                          uct_rkey_t rkey) {
-    return guarded([&]() -> ucs_status_t {
-        auto& iface = copy_iface(ep->iface);
-        if (const auto status = check_key(iface.module(), rkey, remote, length); status != UCS_OK)
-            return status;
-        iface.module().counters.short_bytes.fetch_add(length, std::memory_order_relaxed);
-        return copy_now(iface, number(buffer), remote, length);
+    return guarded([&] {
+        return checked_copy(copy_iface(ep->iface), false, number(buffer), length, remote, rkey,
+                            &uct_gaudi_counters::short_bytes);
     });
 }
 
 ssize_t uct_gaudi_copy_ep_put_bcopy(uct_ep_h ep, uct_pack_callback_t pack, void* arg, uint64_t remote,
                                     uct_rkey_t rkey) {
     std::size_t length = 0;
-    const auto status = guarded([&]() -> ucs_status_t {
+    const auto status = guarded([&] {
         auto& iface = copy_iface(ep->iface);
         iface.bounce.resize(iface.config.max_bcopy);
         length = pack(iface.bounce.data(), arg);
-        if (const auto wrong = check_key(iface.module(), rkey, remote, length); wrong != UCS_OK)
-            return wrong;
-        iface.module().counters.bcopy_bytes.fetch_add(length, std::memory_order_relaxed);
-        return copy_now(iface, remote, number(iface.bounce.data()), length);
+        return checked_copy(iface, true, number(iface.bounce.data()), length, remote, rkey,
+                            &uct_gaudi_counters::bcopy_bytes);
     });
     return status == UCS_OK ? static_cast<ssize_t>(length) : static_cast<ssize_t>(status);
 }
@@ -209,11 +205,9 @@ ucs_status_t uct_gaudi_copy_ep_get_bcopy(uct_ep_h ep, uct_unpack_callback_t unpa
         auto& iface = copy_iface(ep->iface);
         if (length > iface.config.max_bcopy)
             return UCS_ERR_INVALID_PARAM;
-        if (const auto wrong = check_key(iface.module(), rkey, remote, length); wrong != UCS_OK)
-            return wrong;
         iface.bounce.resize(iface.config.max_bcopy);
-        iface.module().counters.bcopy_bytes.fetch_add(length, std::memory_order_relaxed);
-        const auto status = copy_now(iface, number(iface.bounce.data()), remote, length);
+        const auto status = checked_copy(iface, false, number(iface.bounce.data()), length, remote, rkey,
+                                         &uct_gaudi_counters::bcopy_bytes);
         if (status == UCS_OK)
             unpack(arg, iface.bounce.data(), length);
         return status;
@@ -225,8 +219,7 @@ ucs_status_t uct_gaudi_copy_ep_flush(uct_ep_h ep, unsigned, uct_completion_t* co
 }
 
 ucs_status_t uct_gaudi_copy_ep_fence(uct_ep_h ep, unsigned) {
-    auto& iface = copy_iface(ep->iface);
-    iface.fenced = !iface.copies.empty();
+    fence(copy_iface(ep->iface));
     return UCS_OK;
 }
 

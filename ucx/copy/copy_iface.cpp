@@ -159,8 +159,7 @@ ucs_status_t uct_gaudi_copy_iface_flush(uct_iface_h tl_iface, unsigned, uct_comp
 }
 
 ucs_status_t uct_gaudi_copy_iface_fence(uct_iface_h tl_iface, unsigned) {
-    auto& iface = copy_iface(tl_iface);
-    iface.fenced = !iface.copies.empty();
+    fence(copy_iface(tl_iface));
     return UCS_OK;
 }
 
@@ -438,6 +437,10 @@ ucs_status_t flush(uct_gaudi_copy_iface_t& iface, uct_completion_t* comp) {
     if (comp != nullptr)
         iface.flushes.push_back({iface.next_sequence - 1, comp});
     return UCS_INPROGRESS;
+}
+
+void fence(uct_gaudi_copy_iface_t& iface) {
+    iface.fenced = !iface.copies.empty();
 }
 
 void fill_copy_tl(uct_gaudi_module& module) {

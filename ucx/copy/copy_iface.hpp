@@ -75,6 +75,7 @@ unsigned progress(uct_gaudi_copy_iface_t& iface);
 [[nodiscard]] gaudi::result<gaudi::copy_engine> engine_of(uct_gaudi_copy_iface_t& iface,
                                                           unsigned device_index);
 ucs_status_t flush(uct_gaudi_copy_iface_t& iface, uct_completion_t* comp);
+void fence(uct_gaudi_copy_iface_t& iface);
 
 // The transport, for registering it with UCX.
 void fill_copy_tl(uct_gaudi_module& module);

@@ -15,20 +15,10 @@ namespace {
 constexpr std::uint64_t most_queues = 4;
 constexpr std::size_t auto_bytes = static_cast<std::size_t>(-2); // UCX's "auto" of memory units
 
-std::uint64_t number(const void* address) {
-    return reinterpret_cast<std::uintptr_t>(address);
-}
-
 // Errors of a call that was told to be quiet are details.
 ucs_log_level_t level_of(std::uint64_t flags) {
     return (flags & UCT_MD_MEM_FLAG_HIDE_ERRORS) != 0 ? UCS_LOG_LEVEL_DIAG : UCS_LOG_LEVEL_ERROR;
 }
-
-#define gaudi_log_at(module, level, ...)                                                                     \
-    do {                                                                                                     \
-        if ((module).logs(level))                                                                            \
-            (module).write(level, __FILE__, __LINE__, __func__, fmt::format(__VA_ARGS__));                   \
-    } while (0)
 
 ucs_status_t failed(uct_gaudi_module& module, const gaudi::error& error, ucs_log_level_t level,
                     std::string_view doing) {
@@ -407,7 +397,6 @@ ucs_status_t uct_gaudi_copy_md_open(uct_component_t* component, const char*, con
             gaudi_log(module, ERROR, "{}", wrong);
             return UCS_ERR_INVALID_PARAM;
         }
-        learn_sys_devices(module);
         made->attached = gaudi::attach_devices();
         publisher::start(module);
         *md_p = &made.release()->super;
@@ -431,6 +420,7 @@ ucs_status_t uct_gaudi_copy_query_md_resources(uct_component_t* component,
                       devices ? "none of the second generation or later" : devices.error().message());
             return module.ucx.uct_md_query_empty_md_resource(resources_p, num_resources_p);
         }
+        learn_sys_devices(module, *devices);
         return module.ucx.uct_md_query_single_md_resource(component, resources_p, num_resources_p);
     });
 }

@@ -27,10 +27,6 @@ struct ucx_perf_allocator {
 };
 static_assert(sizeof(ucx_perf_allocator) == 48);
 
-std::uint64_t number(const void* address) {
-    return reinterpret_cast<std::uintptr_t>(address);
-}
-
 gaudi::result<gaudi::copy_engine> engine_at(std::uint64_t address) {
     const auto index = gaudi::known_memory().device_of(gaudi::device_address(address));
     const auto device = index ? gaudi::find_open_device(*index) : nullptr;
