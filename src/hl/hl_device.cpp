@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "src/hl/hl_device.hpp"
 
+#include "src/os/fork_count.hpp"
 #include "src/os/round_up.hpp"
 
 #include <algorithm>
@@ -45,7 +46,7 @@ constexpr std::string_view event_names[] = {"TPC assert",
 } // namespace
 
 hl_device::hl_device(std::shared_ptr<const hlthunk_api> api, int fd, bool owned, identity who)
-    : api_(std::move(api)), fd_(fd), process_(::getpid()), owned_(owned), who_(std::move(who)) {
+    : api_(std::move(api)), fd_(fd), forks_(fork_count()), owned_(owned), who_(std::move(who)) {
     const auto& row = traits();
     if (row.exports == export_call::physical) {
         slice_begin_ = device_address(who_.hw.dram_base_address);
@@ -74,7 +75,7 @@ hl_device::~hl_device() {
 }
 
 bool hl_device::ours() const {
-    return process_ == ::getpid();
+    return forks_ == fork_count();
 }
 
 std::uint64_t hl_device::page_size() const {

@@ -136,7 +136,7 @@ private:
 
     std::shared_ptr<const hlthunk_api> api_;
     int fd_;
-    const int process_; // a child must not undo what its parent did
+    const unsigned forks_; // a child must not undo what its parent did
     bool owned_;
     identity who_;
     int notifier_ = -1;
