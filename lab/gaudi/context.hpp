@@ -126,7 +126,8 @@ struct context {
     std::uint64_t open_count, last_open_ms;
     std::uint32_t hard_resets, soft_resets;
 
-    // The rest is the context's and is wiped.
+    // The rest is the context's and is wiped. The second page, with all that is looked at without an open
+    // context, is stored with the first; the tables behind it are stored while a context is open.
     alignas(4096) std::atomic<std::uint32_t> status; // enum hl_device_status
     std::atomic<std::uint32_t> watchdog;             // a fault happened and the user was told to close
     std::uint64_t opened_ns;
@@ -137,28 +138,21 @@ struct context {
     std::uint64_t notifier_process_start;
     std::uint64_t events;
     last_events last;
+    std::uint64_t next_handle, next_export, next_import, next_buffer_id;
+    std::uint32_t pages_used, allocation_count, mapping_count, export_count, buffer_count;
+    alignas(64) std::atomic<std::uint64_t> next_sequence;
+    std::atomic<std::uint32_t> in_flight;
 
     // Memory.
-    std::uint64_t next_handle;
-    std::uint32_t pages_used;
-    std::uint32_t allocation_count;
-    std::uint32_t page_next[max_pages]; // chain of an allocation's pages; max_pages ends it
+    alignas(4096) std::uint32_t page_next[max_pages]; // chain of an allocation's pages; max_pages ends it
     std::uint8_t page_taken[max_pages];
     allocation allocations[max_pages];
-    std::uint32_t mapping_count;
     mapping mappings[max_mappings];
-    std::uint64_t next_export;
-    std::uint32_t export_count;
     export_record exports[max_exports];
-    std::uint64_t next_import;
     import_record imports[max_imports];
 
     // Command buffers and submission.
-    std::uint64_t next_buffer_id;
-    std::uint32_t buffer_count;
     command_buffer buffers[max_buffers];
-    std::atomic<std::uint64_t> next_sequence;
-    std::atomic<std::uint32_t> in_flight;
     std::atomic<std::uint32_t> completions; // futex: bumped at each change a waiter could wait for
     std::atomic<std::uint32_t> waiters;
     kept_timestamp kept_timestamps[kept]; // of submissions that asked for one: they outlive their slot

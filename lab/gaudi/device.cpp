@@ -7,10 +7,12 @@
 
 #include <cerrno>
 #include <charconv>
+#include <cstddef>
 #include <cstdio>
 #include <cstring>
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <span>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <system_error>
@@ -65,7 +67,9 @@ int virtual_device::open_compute() {
     if (card.broken)
         return -EPERM;
     auto& shared = state();
-    (void)hbm(); // mapped now: where that fails it is an errno of open, not a fault in the middle of a copy
+    // Mapped now: where that fails it is an errno of open, not a fault in the middle of a copy.
+    (void)hbm();
+    (void)sram();
     const int fd = ::open(node.c_str(), O_RDWR | O_CLOEXEC);
     if (fd < 0)
         return -errno;
@@ -75,14 +79,18 @@ int virtual_device::open_compute() {
     }
     // Alone now, unless a DMA-BUF outlived the descriptors of the context it came from.
     if (any_export_alive()) {
+        const int error = errno;
         ::close(fd);
-        return -EBUSY;
+        return -error;
     }
     reset_storage();
     // Storage for the tables now: a full tmpfs must be an errno of open and not a SIGBUS when they are
     // written.
     if (::ftruncate(fd, node_size) != 0 || !store_tables()) {
         const int error = errno;
+        std::fprintf(stderr, "gaudi-lab: no storage for the tables of a context in %s: %s\n",
+                     directory.c_str(), std::strerror(error));
+        reset_storage();
         ::close(fd);
         return -error;
     }
@@ -120,7 +128,7 @@ void virtual_device::reset_storage() {
 void virtual_device::release_leftovers() {
     auto& shared = state();
     const context_lock lock(shared);
-    for (auto& record : shared.imports)
+    for (auto& record : std::span(shared.imports, shared.next_import > 1 ? context::max_imports : 0))
         if (record.id != 0 && record.process == ::getpid()) {
             ::close(record.dup_fd);
             record.id = 0;
@@ -169,7 +177,8 @@ context* virtual_device::map_context() {
     const auto path = directory / "context";
     const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     void* view = MAP_FAILED;
-    if (fd >= 0 && ::ftruncate(fd, sizeof(context)) == 0)
+    if (fd >= 0 && ::ftruncate(fd, sizeof(context)) == 0 &&
+        ::fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, offsetof(context, page_next)) == 0)
         view = ::mmap(nullptr, sizeof(context), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     const int error = errno;
     if (view != MAP_FAILED && ::flock(fd, LOCK_EX) == 0) {
@@ -291,10 +300,13 @@ bool virtual_device::any_export_alive() const {
         if (name.find('.') != name.npos)
             continue;
         std::from_chars(name.data(), name.data() + name.size(), id);
-        if (export_alive(id))
+        if (export_alive(id)) {
+            errno = EBUSY;
             return true;
+        }
         forget_export(id);
     }
+    errno = error.value();
     return static_cast<bool>(error); // a folder that cannot be read may hold live ones
 }
 

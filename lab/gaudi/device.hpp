@@ -75,7 +75,8 @@ public:
     [[nodiscard]] std::shared_ptr<const int> hold(int fd);
 
     [[nodiscard]] std::filesystem::path export_path(std::uint64_t id) const;
-    // Whether a DMA-BUF of this device is alive anywhere; dead ones are swept away.
+    // Whether a DMA-BUF of this device is alive anywhere, or may be: errno says which. Dead ones are swept
+    // away.
     [[nodiscard]] bool any_export_alive() const;
     [[nodiscard]] bool export_alive(std::uint64_t id) const;
     void forget_export(std::uint64_t id) const;

@@ -85,7 +85,7 @@ result<void> make_sysfs(const fs::path& path, const description& wanted) {
     return {};
 }
 
-result<void> make_contents(const fs::path& path, const description& wanted) {
+result<void> make_contents(const fs::path& path, const description& wanted) try {
     for (const auto& entry : fs::directory_iterator(path))
         if (entry.path().filename() != "lock")
             fs::remove_all(entry.path());
@@ -113,6 +113,13 @@ result<void> make_contents(const fs::path& path, const description& wanted) {
     if (::rename((path / "description.new").c_str(), (path / "description").c_str()) != 0)
         return failed("cannot write", path / "description");
     return {};
+} catch (const fs::filesystem_error& error) {
+    return tl::unexpected(problem{error.what()});
+}
+
+void remove_lab(const fs::path& path) {
+    fs::remove_all(path);
+    ::rmdir(path.parent_path().c_str()); // only the last lab takes the root along; not empty is fine
 }
 
 bool same_file(int fd, const fs::path& path) {
@@ -175,13 +182,18 @@ result<folder> folder::enter(std::string_view name, const std::optional<descript
         const int fd = ::open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
         if (fd < 0 && errno == ENOENT) // cleaned in between
             continue;
-        if (fd < 0)
-            return failed("cannot open", lock_path);
+        if (fd < 0) {
+            auto refused = failed("cannot open", lock_path);
+            ::rmdir(path.c_str()); // unless it is in use
+            return refused;
+        }
         folder entered(path, fd, {});
         const bool alone = lock(fd, LOCK_EX | LOCK_NB) == 0;
         if (alone && same_file(fd, lock_path))
-            if (auto settled = settle_contents(path, wanted); !settled)
+            if (auto settled = settle_contents(path, wanted); !settled) {
+                remove_lab(path);
                 return tl::unexpected(settled.error());
+            }
         if (lock(fd, LOCK_SH) != 0)
             return failed("cannot lock", lock_path);
         if (!same_file(fd, lock_path) || !fs::exists(path / "description"))
@@ -282,9 +294,8 @@ result<void> clean(std::string_view name) try {
         ::close(fd);
         return tl::unexpected(problem{fmt::format("lab '{}' is in use; end its programs first", name)});
     }
-    fs::remove_all(path);
+    remove_lab(path);
     ::close(fd);
-    ::rmdir(top->c_str()); // only the last lab takes the root along; not empty is fine
     return {};
 } catch (const fs::filesystem_error& error) {
     return tl::unexpected(problem{error.what()});

@@ -149,17 +149,23 @@ TEST_F(device_test, no_descriptor_left) {
     (void)list_devices(); // everything the lab keeps open is open now
     const int first_free_fd = ::dup(0);
     ::close(first_free_fd);
-    for (const auto limit : {static_cast<rlim_t>(first_free_fd), static_cast<rlim_t>(first_free_fd + 1)}) {
+    // One more each time, until they are enough.
+    auto limit = static_cast<rlim_t>(first_free_fd);
+    const auto open_within_limit = [&] {
         const rlimit small{limit, before.rlim_max};
         ::setrlimit(RLIMIT_NOFILE, &small);
-        const auto opened = open_device(by_index{0});
-        if (!opened) {
-            EXPECT_EQ(opened.error().code(), errc::descriptors_exhausted) << opened.error().message();
-        }
+        auto outcome = open_device(by_index{0});
+        ::setrlimit(RLIMIT_NOFILE, &before);
+        return outcome;
+    };
+    auto opened = open_within_limit();
+    for (; !opened && limit < before.rlim_cur; opened = open_within_limit()) {
+        EXPECT_EQ(opened.error().code(), errc::descriptors_exhausted) << opened.error().message();
+        ++limit;
     }
-    ::setrlimit(RLIMIT_NOFILE, &before);
-    const auto opened = open_device(by_index{0});
     ASSERT_TRUE(opened) << opened.error().message();
+    EXPECT_GE(limit, static_cast<rlim_t>(first_free_fd + 2))
+        << "it was refused without and with a single one";
     auto buffer = (*opened)->heap().allocate(4096);
     ASSERT_TRUE(buffer);
     const int lowest_free = ::dup(0);
