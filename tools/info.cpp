@@ -128,6 +128,8 @@ int info(const info_options& options) {
         fmt::print("this is the lab, because there is no hardware: {}\n", lab_reason);
     if (driver)
         fmt::print("hl-thunk {} from {}\n", driver->version, driver->path);
+    if (driver && !driver->missing.empty())
+        fmt::print("it lacks {}: what needs them is refused\n", fmt::join(driver->missing, ", "));
     if (!trouble.empty())
         fmt::print("no device: {}\n", trouble);
     for (const auto& entry : report["devices"])

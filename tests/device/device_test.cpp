@@ -3,6 +3,7 @@
 #include <gaudi/gaudi.hpp>
 
 #include "src/hl/discovery.hpp"
+#include "src/memory/heap_core.hpp"
 #include "tests/support/child.hpp"
 #include "tests/support/hlthunk_functions.h"
 #include "tests/support/nth_call.hpp"
@@ -65,6 +66,31 @@ TEST_F(device_test, an_unknown_generation_is_listed_and_refused) {
     ASSERT_FALSE(opened);
     EXPECT_EQ(opened.error().code(), errc::generation_unknown);
     EXPECT_EQ(opened.error().observed(), "device 0 (0000:19:00.0), card 'HL225'");
+}
+
+TEST_F(device_test, optional_functions_may_be_missing) {
+    ::setenv("GAUDI_DIRECT_HLTHUNK", BARE_HLTHUNK, 1);
+    const auto loaded = hlthunk_api::load();
+    ASSERT_TRUE(loaded) << loaded.error().message();
+    EXPECT_EQ((*loaded)->missing().size(), 12U) << fmt::format("{}", fmt::join((*loaded)->missing(), " "));
+    const auto all = discover(**loaded);
+    ASSERT_TRUE(all && all->size() == 2);
+    const auto context = open_for_compute(*loaded, (*all)[0]);
+    ASSERT_TRUE(context) << context.error().message();
+    address_map map;
+    ASSERT_TRUE(map.add_window((*context)->slice_begin(), (*context)->slice_size(), 0));
+    device bare(*context, std::make_shared<heap_core>(*context, map));
+    const auto buffer = bare.heap().allocate(4096);
+    ASSERT_TRUE(buffer) << buffer.error().message();
+    const auto window = buffer->dmabuf();
+    ASSERT_FALSE(window);
+    EXPECT_EQ(window.error().code(), errc::symbol_missing);
+    EXPECT_EQ(window.error().observed(),
+              BARE_HLTHUNK " has no hlthunk_device_mapped_memory_export_dmabuf_fd");
+    const auto engine = bare.copies();
+    ASSERT_FALSE(engine);
+    EXPECT_EQ(engine.error().code(), errc::copies_absent);
+    EXPECT_EQ(engine.error().observed(), BARE_HLTHUNK " has no submission functions");
 }
 
 TEST_F(device_test, one_object_for_everybody_in_the_process) {

@@ -5,8 +5,11 @@
 #include "tests/support/hlthunk_functions.h"
 #include "tests/support/test_lab.hpp"
 
+#include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
 #include <sys/stat.h>
 
 namespace {
@@ -26,6 +29,24 @@ protected:
         const auto path = root() / name;
         std::ofstream(path) << text;
         return path;
+    }
+    static std::string text_of(const std::string& path) {
+        std::ifstream stream(path);
+        return {std::istreambuf_iterator<char>(stream), {}};
+    }
+    // A script with GAUDI_LAB_ROOT, on a tmpfs of these mount options, of its own; nothing where that is not
+    // allowed.
+    std::optional<program_result> on_tmpfs(const std::string& options, const std::string& script) {
+        const auto small = (root() / "small").string();
+        std::filesystem::create_directory(small);
+        auto shown =
+            run_program({"unshare", "-m", "sh", "-c",
+                         "mount -t tmpfs -o mode=700," + options + " none " + small +
+                             " || exit 77; export GAUDI_LAB_ROOT=" + small + "; cd " + small + "; " + script},
+                        {"GAUDI_DIRECT_HLTHUNK"});
+        if (shown.status == 77 || shown.output.starts_with("unshare:"))
+            return std::nullopt;
+        return shown;
     }
 };
 
@@ -113,6 +134,18 @@ TEST_F(tool_test, libraries_that_cannot_be_used) {
     EXPECT_HAS(poor.output, "hlthunk_device_memory_alloc");
 }
 
+TEST_F(tool_test, info_names_the_optional_functions_that_are_missing) {
+    const auto bare = tool({"info"}, {"GAUDI_DIRECT_HLTHUNK=" BARE_HLTHUNK});
+    EXPECT_EQ(bare.status, 0) << bare.output;
+    EXPECT_HAS(bare.output, "it lacks hlthunk_device_memory_export_dmabuf_fd, ");
+    EXPECT_HAS(bare.output, ", hlthunk_command_submission, ");
+    EXPECT_HAS(bare.output, "DMA-BUF export   refused: hl-thunk lacks a function that is needed");
+    EXPECT_EQ(tool({"info"}).output.find("it lacks"), std::string::npos);
+    const auto copying = run_program({EXAMPLE_TEN_LINES}, {"GAUDI_DIRECT_HLTHUNK=" BARE_HLTHUNK});
+    EXPECT_NE(copying.status, 0);
+    EXPECT_HAS(copying.output, "has no submission functions");
+}
+
 TEST_F(tool_test, run_passes_the_exit_status_on) {
     EXPECT_EQ(tool({"lab", "run", "--", "sh", "-c", "exit 7"}).status, 7);
     EXPECT_EQ(tool({"lab", "run", "--", "sh", "-c", "kill -9 $$"}).status, 128 + 9);
@@ -172,7 +205,9 @@ TEST_F(tool_test, bad_input_is_named) {
     EXPECT_EQ(name.status, 2);
     EXPECT_HAS(name.output, "'../x' is no lab name");
     EXPECT_EQ(tool({"lab", "show", "nosuch"}).status, 1);
-    EXPECT_HAS(tool({"lab", "clean", "nosuch"}).output, "there is no lab 'nosuch'");
+    const auto nothing = tool({"lab", "clean", "nosuch"});
+    EXPECT_EQ(nothing.status, 1);
+    EXPECT_HAS(nothing.output, "there is no lab 'nosuch'");
     EXPECT_FALSE(std::filesystem::exists(lab())) << "nothing is left behind";
 }
 
@@ -214,17 +249,14 @@ TEST_F(tool_test, list_show_clean) {
 }
 
 TEST_F(tool_test, two_runs_side_by_side_share_one_lab) {
-    gate first_has, done;
-    const auto script = root() / "go";
-    child other([&] {
-        const auto shown =
-            tool({"lab", "run", "--", "sh", "-c",
-                  std::string(GAUDI_DIRECT_TOOL) + " info --json --no-probe >/dev/null; sleep 1"});
-        return shown.status;
-    });
-    const auto shown = tool({"lab", "run", "--", EXAMPLE_TWO_DEVICES});
-    EXPECT_EQ(shown.status, 0) << shown.output;
-    EXPECT_EQ(other.wait(), 0);
+    // Each holds the first free device until the other has one.
+    const auto mine = (root() / "mine").string(), other = (root() / "other").string();
+    child second([&] { return tool({"lab", "run", "--", DEVICE_HOLDER, other, mine}).status; });
+    const auto first = tool({"lab", "run", "--", DEVICE_HOLDER, mine, other});
+    EXPECT_EQ(first.status, 0) << first.output;
+    EXPECT_EQ(second.wait(), 0);
+    const std::set<std::string> both{text_of(mine), text_of(other)};
+    EXPECT_EQ(both, (std::set<std::string>{"0000:19:00.0", "0000:1a:00.0"}));
 }
 
 TEST_F(tool_test, a_program_that_dies_leaves_no_memory_behind) {
@@ -248,10 +280,12 @@ TEST_F(tool_test, somebody_elses_folder_is_refused) {
     const auto open_to_all = root() / "open";
     std::filesystem::create_directory(open_to_all);
     ASSERT_EQ(::chmod(open_to_all.c_str(), 0755), 0);
-    EXPECT_HAS(tool({"lab", "run", "--", "true"}, {"GAUDI_LAB_ROOT=" + open_to_all.string()}).output,
-               "has mode 0755, others can enter it");
-    EXPECT_HAS(tool({"lab", "run", "--", "true"}, {"GAUDI_LAB_ROOT=" + file("plain", "")}).output,
-               "is not a folder");
+    const auto entered = tool({"lab", "run", "--", "true"}, {"GAUDI_LAB_ROOT=" + open_to_all.string()});
+    EXPECT_EQ(entered.status, 1);
+    EXPECT_HAS(entered.output, "has mode 0755, others can enter it");
+    const auto plain = tool({"lab", "run", "--", "true"}, {"GAUDI_LAB_ROOT=" + file("plain", "")});
+    EXPECT_EQ(plain.status, 1);
+    EXPECT_HAS(plain.output, "is not a folder");
     char on_disk[] = "/tmp/gaudi-test-XXXXXX";
     ASSERT_NE(::mkdtemp(on_disk), nullptr);
     const auto disk = tool({"lab", "run", "--", "true"}, {std::string("GAUDI_LAB_ROOT=") + on_disk});
@@ -274,22 +308,56 @@ TEST_F(tool_test, trace_shows_every_call) {
 }
 
 TEST_F(tool_test, full_tmpfs_is_an_error_and_no_crash) {
-    if (::geteuid() != 0)
-        GTEST_SKIP() << "needs root to mount a small tmpfs";
-    const auto small = root() / "small";
-    std::filesystem::create_directory(small);
-    const auto shown = run_program({"unshare", "-m", "sh", "-c",
-                                    "mount -t tmpfs -o size=64m,mode=700 none " + small.string() +
-                                        " && GAUDI_LAB_ROOT=" + small.string() + " " + GAUDI_DIRECT_TOOL +
-                                        " lab run -- " + EXAMPLE_TWO_DEVICES},
-                                   {"GAUDI_DIRECT_HLTHUNK"});
-    if (shown.output.find("mount:") != std::string::npos ||
-        shown.output.find("unshare:") != std::string::npos)
-        GTEST_SKIP() << "no mounts here: " << shown.output;
-    EXPECT_EQ(shown.status, 1) << shown.output;
-    EXPECT_HAS(shown.output, "no storage for the virtual HBM");
-    EXPECT_HAS(shown.output, "No space left on device");
-    EXPECT_HAS(shown.output, "the device failed or was reset");
+    const auto shown = on_tmpfs("size=64m", GAUDI_DIRECT_TOOL " lab run -- " EXAMPLE_TWO_DEVICES);
+    if (!shown)
+        GTEST_SKIP() << "needs the right to mount a small tmpfs";
+    EXPECT_EQ(shown->status, 1) << shown->output;
+    EXPECT_HAS(shown->output, "no storage for the virtual HBM");
+    EXPECT_HAS(shown->output, "No space left on device");
+    EXPECT_HAS(shown->output, "the device failed or was reset");
+}
+
+TEST_F(tool_test, full_tmpfs_while_the_lab_is_made) {
+    // By bytes and by files, from the first to the last; what is left behind would be listed.
+    const std::string attempt = GAUDI_DIRECT_TOOL " lab run -- true; status=$?; ls -A; exit $status";
+    unsigned refused = 0;
+    for (const std::string limit : {"size=", "nr_inodes="})
+        for (unsigned amount = 2;; ++amount) {
+            const auto shown =
+                on_tmpfs(limit + std::to_string(limit == "size=" ? (amount - 1) * 4096 : amount), attempt);
+            if (!shown)
+                GTEST_SKIP() << "needs the right to mount a small tmpfs";
+            if (shown->status == 0)
+                break;
+            ++refused;
+            ASSERT_LT(amount, 100U);
+            EXPECT_EQ(shown->status, 1) << shown->output;
+            EXPECT_TRUE(shown->output.starts_with("gaudi-direct lab: ")) << shown->output;
+            EXPECT_HAS(shown->output, "No space left on device");
+            EXPECT_EQ(std::count(shown->output.begin(), shown->output.end(), '\n'), 1) << shown->output;
+        }
+    EXPECT_GE(refused, 10U);
+}
+
+TEST_F(tool_test, full_tmpfs_when_a_device_is_opened) {
+    // Not even a page for the device; none for its tables; for those of the first device only.
+    for (const auto* size : {"28k", "64k", "12m"}) {
+        const auto shown =
+            on_tmpfs(std::string("size=") + size, GAUDI_DIRECT_TOOL
+                     " lab run -- " EXAMPLE_TWO_DEVICES "; echo status $?;"
+                     "echo stored $(du -sk . | cut -f1) KiB;"
+                     "mount -o remount,size=1g . &&" GAUDI_DIRECT_TOOL " lab run -- " EXAMPLE_TEN_LINES);
+        if (!shown)
+            GTEST_SKIP() << "needs the right to mount a small tmpfs";
+        EXPECT_HAS(shown->output, "\nstatus 1\n");
+        EXPECT_HAS(shown->output, "the device cannot be opened");
+        EXPECT_HAS(shown->output, "No space left on device (ENOSPC)");
+        const auto at = shown->output.find("stored ");
+        ASSERT_NE(at, std::string::npos) << shown->output;
+        EXPECT_LT(std::stoul(shown->output.substr(at + 7)), 65U) << "the tables are given back";
+        EXPECT_EQ(shown->status, 0) << "and with space it works: " << shown->output;
+        EXPECT_HAS(shown->output, "data right");
+    }
 }
 
 TEST_F(tool_test, every_option_is_in_the_man_page) {

@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* An hl-thunk with what is required of it and nothing optional: no export, no submission, no notifier. What
+ * it has, the lab's does. Opened and not linked: dlsym would find the rest in it. */
+#include "abi/hlthunk.h"
+
+#include <dlfcn.h>
+
+#define FORWARD(result, name, parameters, arguments)                                                         \
+    __attribute__((visibility("default"))) result hlthunk_##name parameters {                                \
+        result(*real) parameters;                                                                            \
+        *(void**)&real = dlsym(dlopen(LAB_HLTHUNK, RTLD_NOW | RTLD_LOCAL), "hlthunk_" #name);                \
+        return real arguments;                                                                               \
+    }
+
+FORWARD(int, open, (enum hlthunk_device_name name, const char* bus_id), (name, bus_id))
+FORWARD(int, open_control, (int minor, const char* bus_id), (minor, bus_id))
+FORWARD(int, close, (int fd), (fd))
+FORWARD(enum hlthunk_device_name, get_device_name_from_fd, (int fd), (fd))
+FORWARD(int, get_pci_bus_id_from_fd, (int fd, char* text, int size), (fd, text, size))
+FORWARD(int, get_hw_ip_info, (int fd, struct hlthunk_hw_ip_info* out), (fd, out))
+FORWARD(int, get_dram_usage, (int fd, struct hlthunk_dram_usage_info* out), (fd, out))
+FORWARD(enum hl_device_status, get_device_status_info, (int fd), (fd))
+FORWARD(uint64_t, device_memory_alloc, (int fd, uint64_t size, uint64_t page, bool contiguous, bool shared),
+        (fd, size, page, contiguous, shared))
+FORWARD(int, device_memory_free, (int fd, uint64_t handle), (fd, handle))
+FORWARD(uint64_t, device_memory_map, (int fd, uint64_t handle, uint64_t hint), (fd, handle, hint))
+FORWARD(uint64_t, host_memory_map, (int fd, void* memory, uint64_t hint, uint64_t size),
+        (fd, memory, hint, size))
+FORWARD(int, memory_unmap, (int fd, uint64_t address), (fd, address))
