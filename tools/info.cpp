@@ -2,6 +2,8 @@
 #include "tools/commands.hpp"
 #include "tools/self.hpp"
 
+#include "lab/world/folder.hpp"
+
 #include <gaudi/gaudi.hpp>
 
 #include <cstdlib>
@@ -82,10 +84,19 @@ void print_device(const json& entry) {
     fmt::print("  DMA-BUF export   {}\n", entry["dmabuf_export_detail"].get<std::string>());
 }
 
+// Shows this process the lab's machine, as `lab run` does where several NICs or nodes make it matter.
+void believe_in_the_lab() {
+    if (const auto entered = lab::folder::enter(lab::selected_name(), std::nullopt))
+        ::setenv("HWLOC_XMLFILE", (entered->path() / "topology.xml").c_str(), 0);
+}
+
 } // namespace
 
 int info(const info_options& options) {
     const auto driver = gaudi::loaded_driver();
+    const bool in_lab = driver && is_virtual(driver->path);
+    if (in_lab)
+        believe_in_the_lab();
     const auto devices = gaudi::list_devices();
     const std::string trouble =
         !driver    ? driver.error().message()
@@ -99,7 +110,6 @@ int info(const info_options& options) {
     if (!trouble.empty() && !options.no_lab && lab_reason == nullptr &&
         std::getenv("GAUDI_DIRECT_HLTHUNK") == nullptr && std::filesystem::exists(lab_hlthunk()))
         enter_lab(trouble);
-    const bool in_lab = driver && is_virtual(driver->path);
     json report = {
         {"version", gaudi::version()},
         {"kind", !driver  ? "none"

@@ -101,6 +101,12 @@ void set_environment(const lab_run_options& options) {
         ::setenv("GAUDI_LAB_FAULTS", ("@" + fs::absolute(options.faults).string()).c_str(), 1);
 }
 
+bool has_several_nodes(const lab::description& machine) {
+    const auto elsewhere = [](const auto& card) { return card.numa_node != 0; };
+    return std::any_of(machine.gaudis.begin(), machine.gaudis.end(), elsewhere) ||
+           std::any_of(machine.hcas.begin(), machine.hcas.end(), elsewhere);
+}
+
 pid_t running_child = 0;
 
 void pass_on(int signal) {
@@ -176,8 +182,8 @@ int lab_run(const lab_run_options& options) {
     if (!entered)
         return complain(entered.error(), failed);
     set_environment(options);
-    // Where it matters; with one NIC programs go on seeing the processors of the real machine.
-    if (entered->contents().hcas.size() > 1)
+    // Where it matters; with one NIC and one node programs go on seeing the processors of the real machine.
+    if (entered->contents().hcas.size() > 1 || has_several_nodes(entered->contents()))
         ::setenv("HWLOC_XMLFILE", (entered->path() / "topology.xml").c_str(), 1);
     const int status = run_child(options.command);
     ::unsetenv("GAUDI_LAB_FAULTS"); // the sweep is not part of the experiment

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "src/hl/discovery.hpp"
 
+#include "src/os/topology.hpp"
+
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -15,7 +17,9 @@ namespace {
 
 constexpr int max_minor = 256;
 
-std::optional<int> numa_node_of(const std::string& bus_id) {
+std::optional<int> numa_node_of(const std::string& bus_id, const std::optional<topology>& described) {
+    if (const auto node = described ? described->numa_node(bus_id) : std::nullopt)
+        return node;
     std::ifstream file(fmt::format("/sys/bus/pci/devices/{}/numa_node", bus_id));
     int node = -1;
     if (!(file >> node) || node < 0)
@@ -43,7 +47,8 @@ std::string status_text(int status) {
                : fmt::format("unknown ({})", status);
 }
 
-std::optional<device_info> inspect(const hlthunk_api& api, int control, unsigned index) {
+std::optional<device_info> inspect(const hlthunk_api& api, int control, unsigned index,
+                                   const std::optional<topology>& described) {
     hlthunk_hw_ip_info hw{};
     if (api.get_hw_ip_info(control, &hw) != 0)
         return std::nullopt;
@@ -56,7 +61,7 @@ std::optional<device_info> inspect(const hlthunk_api& api, int control, unsigned
     if (info.bus_id.empty()) // some versions answer for the compute node only
         info.bus_id = bus_id_in_sysfs(index);
     info.module_id = hw.module_id;
-    info.numa_node = numa_node_of(info.bus_id);
+    info.numa_node = numa_node_of(info.bus_id, described);
     info.memory_total = hw.dram_size;
     info.allocation_page = hw.device_mem_alloc_default_page_size;
     hlthunk_dram_usage_info usage{};
@@ -139,6 +144,7 @@ result<std::vector<device_info>> discover(const hlthunk_api& api) {
     int left = api.get_device_count != nullptr ? api.get_device_count(HLTHUNK_DEVICE_DONT_CARE) : max_minor;
     if (left < 0)
         left = max_minor; // it could not tell: look at every minor
+    const auto described = topology::described();
     for (int minor = 0; minor < max_minor && left > 0; ++minor) {
         const int control = api.open_control(minor, nullptr);
         if (control == -EMFILE || control == -ENFILE)
@@ -155,7 +161,7 @@ result<std::vector<device_info>> discover(const hlthunk_api& api) {
         if (control < 0)
             continue;
         --left;
-        auto info = inspect(api, control, static_cast<unsigned>(minor));
+        auto info = inspect(api, control, static_cast<unsigned>(minor), described);
         api.close(control);
         if (info && !info->bus_id.empty())
             found.push_back(std::move(*info));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "src/rdma/nic_survey.hpp"
 
-#include "src/rdma/topology.hpp"
+#include "src/os/topology.hpp"
 
 #include <algorithm>
 #include <cerrno>

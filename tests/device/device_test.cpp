@@ -33,6 +33,17 @@ TEST_F(device_test, lists_without_opening) {
     hlthunk_close(fd);
 }
 
+TEST_F(device_test, the_machine_that_hwloc_is_told_of_has_the_numa_node) {
+    describe("gaudis = 2\n[gaudi 1]\nnuma_node = 3");
+    EXPECT_NE((*list_devices())[1].numa_node, 3);
+    ::setenv("HWLOC_XMLFILE", (lab() / "topology.xml").c_str(), 1);
+    const auto all = list_devices();
+    ::unsetenv("HWLOC_XMLFILE");
+    ASSERT_TRUE(all && all->size() == 2);
+    EXPECT_EQ((*all)[0].numa_node, 0);
+    EXPECT_EQ((*all)[1].numa_node, 3);
+}
+
 TEST_F(device_test, by_index_bus_id_and_module) {
     describe("gaudis = 3\n[gaudi 2]\nmodule_id = 8\nbus_id = 0000:44:00.0");
     EXPECT_EQ((*open_device(by_index{1}))->info().index, 1U);

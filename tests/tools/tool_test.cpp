@@ -97,6 +97,23 @@ TEST_F(tool_test, info_json) {
     EXPECT_TRUE(first["holders"].empty());
 }
 
+TEST_F(tool_test, info_shows_the_described_numa_node) {
+    EXPECT_HAS(tool({"info"}).output, "NUMA node        0\n");
+    const auto node = file("x.lab", "gaudis = 2\n[gaudi 1]\nnuma_node = 3\n");
+    EXPECT_HAS(tool({"lab", "run", "--config", node, "--", GAUDI_DIRECT_TOOL, "info"}).output,
+               "NUMA node        3\n");
+    EXPECT_EQ(json::parse(tool({"info", "--json"}).output)["devices"][1]["numa_node"], 3);
+    // Programs are shown the lab's machine where it says more than the real one.
+    const std::vector<std::string> show{"--", "sh", "-c", "echo machine: $HWLOC_XMLFILE"};
+    const auto seen_with = [&](std::vector<std::string> options) {
+        options.insert(options.begin(), {"lab", "run"});
+        options.insert(options.end(), show.begin(), show.end());
+        return tool(options, {"HWLOC_XMLFILE"}).output;
+    };
+    EXPECT_EQ(seen_with({"--config", node}), "machine: " + (lab() / "topology.xml").string() + "\n");
+    EXPECT_EQ(seen_with({"--hcas", "1"}), "machine:\n");
+}
+
 TEST_F(tool_test, info_names_the_holder_of_a_busy_device) {
     const int fd = hlthunk_open(HLTHUNK_DEVICE_DONT_CARE, "0000:19:00.0");
     const auto report = json::parse(tool({"info", "--json"}).output);

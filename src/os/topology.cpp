@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "src/rdma/topology.hpp"
+#include "src/os/topology.hpp"
 
+#include <cstdlib>
 #include <hwloc.h>
 
 namespace gaudi {
@@ -39,6 +40,18 @@ topology::topology() {
     hwloc_topology_set_io_types_filter(made, HWLOC_TYPE_FILTER_KEEP_ALL);
     if (hwloc_topology_load(made) != 0)
         loaded_.reset();
+}
+
+std::optional<topology> topology::described() {
+    return std::getenv("HWLOC_XMLFILE") != nullptr ? std::optional<topology>(std::in_place) : std::nullopt;
+}
+
+std::optional<int> topology::numa_node(const std::string& bus_id) const {
+    auto* device = loaded_ ? find(loaded_.get(), bus_id) : nullptr;
+    const auto* host = device != nullptr ? hwloc_get_non_io_ancestor_obj(loaded_.get(), device) : nullptr;
+    if (host == nullptr || host->nodeset == nullptr || hwloc_bitmap_weight(host->nodeset) != 1)
+        return std::nullopt;
+    return hwloc_bitmap_first(host->nodeset);
 }
 
 nic_distance topology::between(const std::string& bus_id, const std::string& other_bus_id) const {

@@ -4,6 +4,7 @@
 #include <gaudi/nic.hpp>
 
 #include <memory>
+#include <optional>
 #include <string>
 
 struct hwloc_topology;
@@ -14,7 +15,12 @@ namespace gaudi {
 class topology {
 public:
     topology();
+    // The machine that hwloc was told to believe in (HWLOC_XMLFILE); nothing without: then hwloc, after a
+    // long look, knows no more of one card than sysfs.
+    [[nodiscard]] static std::optional<topology> described();
 
+    // The one node a card is near to.
+    [[nodiscard]] std::optional<int> numa_node(const std::string& bus_id) const;
     [[nodiscard]] nic_distance between(const std::string& bus_id, const std::string& other_bus_id) const;
 
 private:
