@@ -309,15 +309,16 @@ LAB_EXPORT(int, hlthunk_get_engine_status,
                    in_reset::refused);
            })
 
+// The structure is opaque here: 264 bytes, all of them counts and rows of which there are none.
 LAB_EXPORT(int, hlthunk_get_dram_replaced_rows_info, (int fd, hlthunk_dram_replaced_rows_info* info),
            (fd, info), {
-               if (info == nullptr)
-                   return failure<int>(EINVAL);
-               return on_either<int>(fd, [&](virtual_device&) {
-                   std::memset(static_cast<void*>(info), 0, 264);
-                   return 0;
-               });
+               return query(
+                   fd, info,
+                   [](virtual_device&, auto& out) { std::memset(static_cast<void*>(&out), 0, 264); },
+                   in_reset::refused);
            })
 
-LAB_EXPORT(int, hlthunk_get_dram_pending_rows_info, (int fd, uint32_t* out), (fd, out),
-           { return query(fd, out, [](virtual_device&, auto& rows) { rows = 0; }); })
+LAB_EXPORT(int, hlthunk_get_dram_pending_rows_info, (int fd, uint32_t* out), (fd, out), {
+    return query(
+        fd, out, [](virtual_device&, auto& rows) { rows = 0; }, in_reset::refused);
+})

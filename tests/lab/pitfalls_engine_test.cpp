@@ -66,6 +66,13 @@ public:
     int notifier;
 };
 
+// Resets the device under its owner, who was told and has time to look around.
+void reset(const told_card& opened) {
+    ASSERT_EQ(gaudi_lab_arm_faults("hlthunk_is_device_idle 1 reset"), 0);
+    EXPECT_FALSE(hlthunk_is_device_idle(opened.fd));
+    EXPECT_EQ(gaudi_lab_faults_fired(), 1U);
+}
+
 TEST_F(pitfall, p14_import_is_an_operation_the_upstream_driver_does_not_know) {
     card exporter("0000:19:00.0"), importer("0000:1a:00.0");
     const int fd = exporter.dmabuf(exporter.memory(1), 8192);
@@ -337,6 +344,84 @@ TEST_F(pitfall, p35_with_a_notifier_there_is_time_to_close) {
     card again;
     EXPECT_GE(again.fd, 0);
     EXPECT_NE(again.memory(1), 0U);
+}
+
+TEST_F(pitfall, p35_in_reset_memory_buffers_and_submissions_are_busy) {
+    told_card opened;
+    std::uint64_t handle = 0, buffer = 0, ignored = 0;
+    const auto address = opened.memory(1, &handle);
+    const auto unmapped = hlthunk_device_memory_alloc(opened.fd, 1, 0, false, false);
+    host_memory host(opened, 4096);
+    packets nop;
+    nop.nop();
+    std::copy(nop.bytes().begin(), nop.bytes().end(), host.bytes().begin());
+    ASSERT_EQ(hlthunk_request_command_buffer(opened.fd, 4096, &buffer), 0);
+    reset(opened);
+    // Each of these would succeed on a device that works.
+    EXPECT_EQ(hlthunk_device_memory_alloc(opened.fd, 1, 0, false, false), 0U);
+    EXPECT_EQ(errno, EBUSY);
+    EXPECT_EQ(hlthunk_device_memory_free(opened.fd, unmapped), -EBUSY);
+    errno = 0;
+    EXPECT_EQ(hlthunk_device_memory_map(opened.fd, handle, 0), 0U);
+    EXPECT_EQ(errno, EBUSY);
+    errno = 0;
+    EXPECT_EQ(hlthunk_host_memory_map(opened.fd, host.bytes().data(), 0, 4096), 0U);
+    EXPECT_EQ(errno, EBUSY);
+    EXPECT_EQ(hlthunk_memory_unmap(opened.fd, address), -EBUSY);
+    EXPECT_EQ(opened.dmabuf(address, 4096), -EBUSY);
+    hl_mem_args args{};
+    args.in.argument[0] = address;
+    args.in.op = HL_MEM_OP_UNMAP;
+    errno = 0;
+    EXPECT_EQ(::ioctl(opened.fd, HL_IOCTL_MEMORY_REQUEST, &args), -1);
+    EXPECT_EQ(errno, EBUSY);
+    EXPECT_EQ(hlthunk_request_command_buffer(opened.fd, 4096, &ignored), -EBUSY);
+    EXPECT_EQ(hlthunk_request_mapped_command_buffer(opened.fd, 4096, &ignored), -EBUSY);
+    EXPECT_EQ(hlthunk_destroy_command_buffer(opened.fd, buffer), -EBUSY);
+    EXPECT_EQ(opened.submit(host.address, nop.size(), 0, &ignored), -EBUSY);
+    EXPECT_EQ(errno, EBUSY);
+}
+
+TEST_F(pitfall, p35_which_queries_work_in_reset) {
+    told_card opened;
+    alignas(8) unsigned char any[4096]; // larger than every answer
+    const auto ask = [&]<typename Out>(int (*query)(int, Out*)) {
+        return query(opened.fd, reinterpret_cast<Out*>(any));
+    };
+    std::uint32_t more = 0;
+    int length = 0;
+    const auto all = [&](int wanted) {
+        EXPECT_EQ(ask(hlthunk_get_busy_engines_mask), wanted);
+        EXPECT_EQ(hlthunk_get_clk_rate(opened.fd, &more, &more), wanted);
+        EXPECT_EQ(ask(hlthunk_get_time_sync_info), wanted);
+        EXPECT_EQ(ask(hlthunk_get_pci_counters_info), wanted);
+        EXPECT_EQ(ask(hlthunk_get_power_info), wanted);
+        EXPECT_EQ(ask(hlthunk_get_total_energy_consumption_info), wanted);
+        EXPECT_EQ(ask(hlthunk_get_dram_replaced_rows_info), wanted);
+        EXPECT_EQ(ask(hlthunk_get_dram_pending_rows_info), wanted);
+        EXPECT_EQ(hlthunk_get_pll_frequency(opened.fd, 0, reinterpret_cast<hlthunk_pll_frequency_info*>(any)),
+                  wanted);
+        EXPECT_EQ(hlthunk_get_device_utilization(opened.fd, 100, &more), wanted);
+        EXPECT_EQ(hlthunk_get_engine_status(opened.fd, reinterpret_cast<char*>(any), sizeof(any), &length),
+                  wanted);
+    };
+    all(0);
+    reset(opened);
+    all(-EBUSY);
+    EXPECT_EQ(errno, EBUSY);
+    EXPECT_EQ(ask(hlthunk_get_hw_ip_info), 0);
+    EXPECT_EQ(hlthunk_get_device_status_info(opened.fd), HL_DEVICE_STATUS_NEEDS_RESET);
+    EXPECT_EQ(ask(hlthunk_get_reset_count_info), 0);
+    EXPECT_EQ(hlthunk_get_hw_events_arr(opened.fd, false, sizeof(any), reinterpret_cast<std::uint32_t*>(any)),
+              0);
+    EXPECT_EQ(ask(hlthunk_get_cs_counters_info), 0);
+    EXPECT_EQ(ask(hlthunk_get_clk_throttle_info), 0);
+    EXPECT_EQ(hlthunk_get_sync_manager_info(opened.fd, 0, reinterpret_cast<hlthunk_sync_manager_info*>(any)),
+              0);
+    EXPECT_EQ(ask(hlthunk_get_open_stats), 0);
+    EXPECT_EQ(hlthunk_get_event_record(opened.fd, HLTHUNK_CS_TIMEOUT, any), 0);
+    EXPECT_EQ(ask(hlthunk_get_dev_memalloc_page_orders), 0);
+    EXPECT_EQ(ask(hlthunk_get_dram_usage), 0);
 }
 
 TEST_F(pitfall, p38_idle_as_soon_as_nothing_is_in_flight) {
