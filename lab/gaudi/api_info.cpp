@@ -42,7 +42,8 @@ void fill_hw_ip(virtual_device& device, hlthunk_hw_ip_info& out) {
 
 hlthunk_dram_usage_info usage_of(virtual_device& device) {
     const context_lock lock(device.state());
-    const auto used = device.state().pages_used * device.type.dram_page;
+    const auto& state = device.state();
+    const auto used = device.type.dram_mmu ? state.pages_used * device.type.dram_page : state.bytes_accounted;
     return {device.type.dram_size - used, used};
 }
 

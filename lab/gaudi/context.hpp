@@ -139,6 +139,7 @@ struct context {
     std::uint64_t events;
     last_events last;
     std::uint64_t next_handle, next_export, next_import, next_buffer_id;
+    std::uint64_t bytes_accounted; // without a DRAM MMU: what the user says he took
     std::uint32_t pages_used, allocation_count, mapping_count, export_count, buffer_count;
     alignas(64) std::atomic<std::uint64_t> next_sequence;
     std::atomic<std::uint32_t> in_flight;

@@ -114,8 +114,14 @@ answer<std::uint64_t> allocate(virtual_device& device, std::uint64_t size, std::
     const auto& type = device.type;
     if (size == 0)
         return tl::unexpected(EINVAL);
-    if (!type.dram_mmu)
+    if (!type.dram_mmu) {
+        const context_lock lock(device.state());
+        auto& accounted = device.state().bytes_accounted;
+        if (size > type.dram_size - accounted)
+            return tl::unexpected(ENOMEM);
+        accounted += size;
         return std::uint64_t{0};
+    }
     const auto page = choose_page(type, page_size);
     if (!page)
         return tl::unexpected(page.error());
@@ -143,9 +149,11 @@ answer<std::uint64_t> allocate(virtual_device& device, std::uint64_t size, std::
 
 answer<void> release(virtual_device& device, std::uint64_t handle) {
     auto& state = device.state();
-    if (!device.type.dram_mmu)
-        return {};
     const context_lock lock(state);
+    if (!device.type.dram_mmu) {
+        state.bytes_accounted -= std::min(handle, state.bytes_accounted);
+        return {};
+    }
     auto* found = find_allocation(state, handle);
     if (found == nullptr || found->mappings != 0)
         return tl::unexpected(EINVAL);

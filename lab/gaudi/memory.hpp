@@ -12,7 +12,8 @@ namespace lab::gaudi {
 template <typename T>
 using answer = tl::expected<T, int>;
 
-// Allocation. Handles start at 1; without a DRAM MMU there is only accounting and the handle is 0.
+// Allocation. Handles start at 1; without a DRAM MMU there is only accounting, the handle is 0, and what is
+// given back is a number of bytes.
 answer<std::uint64_t> allocate(virtual_device& device, std::uint64_t size, std::uint64_t page_size,
                                bool contiguous);
 answer<void> release(virtual_device& device, std::uint64_t handle);

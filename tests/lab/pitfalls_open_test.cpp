@@ -209,6 +209,39 @@ TEST_F(pitfall, p27_gen1_has_physical_addresses_and_its_own_export) {
         -EINVAL);
 }
 
+TEST_F(pitfall, p27_gen1_only_accounts_for_memory) {
+    describe("gaudis = 1\ngeneration = gaudi");
+    card opened;
+    const auto usage = [&] {
+        hlthunk_dram_usage_info seen{};
+        EXPECT_EQ(hlthunk_get_dram_usage(opened.fd, &seen), 0);
+        return seen;
+    };
+    const auto all = usage().dram_free_mem;
+    EXPECT_EQ(usage().ctx_dram_mem, 0U);
+    errno = 0;
+    EXPECT_EQ(hlthunk_device_memory_alloc(opened.fd, 4097, 0, false, false), 0U);
+    EXPECT_EQ(errno, 0) << "it is no failure";
+    EXPECT_EQ(usage().ctx_dram_mem, 4097U);
+    EXPECT_EQ(usage().dram_free_mem, all - 4097);
+    EXPECT_EQ(hlthunk_device_memory_alloc(opened.fd, all - 4096, 0, false, false), 0U);
+    EXPECT_EQ(errno, ENOMEM);
+    EXPECT_EQ(usage().ctx_dram_mem, 4097U);
+    errno = 0;
+    EXPECT_EQ(hlthunk_device_memory_alloc(opened.fd, all - 4097, 0, false, false), 0U);
+    EXPECT_EQ(errno, 0);
+    EXPECT_EQ(usage().dram_free_mem, 0U);
+    EXPECT_EQ(hlthunk_device_memory_free(opened.fd, 4097), 0) << "the driver takes the number for bytes";
+    EXPECT_EQ(usage().dram_free_mem, 4097U);
+    EXPECT_EQ(hlthunk_device_memory_alloc(opened.fd, 0, 0, false, false), 0U);
+    EXPECT_EQ(errno, EINVAL);
+    opened.close();
+    card again;
+    hlthunk_dram_usage_info seen{};
+    ASSERT_EQ(hlthunk_get_dram_usage(again.fd, &seen), 0);
+    EXPECT_EQ(seen.dram_free_mem, all);
+}
+
 TEST_F(pitfall, p27_later_generations_refuse_the_physical_export) {
     card opened;
     EXPECT_EQ(hlthunk_device_memory_export_dmabuf_fd(opened.fd, 0x20000000, 4096, HL_EXPORT_FLAGS), -EINVAL);
