@@ -113,8 +113,11 @@ void virtual_device::reset_storage() {
     auto& shared = state();
     shared.resetting = 1;
     release_leftovers();
-    backing::discard_all(directory / "hbm");
-    backing::discard_all(directory / "sram");
+    // Gen1 is not reset when its user leaves, only after an error.
+    if (type.reset_on_release || shared.status != HL_DEVICE_STATUS_OPERATIONAL) {
+        backing::discard_all(directory / "hbm");
+        backing::discard_all(directory / "sram");
+    }
     // Command buffers live in the node itself: cutting it short and growing it again forgets them.
     if (::truncate(node.c_str(), 0) != 0)
         std::fprintf(stderr, "gaudi-lab: cannot reset %s: %s\n", node.c_str(), std::strerror(errno));

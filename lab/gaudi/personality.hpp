@@ -49,7 +49,7 @@ struct personality {
     unsigned queues;        // 0: none that a user may submit to
     unsigned max_in_flight; // power of two
     unsigned cs_timeout_ms;
-    bool reset_on_release;
+    bool reset_on_release; // contents of HBM and SRAM are lost at the last close
     std::uint32_t first_sob;
     std::uint32_t first_monitor;
     std::uint32_t first_cq;

@@ -167,7 +167,40 @@ TEST_F(pitfall, p24_memory_is_not_zero_and_lost_at_close) {
         EXPECT_NE(host.bytes(), std::vector<unsigned char>(4096, 0)) << "fresh memory is zero";
         EXPECT_NE(host.bytes(), written) << "memory survived the reset at close";
         host.bytes() = written;
+        ASSERT_EQ(copy(opened, host.address, memory, 4096), 0);
     }
+}
+
+TEST_F(pitfall, p24_gen1_keeps_its_memory_until_an_error) {
+    describe("gaudis = 1\ngeneration = gaudi");
+    constexpr std::uint64_t memory = 0x20000000 + 12345;
+    constexpr std::uint32_t flags = 1U << 3 | 1U << 30; // which gen1 insists on
+    const std::vector<unsigned char> written(4096, 0x33);
+    const auto read_back = [&](const card& opened) {
+        host_memory host(opened, 4096);
+        packets up;
+        up.lin_dma(memory, host.address, 4096, flags);
+        EXPECT_EQ(run_on_gen1(opened, up, 4), 0);
+        return host.bytes();
+    };
+    {
+        card opened;
+        host_memory host(opened, 4096);
+        host.bytes() = written;
+        packets down;
+        down.lin_dma(host.address, memory, 4096, flags);
+        ASSERT_EQ(run_on_gen1(opened, down), 0);
+    }
+    {
+        card opened;
+        const int notifier = hlthunk_notifier_create(opened.fd);
+        EXPECT_EQ(read_back(opened), written) << "there is no reset at close";
+        ASSERT_EQ(gaudi_lab_arm_faults("hlthunk_is_device_idle 1 reset"), 0);
+        EXPECT_FALSE(hlthunk_is_device_idle(opened.fd));
+        hlthunk_notifier_release(opened.fd, notifier);
+    }
+    card opened;
+    EXPECT_NE(read_back(opened), written) << "but after an error there is";
 }
 
 TEST_F(pitfall, p24_memory_is_not_what_a_predecessor_left) {

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <gtest/gtest.h>
 #include <span>
+#include <sys/mman.h>
 #include <vector>
 
 namespace testing_support {
@@ -143,6 +144,24 @@ inline int run(const card& where, const packets& what, std::uint32_t queue = 0,
     do
         rc = hlthunk_wait_for_cs(where.fd, sequence, 5000000, seen);
     while (rc == 0 && *seen == HL_WAIT_CS_STATUS_BUSY);
+    return rc;
+}
+
+// The same on gen1, which runs nothing but buffers of the driver's own.
+inline int run_on_gen1(const card& where, const packets& what, std::uint32_t queue = 0) {
+    std::uint64_t handle = 0, sequence = 0;
+    if (const int rc = hlthunk_request_command_buffer(where.fd, 4096, &handle); rc != 0)
+        return rc;
+    void* view =
+        ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, where.fd, static_cast<off_t>(handle));
+    EXPECT_NE(view, MAP_FAILED);
+    std::memcpy(view, what.bytes().data(), what.size());
+    std::uint32_t status = HL_WAIT_CS_STATUS_BUSY;
+    int rc = where.submit(handle, what.size(), queue, &sequence, 0);
+    while (rc == 0 && status == HL_WAIT_CS_STATUS_BUSY)
+        rc = hlthunk_wait_for_cs(where.fd, sequence, 5000000, &status);
+    ::munmap(view, 4096);
+    hlthunk_destroy_command_buffer(where.fd, handle);
     return rc;
 }
 
