@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The pitfalls of hardware that the virtual Gaudi must reproduce: submission, engines, faults.
+#include "lab/dmabuf.h"
 #include "tests/support/card.hpp"
 #include "tests/support/child.hpp"
 #include "tests/support/test_lab.hpp"
@@ -463,19 +464,83 @@ TEST_F(pitfall, an_unknown_opcode_is_a_fault) {
     EXPECT_NE(opened.events() & HL_NOTIFIER_EVENT_UNDEFINED_OPCODE, 0U);
 }
 
-TEST_F(pitfall, lin_dma_memset_and_endian_swap) {
+TEST_F(pitfall, lin_dma_memset) {
     card opened;
     const auto device = opened.memory(1);
     host_memory host(opened, 4096);
     packets fill;
-    fill.lin_dma(0x1122334455667788, device, 64, 1U << 4);
+    fill.lin_dma(0x1122334455667788, device + 16, 20, 1U << 4);
     ASSERT_EQ(run(opened, fill), 0);
-    packets swap;
-    swap.lin_dma(device, host.address, 64, 3U << 1);
-    ASSERT_EQ(run(opened, swap, 4), 0);
-    std::uint64_t word = 0;
-    std::memcpy(&word, host.bytes().data() + 8, sizeof(word));
-    EXPECT_EQ(word, 0x8877665544332211U);
+    ASSERT_EQ(copy(opened, device, host.address, 64, 4), 0);
+    const unsigned char expected[] = {0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11};
+    for (unsigned i = 0; i < 64; ++i)
+        EXPECT_EQ(host.bytes()[i], i >= 16 && i < 36 ? expected[i % 8] : GAUDI_LAB_FRESH_BYTE) << i;
+}
+
+TEST_F(pitfall, lin_dma_endian_swap_of_every_width) {
+    card opened;
+    const auto device = opened.memory(1);
+    for (const unsigned code : {0U, 1U, 2U, 3U}) {
+        const unsigned width = 1U << code; // 16, 32 and 64 bits
+        host_memory host(opened, 4096), back(opened, 4096);
+        std::iota(host.bytes().begin(), host.bytes().begin() + 64, 0);
+        packets swap;
+        swap.lin_dma(host.address, device, 64, code << 1);
+        ASSERT_EQ(run(opened, swap), 0);
+        ASSERT_EQ(copy(opened, device, back.address, 64, 4), 0);
+        for (unsigned i = 0; i < 64; ++i)
+            EXPECT_EQ(back.bytes()[i], i / width * width + (width - 1 - i % width))
+                << width << " bytes, " << i;
+    }
+}
+
+TEST_F(pitfall, cp_dma_runs_the_lower_buffer) {
+    card opened;
+    const auto device = opened.memory(1);
+    host_memory host(opened, 4096), lower(opened, 4096);
+    std::iota(host.bytes().begin(), host.bytes().begin() + 1000, 1);
+    packets copies;
+    copies.lin_dma(host.address, device + 5, 1000);
+    copies.lin_dma(device + 5, host.address + 2048, 1000);
+    std::copy(copies.bytes().begin(), copies.bytes().end(), lower.bytes().begin() + 24);
+    packets upper;
+    upper.cp_dma(lower.address + 24, copies.size());
+    ASSERT_EQ(run(opened, upper), 0);
+    EXPECT_TRUE(std::equal(host.bytes().begin(), host.bytes().begin() + 1000, host.bytes().begin() + 2048));
+    EXPECT_EQ(host.bytes()[3048], 0);
+}
+
+TEST_F(pitfall, every_edma_copies_through_a_lower_buffer) {
+    card opened;
+    const auto device = opened.memory(1);
+    constexpr std::uint64_t sram = 0x1000FFFFFD000000;
+    host_memory host(opened, 4096), lower(opened, 4096);
+    std::uint64_t copied = 0;
+    for (const unsigned queue : {8U, 12U, 48U, 52U, 84U, 88U, 120U, 124U}) {
+        SCOPED_TRACE(queue);
+        std::fill(host.bytes().begin(), host.bytes().end(), static_cast<unsigned char>(queue));
+        const auto sent = host.bytes();
+        ASSERT_EQ(copy(opened, host.address, device, 4096), 0);
+        packets copies;
+        copies.lin_dma(device, device + (copied += 4096), 4096);
+        std::copy(copies.bytes().begin(), copies.bytes().end(), lower.bytes().begin());
+        ASSERT_EQ(copy(opened, lower.address, sram, copies.size()), 0);
+        packets upper;
+        upper.cp_dma(queue < 84 ? lower.address : sram, copies.size());
+        ASSERT_EQ(run(opened, upper, queue), 0);
+        std::fill(host.bytes().begin(), host.bytes().end(), 0);
+        ASSERT_EQ(copy(opened, device + copied, host.address, 4096, 4), 0);
+        EXPECT_EQ(host.bytes(), sent);
+    }
+}
+
+TEST_F(pitfall, an_edma_takes_no_copy_from_its_upper_buffer) {
+    told_card opened;
+    const auto device = opened.memory(1);
+    packets direct;
+    direct.lin_dma(device, device + 4096, 4096);
+    EXPECT_LT(run(opened, direct, 8), 0);
+    EXPECT_NE(opened.events() & HL_NOTIFIER_EVENT_UNDEFINED_OPCODE, 0U);
 }
 
 } // namespace
