@@ -173,6 +173,22 @@ TEST_F(pitfall, p17_the_mmu_knows_only_whole_pages) {
     hlthunk_memory_unmap(opened.fd, address);
 }
 
+TEST_F(pitfall, free_gives_the_storage_back_at_once) {
+    card opened;
+    std::uint64_t handle = 0;
+    const auto kept = opened.memory(1), freed = opened.memory(1, &handle);
+    host_memory host(opened, 16 * mib);
+    ASSERT_EQ(copy(opened, host.address, kept, 4 * mib), 0);
+    const auto before = stored_bytes(lab());
+    ASSERT_EQ(copy(opened, host.address, freed + 123, 16 * mib), 0);
+    EXPECT_GE(stored_bytes(lab()), before + 16 * mib);
+    ASSERT_EQ(hlthunk_memory_unmap(opened.fd, freed), 0);
+    EXPECT_GE(stored_bytes(lab()), before + 16 * mib)
+        << "an allocation that is not mapped keeps its contents";
+    ASSERT_EQ(hlthunk_device_memory_free(opened.fd, handle), 0);
+    EXPECT_EQ(stored_bytes(lab()), before) << "the other allocation's alone";
+}
+
 TEST_F(pitfall, p25_rounding_and_contiguous_requests) {
     describe("gaudis = 1\nhbm_pages = 4");
     card opened;
