@@ -158,9 +158,7 @@ LAB_EXPORT(void*, hlthunk_malloc, (size_t size), (size), { return std::calloc(1,
 
 LAB_EXPORT(char*, hlthunk_get_version, (void), (0), { return ::strdup("1.10.0-lab"); })
 
-extern "C" [[gnu::visibility("default")]] void hlthunk_free(void* pt) {
-    std::free(pt);
-}
+LAB_EXPORT_VOID(hlthunk_free, (void* pt), (pt), { std::free(pt); })
 
 // The lab's own handles, for tests: see lab/README.md.
 extern "C" [[gnu::visibility("default")]] int gaudi_lab_arm_faults(const char* script) {

@@ -66,7 +66,7 @@ LAB_EXPORT(int, hlthunk_profiler_start, (int fd), (fd), { return -1; })
 LAB_EXPORT(int, hlthunk_profiler_stop, (int fd), (fd), { return -1; })
 LAB_EXPORT(int, hlthunk_profiler_get_trace, (int fd, void* buffer, uint64_t* size, uint64_t* num_entries),
            (fd, buffer, size, num_entries), { return -1; })
-extern "C" [[gnu::visibility("default")]] void hlthunk_profiler_destroy() {}
+LAB_EXPORT_VOID(hlthunk_profiler_destroy, (void), (0), {})
 LAB_EXPORT(int, hlthunk_deprecated_func1,
            (int fd, uint64_t seq, uint64_t timeout_us, uint32_t* status, uint64_t* timestamp),
            (fd, seq, timeout_us, status, timestamp), { return failure<int>(EPERM); })

@@ -48,6 +48,11 @@ struct hlthunk_convention {
     }
 };
 
+// close(2) closes, whatever it answers; and a function without a result has no way to fail.
+[[nodiscard]] inline bool works_all_the_same(std::string_view name) {
+    return name == "hlthunk_close" || name == "hlthunk_free" || name == "hlthunk_profiler_destroy";
+}
+
 template <typename R, typename Body, typename... Arguments>
 R call(const char* name, Body&& body, Arguments... arguments) {
     short_result_wanted() = false;
@@ -58,8 +63,7 @@ R call(const char* name, Body&& body, Arguments... arguments) {
                 fd = std::get<0>(std::tuple(arguments...));
         const int error = apply_fault(chosen, fd);
         if constexpr (std::is_same_v<R, int>)
-            if (error != 0 &&
-                std::string_view(name) == "hlthunk_close") // close(2) closes, whatever it answers
+            if (error != 0 && works_all_the_same(name))
                 (void)body();
         return error;
     };

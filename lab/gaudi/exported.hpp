@@ -13,3 +13,14 @@
         using answer_type = result;                                                                          \
         return call<answer_type>(#name, [&]() -> answer_type __VA_ARGS__, LAB_UNPACK arguments);             \
     }
+
+// The same for functions without a result: 0 in the trace.
+#define LAB_EXPORT_VOID(name, parameters, arguments, ...)                                                    \
+    extern "C" [[gnu::visibility("default")]] void name parameters {                                         \
+        using namespace lab::gaudi;                                                                          \
+        const auto body = [&] {                                                                              \
+            __VA_ARGS__                                                                                      \
+            return 0;                                                                                        \
+        };                                                                                                   \
+        call<int>(#name, body, LAB_UNPACK arguments);                                                        \
+    }

@@ -2,6 +2,7 @@
 // Fault scripts as they act on the virtual Gaudi.
 #include "tests/support/card.hpp"
 #include "tests/support/child.hpp"
+#include "tests/support/expect_has.hpp"
 #include "tests/support/test_lab.hpp"
 
 #include <thread>
@@ -62,6 +63,30 @@ TEST_F(lab_faults, death_of_the_process) {
     EXPECT_EQ(victim.wait(), 128 + SIGKILL);
     card again;
     EXPECT_GE(again.fd, 0);
+}
+
+TEST_F(lab_faults, functions_without_a_result) {
+    ASSERT_EQ(gaudi_lab_arm_faults("hlthunk_free 2 errno EIO; hlthunk_profiler_destroy 1 delay 60ms"), 0);
+    void* memory[] = {hlthunk_malloc(100), hlthunk_malloc(100)};
+    for (auto* each : memory)
+        hlthunk_free(each); // the leak checker knows whether it did
+    EXPECT_EQ(gaudi_lab_faults_fired(), 1U);
+    const auto begin = clock::now();
+    hlthunk_profiler_destroy();
+    EXPECT_GE(clock::now() - begin, std::chrono::milliseconds(60));
+    EXPECT_EQ(gaudi_lab_faults_fired(), 2U);
+}
+
+// In a program of its own: whether there is a trace is decided at the first call.
+TEST_F(lab_faults, trace_covers_functions_without_a_result) {
+    const auto self = std::filesystem::read_symlink("/proc/self/exe").string();
+    const auto ran =
+        run_program({self, "--gtest_filter=lab_faults.functions_without_a_result"}, {"GAUDI_LAB_TRACE=1"});
+    EXPECT_EQ(ran.status, 0) << ran.output;
+    EXPECT_HAS(ran.output, "hlthunk_malloc(0x64) = 0x");
+    EXPECT_HAS(ran.output, "hlthunk_free(0x");
+    EXPECT_HAS(ran.output, ") = 0 (fault) ");
+    EXPECT_HAS(ran.output, "hlthunk_profiler_destroy(0) = 0 (fault) ");
 }
 
 TEST_F(lab_faults, a_script_that_does_not_parse_is_refused) {
