@@ -9,6 +9,8 @@
 #include <cstdio>
 #include <cstring>
 #include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <thread>
 #include <unistd.h>
 
@@ -73,38 +75,78 @@ std::uint64_t end_of(context& state, std::uint64_t address) {
     return found != nullptr ? found->page_end() : address;
 }
 
-// What /proc says: every page mapped, writable, and no device memory.
-bool listed_as_pinnable(std::uint64_t begin, std::uint64_t end) {
+struct listed_mapping {
+    std::uint64_t begin, end;
+    bool writable;
+    struct stat file; // its device and inode, no more
+    std::string_view path;
+};
+
+// What /proc says, mapping by mapping, until `look` returns false.
+template <typename Look>
+void each_mapping(Look&& look) {
     std::FILE* maps = std::fopen("/proc/self/maps", "re");
-    if (maps == nullptr)
-        return false;
     char line[4352];
-    auto cursor = begin;
-    while (cursor < end && std::fgets(line, sizeof(line), maps) != nullptr) {
-        unsigned long low = 0, high = 0;
+    while (maps != nullptr && std::fgets(line, sizeof(line), maps) != nullptr) {
+        unsigned long low = 0, high = 0, inode = 0;
+        unsigned major = 0, minor = 0;
         char access[8] = {};
         int path_at = 0;
-        if (std::sscanf(line, "%lx-%lx %7s %*s %*s %*s %n", &low, &high, access, &path_at) != 3 ||
-            high <= cursor)
+        if (std::sscanf(line, "%lx-%lx %7s %*s %x:%x %lu %n", &low, &high, access, &major, &minor, &inode,
+                        &path_at) != 6)
             continue;
-        const std::string_view path = path_at > 0 ? line + path_at : "";
-        const bool device_memory = path.starts_with("/dev/") && !path.starts_with("/dev/shm/") &&
-                                   !path.starts_with("/dev/zero") && !path.starts_with("/dev/hugepages");
-        if (low > cursor || access[1] != 'w' || device_memory)
+        listed_mapping next{low, high, access[1] == 'w', {}, path_at > 0 ? line + path_at : ""};
+        next.file.st_dev = makedev(major, minor);
+        next.file.st_ino = inode;
+        if (!look(next))
             break;
-        cursor = high;
     }
-    std::fclose(maps);
+    if (maps != nullptr)
+        std::fclose(maps);
+}
+
+// Every page mapped, writable, and no device memory.
+bool listed_as_pinnable(std::uint64_t begin, std::uint64_t end) {
+    auto cursor = begin;
+    each_mapping([&](const listed_mapping& next) {
+        if (next.end <= cursor)
+            return true;
+        const auto& path = next.path;
+        const bool device_memory = path.starts_with("/sys/") ||
+                                   (path.starts_with("/dev/") && !path.starts_with("/dev/shm/") &&
+                                    !path.starts_with("/dev/zero") && !path.starts_with("/dev/hugepages"));
+        if (next.begin > cursor || !next.writable || device_memory)
+            return false;
+        cursor = next.end;
+        return cursor < end;
+    });
     return cursor >= end;
 }
 
+// A command buffer that the program has mapped is a device's memory to the kernel; here it is a file's.
+bool shows_command_buffer(virtual_device& device, std::uint64_t begin, std::uint64_t end) {
+    {
+        const context_lock lock(device.state());
+        if (device.state().buffer_count == 0)
+            return false;
+    }
+    bool found = false;
+    each_mapping([&](const listed_mapping& next) {
+        found = next.begin < end && next.end > begin && device.is_compute(next.file);
+        return !found && next.begin < end;
+    });
+    return found;
+}
+
 // Whether long-term pinning with write access would succeed. Like pinning it brings every page in.
-bool can_pin(std::uint64_t begin, std::uint64_t end) {
+bool can_pin(virtual_device& device, std::uint64_t begin, std::uint64_t end) {
     constexpr int populate_write = 23; // MADV_POPULATE_WRITE, since Linux 5.14
+    if (shows_command_buffer(device, begin, end))
+        return false;
     if (::madvise(reinterpret_cast<void*>(begin), end - begin, populate_write) == 0)
         return true;
-    // EINVAL: an older kernel, a read-only mapping, or memory of a device; /proc knows which.
-    return errno == EINVAL && listed_as_pinnable(begin, end);
+    // EINVAL: a read-only mapping, memory of a device, or an older kernel, where /proc knows which.
+    return errno == EINVAL && !populate_write_is_known() && listed_as_pinnable(begin, end);
 }
 
 } // namespace
@@ -199,7 +241,7 @@ answer<std::uint64_t> map_host(virtual_device& device, void* host, std::uint64_t
         return tl::unexpected(EINVAL);
     if ((flags & HL_MEM_FORCE_HINT) != 0 && in_page != 0)
         return tl::unexpected(EINVAL);
-    if (!can_pin(pointer - in_page, round_up(pointer + size, host_page)))
+    if (!can_pin(device, pointer - in_page, round_up(pointer + size, host_page)))
         return tl::unexpected(EFAULT);
     const bool huge =
         type.host_huge_va.end != 0 && pointer % host_huge_page == 0 && size % host_huge_page == 0;

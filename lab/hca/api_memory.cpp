@@ -30,24 +30,13 @@ int check_access(std::uint32_t access, std::uint32_t allowed) {
     return 0;
 }
 
-bool populate_is_known() {
-    static const bool known = [] {
-        void* probe = ::mmap(nullptr, page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        const bool works = probe != MAP_FAILED && ::madvise(probe, page, MADV_POPULATE_WRITE) == 0;
-        if (probe != MAP_FAILED)
-            ::munmap(probe, page);
-        return works;
-    }();
-    return known;
-}
-
 // Whether a driver could pin it: there throughout and, where it matters, writable at both ends.
 bool mapped(std::uint64_t address, std::uint64_t length, bool writable) {
     const auto begin = address / page * page;
     const auto end = (address + length + page - 1) / page * page;
     if (end <= begin || ::msync(reinterpret_cast<void*>(begin), end - begin, MS_ASYNC) != 0)
         return false;
-    if (!writable || !populate_is_known())
+    if (!writable || !populate_write_is_known())
         return true;
     return ::madvise(reinterpret_cast<void*>(begin), page, MADV_POPULATE_WRITE) == 0 &&
            ::madvise(reinterpret_cast<void*>(end - page), page, MADV_POPULATE_WRITE) == 0;

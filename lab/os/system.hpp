@@ -18,6 +18,9 @@ namespace lab {
 void futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t seen, std::uint64_t nanoseconds);
 void futex_wake(std::atomic<std::uint32_t>& word, int how_many = INT_MAX);
 
+// Whether the kernel has MADV_POPULATE_WRITE (Linux 5.14), which refuses what could not be pinned.
+[[nodiscard]] bool populate_write_is_known();
+
 // A thread that takes no signals: those are the program's. std::system_error when there can be none.
 template <typename Body>
 [[nodiscard]] std::thread quiet_thread(Body&& body) {

@@ -8,6 +8,7 @@
 #include <csetjmp>
 #include <csignal>
 #include <linux/dma-buf.h>
+#include <sys/auxv.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -120,9 +121,10 @@ TEST_F(pitfall, p10_a_kept_duplicate_outlives_the_descriptor) {
     ::close(region);
 }
 
-TEST_F(pitfall, p11_a_dmabuf_cannot_be_mapped_read_or_written) {
+TEST_F(pitfall, p11_a_dmabuf_cannot_be_mapped_or_read) {
     card opened;
-    const int fd = opened.dmabuf(opened.memory(1), 8192);
+    const auto base = opened.memory(1);
+    const int fd = opened.dmabuf(base, 8192);
     for (const int protection : {PROT_READ, PROT_WRITE, PROT_READ | PROT_WRITE})
         for (const int kind : {MAP_SHARED, MAP_PRIVATE})
             EXPECT_EQ(::mmap(nullptr, 4096, protection, kind, fd, 0), MAP_FAILED);
@@ -135,6 +137,13 @@ TEST_F(pitfall, p11_a_dmabuf_cannot_be_mapped_read_or_written) {
     EXPECT_EQ(status.st_size, 8192);
     dma_buf_sync sync{DMA_BUF_SYNC_START | DMA_BUF_SYNC_RW};
     EXPECT_EQ(::ioctl(fd, DMA_BUF_IOCTL_SYNC, &sync), 0) << "through the ioctl of the library";
+    // Where a user-space descriptor cannot refuse (docs/gotchas.md says so), nothing comes of it.
+    EXPECT_EQ(::write(fd, "x", 1), 1);
+    host_memory host(opened, 4096);
+    ASSERT_EQ(copy(opened, base, host.address, 4096, 4), 0);
+    EXPECT_EQ(host.bytes(), std::vector<unsigned char>(4096, GAUDI_LAB_FRESH_BYTE));
+    EXPECT_EQ(::lseek(fd, 100, SEEK_SET), 100);
+    EXPECT_EQ(::lseek(fd, 0, SEEK_END), 8192);
     ::close(fd);
 }
 
@@ -279,6 +288,32 @@ TEST_F(pitfall, p30_memory_that_cannot_be_pinned) {
     EXPECT_EQ(errno, EINVAL);
     EXPECT_EQ(hlthunk_host_memory_map(opened.fd, memory, 0, ~0ULL), 0U) << "wraps around";
     EXPECT_EQ(errno, EINVAL);
+}
+
+TEST_F(pitfall, p30_memory_of_files_and_devices) {
+    card opened;
+    const auto refused = [&](void* memory) {
+        errno = 0;
+        EXPECT_EQ(hlthunk_host_memory_map(opened.fd, memory, 0, 4096), 0U);
+        return errno;
+    };
+    const int file = ::open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
+    void* read_only = ::mmap(nullptr, 4096, PROT_READ, MAP_SHARED, file, 0);
+    ASSERT_NE(read_only, MAP_FAILED);
+    EXPECT_EQ(refused(read_only), EFAULT) << "a file that can only be read";
+    ::munmap(read_only, 4096);
+    ::close(file);
+    EXPECT_EQ(refused(reinterpret_cast<void*>(::getauxval(AT_SYSINFO_EHDR))), EFAULT) << "the kernel's own";
+    // What the driver maps for the CPU is IO memory. A DMA-BUF would be too, if it could be mapped: p11.
+    std::uint64_t handle = 0;
+    ASSERT_EQ(hlthunk_request_command_buffer(opened.fd, 4096, &handle), 0);
+    void* buffer =
+        ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, opened.fd, static_cast<off_t>(handle));
+    ASSERT_NE(buffer, MAP_FAILED);
+    EXPECT_EQ(refused(buffer), EFAULT) << "a command buffer";
+    ::munmap(buffer, 4096);
+    host_memory ordinary(opened, 4096);
+    EXPECT_NE(ordinary.address, 0U) << "other memory is taken as before";
 }
 
 TEST_F(pitfall, p37_the_hash_functions_do_not_exist) {
