@@ -301,6 +301,26 @@ TEST_F(copy_test, five_gibibytes_cross_the_packet_limit) {
     EXPECT_EQ(engine_->statistics().packets, 4U) << "two packets each way";
 }
 
+// Counted and not carried out: the driver refuses every submission.
+TEST_F(copy_test, p23_no_packet_is_larger_than_its_size_field) {
+    close();
+    open({.queues = 1});
+    constexpr std::uint64_t field = 1ULL << 32; // bytes that 32 bits cannot tell from 0
+    auto from = *device_->heap().allocate(9ULL << 30), to = *device_->heap().allocate(9ULL << 30);
+    ASSERT_EQ(gaudi_lab_arm_faults("hlthunk_command_submission every errno ENOMEM"), 0);
+    const auto packets_of = [&](std::uint64_t size) {
+        const auto before = engine_->statistics().packets;
+        auto ticket = engine_->copy(to.address(), from.address(), size);
+        EXPECT_TRUE(ticket && !ticket->wait());
+        return engine_->statistics().packets - before;
+    };
+    EXPECT_EQ(packets_of(field - 4096), 1U);
+    EXPECT_EQ(packets_of(field), 2U) << "in one packet it would be a copy of nothing";
+    EXPECT_EQ(packets_of(field + 64), 2U);
+    EXPECT_EQ(packets_of(2 * field), 3U);
+    gaudi_lab_arm_faults("");
+}
+
 class other_generations : public test_lab {};
 
 TEST_F(other_generations, gen1_copies_with_the_drivers_command_buffers) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The pitfalls of hardware that the virtual Gaudi must reproduce: opening, closing, generations.
-// Numbers are those of the list in docs/gotchas.md. 15 and 31 to 33 are the NIC's and 36 is in tests/device.
+// Numbers are those of the list in docs/gotchas.md. 15 and 31 to 33 are in tests/hca, 23 and 36 in
+// tests/device.
 #include "tests/support/card.hpp"
 #include "tests/support/child.hpp"
 #include "tests/support/test_lab.hpp"
