@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * What a virtual NIC needs to turn a DMA-BUF of the virtual Gaudi into bytes. The only thing that the lab's
- * two libraries share. Plain C, header only, no state.
+ * What a virtual NIC needs to turn a DMA-BUF of the virtual Gaudi into bytes: all that either of the lab's
+ * libraries knows of the other. Plain C, header only, no state.
  *
  * A DMA-BUF descriptor is an open file <lab>/gaudiN/exports/ID, write-only, so that it can be neither read
  * nor mapped; its size is the buffer's. Its lock (flock, exclusive) belongs to the open file description: as
