@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := release
 PREFIX ?= /usr/local
-LABELS := gaudi dmabuf detection ucm verification critical hca judges rdma ucx
+LABELS := gaudi dmabuf detection ucm verification critical hca judges rdma ucx ipc
 SOURCES := $(shell find abi include src ucx lab tools examples tests bench -name '*.hpp' -o -name '*.cpp' -o -name '*.h' -o -name '*.c')
 # Tests run in a lab of their own, which goes when they are done.
 CTEST := ctest --output-on-failure --no-tests=error --timeout 300

@@ -4,6 +4,7 @@
 #include "src/hl/hl_device.hpp"
 #include "src/memory/heap_core.hpp"
 #include "src/os/mapping.hpp"
+#include "src/os/round_up.hpp"
 #include "src/registry.hpp"
 
 #include "src/copy/copy_core.hpp"
@@ -19,30 +20,19 @@ constexpr std::uint64_t stage_bytes = 4ULL << 20;
 // The destination's engine reads the source's memory through its DMA-BUF.
 result<void> copy_by_import(device& to, device_address destination, device& from, device_address source,
                             std::uint64_t length) {
-    const auto known = registry::self().map().find(source, length);
-    if (!known)
-        return tl::unexpected(known.error());
-    // A window of its own around the range: the import maps whole pages from its beginning.
-    const auto begin = source.value() / 4096 * 4096;
-    const auto skip = source.value() - begin;
-    const auto end = (source.value() + length + 4095) / 4096 * 4096;
-    const auto* block = reinterpret_cast<const heap_core::block*>(known->tag);
-    const auto base = known->base.value() - block->offset; // of the chunk: what was mapped
-    const auto plan = plan_export({from.core()->who().generation, memory_origin::own, device_address(base),
-                                   end - base, device_address(begin), end - begin});
-    if (!plan)
-        return tl::unexpected(plan.error());
-    const auto dmabuf = from.core()->export_dmabuf(*plan);
-    if (!dmabuf)
-        return tl::unexpected(dmabuf.error());
-    const auto imported = to.core()->import_dmabuf(dmabuf->get(), end - begin);
+    // A DMA-BUF of its own: an import maps whole pages from the beginning.
+    const auto window = from.export_pages(source, length);
+    if (!window)
+        return tl::unexpected(window.error());
+    const unique_fd dmabuf(window->fd);
+    const auto imported = to.core()->import_dmabuf(dmabuf.get(), round_up(window->offset + length, 4096));
     if (!imported)
         return tl::unexpected(imported.error());
     const auto engine = to.copies();
     if (!engine)
         return tl::unexpected(engine.error());
-    const auto started =
-        engine->core()->copy_unchecked(destination, imported->address() + skip, length, copy_direction::down);
+    const auto started = engine->core()->copy_unchecked(destination, imported->address() + window->offset,
+                                                        length, copy_direction::down);
     if (!started)
         return tl::unexpected(started.error());
     return copy_ticket(engine->core(), *started).wait();

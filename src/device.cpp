@@ -35,7 +35,7 @@ result<copy_engine> device::copies(const copy_options& options) {
     const std::lock_guard guard(core_->engine_mutex);
     auto core = std::static_pointer_cast<copy_core>(core_->engine.lock());
     if (!core) {
-        auto made = copy_core::make(core_, registry::self().map(), options);
+        auto made = copy_core::make(core_, &registry::self().map(), options);
         if (!made)
             return tl::unexpected(made.error());
         core = *made;
@@ -66,6 +66,10 @@ result<dmabuf_export> device::export_memory(device_address address, std::uint64_
     if (borrowed->fd < 0)
         return tl::unexpected(error(errc::descriptors_exhausted, "dup of a DMA-BUF", errno));
     return borrowed;
+}
+
+result<dmabuf_export> device::export_pages(device_address address, std::uint64_t length) {
+    return attached() ? export_foreign(address, length) : heap_.core()->window(address, length);
 }
 
 result<dmabuf_export> device::export_foreign(device_address address, std::uint64_t length) {

@@ -155,7 +155,7 @@ result<std::shared_ptr<hl_device>> registry::open_or_attach(const std::shared_pt
     for (std::uint32_t id = 0; id < most_synapse_devices; ++id)
         if (const auto found = find_synapse_device(id);
             found && bus_id_of(*table, found->fd) == info.bus_id) {
-            auto attached = attach(table, found->fd, info);
+            auto attached = attach(table, found->fd, info, tenancy::synapse);
             if (attached)
                 if (auto added = map_.add_window(found->pool_base, found->pool_size, info.index); !added)
                     return tl::unexpected(added.error());

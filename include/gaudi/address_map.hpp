@@ -58,8 +58,9 @@ public:
 
     // See observe_memory().
     void observe(const std::shared_ptr<memory_observer>& observer);
-    // Tells the observers that an allocation is about to go: before erase(), with no lock held.
-    void announce(device_address base, std::uint64_t length) const;
+    // Tells the observers that an allocation is about to go: before erase(), with no lock held. False: one of
+    // them says that nobody shall get the memory again.
+    [[nodiscard]] bool announce(device_address base, std::uint64_t length) const;
 
 private:
     struct impl;

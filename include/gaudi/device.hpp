@@ -47,6 +47,8 @@ public:
     // and last page of its allocation. The descriptor is the caller's. errc::not_allocated,
     // range_leaves_allocation, export_refused.
     [[nodiscard]] result<dmabuf_export> export_memory(device_address address, std::uint64_t length);
+    // The same as a DMA-BUF of its own that reaches no further than the pages around the range.
+    [[nodiscard]] result<dmabuf_export> export_pages(device_address address, std::uint64_t length);
 
     [[nodiscard]] const std::shared_ptr<hl_device>& core() const { return core_; }
 

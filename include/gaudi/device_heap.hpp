@@ -51,6 +51,7 @@ struct heap_statistics {
     std::uint64_t buffer_bytes = 0; // handed out, rounded to the granule
     std::uint64_t largest_free = 0; // biggest buffer that fits without a new chunk
     std::uint64_t exports = 0;      // DMA-BUFs alive: at most one a chunk
+    std::uint64_t abandoned = 0;    // bytes that are never handed out again: another process may touch them
 };
 
 // Sub-allocates from big chunks, because the driver's own allocations are few and huge (768 MB each on

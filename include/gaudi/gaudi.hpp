@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-// Everything: devices, memory, DMA-BUF export, copies, NICs, connections.
+// Everything: devices, memory, DMA-BUF export, copies, NICs, connections, other processes.
 #include <gaudi/address.hpp>
 #include <gaudi/address_map.hpp>
 #include <gaudi/connection.hpp>
@@ -12,6 +12,7 @@
 #include <gaudi/device_info.hpp>
 #include <gaudi/dmabuf.hpp>
 #include <gaudi/error.hpp>
+#include <gaudi/ipc.hpp>
 #include <gaudi/loopback.hpp>
 #include <gaudi/memory_observer.hpp>
 #include <gaudi/nic.hpp>

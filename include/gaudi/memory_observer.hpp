@@ -24,7 +24,8 @@ public:
     virtual void window_opens(const memory_window& window) = 0;
     virtual void window_closes(const memory_window& window) = 0;
     // The range is about to be given back: what is kept about it must be forgotten before this returns.
-    virtual void memory_goes(device_address base, std::uint64_t length) = 0;
+    // False: somebody may still touch the memory, and nobody shall get it again.
+    virtual bool memory_goes(device_address base, std::uint64_t length) = 0;
 };
 
 // Tells the observer of the windows there are, then of everything that happens while it lives. Kept weakly.

@@ -213,12 +213,15 @@ answer<wait_result> wait_for(virtual_device& device, std::uint64_t sequence, std
         if (outcome == cs_state::aborted)
             return tl::unexpected(EIO);
         const auto now = now_ns();
-        if (now >= deadline)
-            return wait_result{HL_WAIT_CS_STATUS_BUSY, 0};
-        if (round % 16 == 15 && slot.process != ::getpid() &&
-            process_start_time(slot.process) != slot.process_start)
+        const bool over = now >= deadline;
+        if ((over || round % 16 == 15) && slot.process != ::getpid() &&
+            process_start_time(slot.process) != slot.process_start) {
             finish(device, sequence,
                    cs_state::aborted); // its process died and took the queues' threads along
+            continue;
+        }
+        if (over)
+            return wait_result{HL_WAIT_CS_STATUS_BUSY, 0};
         state.waiters.fetch_add(1);
         futex_wait(state.completions, seen, std::min<std::uint64_t>(deadline - now, 100000000));
         state.waiters.fetch_sub(1);

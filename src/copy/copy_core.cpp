@@ -20,7 +20,7 @@ constexpr unsigned most_slots = 64; // more in flight gains nothing and costs pi
 } // namespace
 
 result<std::shared_ptr<copy_core>> copy_core::make(const std::shared_ptr<hl_device>& device,
-                                                   const address_map& known, const copy_options& options) {
+                                                   const address_map* known, const copy_options& options) {
     const auto& traits = device->traits();
     if (!device->owned())
         return tl::unexpected(
@@ -57,7 +57,7 @@ result<std::shared_ptr<copy_core>> copy_core::make(const std::shared_ptr<hl_devi
     return core;
 }
 
-copy_core::copy_core(std::shared_ptr<hl_device> device, const address_map& known, const copy_options& options,
+copy_core::copy_core(std::shared_ptr<hl_device> device, const address_map* known, const copy_options& options,
                      command_ring ring)
     : device_(std::move(device)), known_(known), options_(options), limit_(options.in_flight),
       ring_(std::move(ring)) {
@@ -131,7 +131,9 @@ result<std::uint32_t> copy_core::start(std::uint32_t slot, std::uint64_t source,
 }
 
 result<void> copy_core::check_own(device_address address, std::uint64_t length) const {
-    const auto known = known_.find(address, length);
+    if (known_ == nullptr)
+        return {};
+    const auto known = known_->find(address, length);
     if (!known)
         return tl::unexpected(known.error());
     if (known->device_index != device_->who().index)

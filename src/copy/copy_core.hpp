@@ -25,9 +25,10 @@ enum class copy_direction : std::uint8_t { down, up, within };
 // and stays below the driver's limit, where the next one would spin inside hl-thunk.
 class copy_core : public std::enable_shared_from_this<copy_core> {
 public:
+    // `known`: where addresses are looked up; none: whoever submits has done so.
     static result<std::shared_ptr<copy_core>> make(const std::shared_ptr<hl_device>& device,
-                                                   const address_map& known, const copy_options& options);
-    copy_core(std::shared_ptr<hl_device> device, const address_map& known, const copy_options& options,
+                                                   const address_map* known, const copy_options& options);
+    copy_core(std::shared_ptr<hl_device> device, const address_map* known, const copy_options& options,
               command_ring ring);
     ~copy_core();
     copy_core(const copy_core&) = delete;
@@ -104,7 +105,8 @@ private:
     std::size_t finish(std::uint32_t slot);
     std::size_t fail_all(const error& why);
     void release(std::uint32_t slot);
-    [[nodiscard]] bool room_in_flight() const;
+    [[nodiscard]] bool room_in_flight();
+    [[nodiscard]] bool room_among_guests(const context_ledger& ledger);
     [[nodiscard]] std::span<const std::uint32_t> queues_of(copy_direction direction) const;
     void signal();
     void watch();
@@ -112,7 +114,7 @@ private:
                                 std::uint64_t length, copy_direction direction);
 
     const std::shared_ptr<hl_device> device_;
-    const address_map& known_;
+    const address_map* const known_;
     const copy_options options_;
     const unsigned limit_; // submissions in flight
 
@@ -129,6 +131,7 @@ private:
     std::vector<flight> spare_flights_;
     std::multimap<std::uintptr_t, pinned_range> pinned_;
     unsigned next_queue_ = 0;
+    std::uint64_t finished_ = 0; // on a context with guests: every submission up to here is
     copy_statistics statistics_;
 
     // For event_fd(): a thread that waits for submissions, started at its first use.

@@ -39,12 +39,29 @@ void copy_core::enqueue(std::uint32_t slot, std::uint64_t source, std::uint64_t 
     statistics_.bytes += length;
 }
 
-bool copy_core::room_in_flight() const {
+bool copy_core::room_in_flight() {
     if (free_slots_.empty())
         return false;
+    if (const auto* ledger = device_->ledger(); ledger != nullptr)
+        return room_among_guests(*ledger);
     // The driver's table is a ring: what counts is the distance to the oldest unfinished submission.
     return flights_.empty() ||
            flights_.back().sequence + 1 - flights_.front().sequence < device_->traits().max_in_flight;
+}
+
+// Others submit on the same context. Each of them may be about to.
+bool copy_core::room_among_guests(const context_ledger& ledger) {
+    const auto latest = ledger.latest();
+    const std::uint64_t room = device_->traits().max_in_flight;
+    finished_ = std::max(finished_, latest > room ? latest - room : 0); // the driver let the latest in
+    while (latest + 1 + ledger.participants() - finished_ > room) {
+        std::uint32_t status = HL_WAIT_CS_STATUS_BUSY;
+        if (device_->api().wait_for_cs(device_->fd(), finished_ + 1, 0, &status) == 0 &&
+            status == HL_WAIT_CS_STATUS_BUSY)
+            return false;
+        ++finished_;
+    }
+    return true;
 }
 
 void copy_core::submit_waiting(bool all) {
@@ -127,6 +144,7 @@ bool copy_core::submit_one() {
     }
     free_slots_.pop_back();
     next.sequence = out.seq;
+    device_->submitted(out.seq);
     for (const auto slot : next.operations)
         operations_[slot].last_sequence = out.seq;
     flights_.push_back(std::move(next));

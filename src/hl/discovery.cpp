@@ -204,7 +204,7 @@ result<std::shared_ptr<hl_device>> open_for_compute(const std::shared_ptr<const 
                 api->close(fd);
                 return tl::unexpected(who.error());
             }
-            return std::make_shared<hl_device>(api, fd, true, std::move(*who));
+            return std::make_shared<hl_device>(api, fd, tenancy::opened, std::move(*who));
         }
         // -1 is also what some calls give instead of -errno; errno is set in both cases.
         const int reason = errno;
@@ -225,13 +225,13 @@ result<std::shared_ptr<hl_device>> open_for_compute(const std::shared_ptr<const 
 }
 
 result<std::shared_ptr<hl_device>> attach(const std::shared_ptr<const hlthunk_api>& api, int fd,
-                                          const device_info& info) {
+                                          const device_info& info, tenancy whose) {
     if (auto known = check_generation(info); !known)
         return tl::unexpected(known.error());
     auto who = identify(*api, fd, info);
     if (!who)
         return tl::unexpected(who.error());
-    return std::make_shared<hl_device>(api, fd, false, std::move(*who));
+    return std::make_shared<hl_device>(api, fd, whose, std::move(*who));
 }
 
 } // namespace gaudi

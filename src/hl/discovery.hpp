@@ -19,9 +19,9 @@ namespace gaudi {
 // after its last user). errc::device_busy names the holders it can find.
 [[nodiscard]] result<std::shared_ptr<hl_device>>
 open_for_compute(const std::shared_ptr<const hlthunk_api>& api, const device_info& info);
-// Wraps a descriptor that somebody else in this process opened.
+// Wraps a descriptor that somebody else opened; one of a guest is taken over where this succeeds.
 [[nodiscard]] result<std::shared_ptr<hl_device>> attach(const std::shared_ptr<const hlthunk_api>& api, int fd,
-                                                        const device_info& info);
+                                                        const device_info& info, tenancy whose);
 [[nodiscard]] std::string bus_id_of(const hlthunk_api& api, int fd);
 
 } // namespace gaudi

@@ -2,11 +2,13 @@
 #include "src/hl/hl_device.hpp"
 
 #include "src/os/fork_count.hpp"
+#include "src/os/identity.hpp"
 #include "src/os/round_up.hpp"
 
 #include <algorithm>
 #include <cerrno>
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <utility>
 
 namespace gaudi {
@@ -31,6 +33,17 @@ std::uint64_t first_gap(const std::map<std::uint64_t, std::uint64_t>& taken, std
     return cursor < end && end - cursor >= size ? cursor : 0;
 }
 
+// A device node is known by its number, wherever it lies; anything else by its inode.
+std::uint64_t node_of(int fd, const std::string& bus_id) {
+    struct stat status {};
+    if (::fstat(fd, &status) != 0)
+        return 0;
+    const bool node = S_ISCHR(status.st_mode);
+    const std::uint64_t parts[] = {mix(bus_id.data(), bus_id.size()), node ? status.st_rdev : status.st_dev,
+                                   node ? 0 : status.st_ino};
+    return mix(parts, sizeof(parts));
+}
+
 constexpr std::string_view event_names[] = {"TPC assert",
                                             "undefined opcode",
                                             "device reset",
@@ -45,8 +58,9 @@ constexpr std::string_view event_names[] = {"TPC assert",
 
 } // namespace
 
-hl_device::hl_device(std::shared_ptr<const hlthunk_api> api, int fd, bool owned, identity who)
-    : api_(std::move(api)), fd_(fd), forks_(fork_count()), owned_(owned), who_(std::move(who)) {
+hl_device::hl_device(std::shared_ptr<const hlthunk_api> api, int fd, tenancy whose, identity who)
+    : api_(std::move(api)), fd_(fd), forks_(fork_count()), whose_(whose), who_(std::move(who)),
+      node_(node_of(fd, who_.bus_id)) {
     const auto& row = traits();
     if (row.exports == export_call::physical) {
         slice_begin_ = device_address(who_.hw.dram_base_address);
@@ -57,12 +71,12 @@ hl_device::hl_device(std::shared_ptr<const hlthunk_api> api, int fd, bool owned,
         slice_size_ = row.slice_base + (who_.index + 1) * row.slice_size - first;
     }
     // Whoever asks to be told is given time to close after a fault; whoever does not is killed by the driver.
-    if (owned_ && api_->notifier_create != nullptr)
+    if (whose_ == tenancy::opened && api_->notifier_create != nullptr)
         notifier_ = api_->notifier_create(fd_);
 }
 
 hl_device::~hl_device() {
-    if (!owned_)
+    if (whose_ == tenancy::synapse)
         return;
     if (!ours()) {
         ::close(fd_);
@@ -94,7 +108,7 @@ hlthunk_dram_usage_info hl_device::usage() const {
 result<device_memory> hl_device::allocate(std::uint64_t size) {
     if (lost())
         return tl::unexpected(lost_error("allocation"));
-    if (!owned_)
+    if (!owned())
         return tl::unexpected(
             error(errc::memory_exhausted, "SynapseAI owns this device and all of its memory"));
     if (size == 0)
@@ -128,6 +142,11 @@ result<device_memory> hl_device::allocate_mapped(std::uint64_t size) {
             errc::map_failed,
             fmt::format("hlthunk_device_memory_map of {} bytes on {}", made.size_, who_.bus_id), reason));
     }
+    if (auto noted = note_mapping(address, made.handle_); !noted) {
+        api_->memory_unmap(fd_, address);
+        api_->device_memory_free(fd_, made.handle_);
+        return tl::unexpected(noted.error());
+    }
     taken_[address] = made.size_;
     made.address_ = device_address(address);
     made.device_ = shared_from_this();
@@ -137,6 +156,11 @@ result<device_memory> hl_device::allocate_mapped(std::uint64_t size) {
 result<device_memory> hl_device::allocate_physical(std::uint64_t size) {
     device_memory made;
     made.size_ = round_up(size, page_size());
+    if (whose_ == tenancy::guest)
+        return tl::unexpected(error(errc::memory_exhausted,
+                                    fmt::format("{} has no allocator in its driver: only the process that "
+                                                "opened it can allocate its memory",
+                                                who_.bus_id)));
     const std::lock_guard guard(mutex_);
     const auto address =
         first_gap(taken_, slice_begin_.value(), slice_begin_.value() + slice_size_, made.size_);
@@ -163,6 +187,7 @@ result<void> hl_device::free_memory(std::uint64_t handle, device_address address
                     size, address.value()),
                 -rc));
         // Unmapped, it is gone for us, whatever freeing answers: the driver takes it back at close.
+        forget_mapping(address.value());
         taken_.erase(address.value());
         if (const int rc = api_->device_memory_free(fd_, handle); rc != 0)
             (void)failed(errc::not_allocated, fmt::format("hlthunk_device_memory_free of handle {}", handle),
@@ -186,6 +211,10 @@ result<host_mapping> hl_device::map_host(std::span<std::byte> memory) {
                                static_cast<const void*>(memory.data())),
                    reason));
     }
+    if (auto noted = note_mapping(address, 0); !noted) {
+        api_->memory_unmap(fd_, address);
+        return tl::unexpected(noted.error());
+    }
     host_mapping made;
     made.device_ = shared_from_this();
     made.address_ = device_address(address);
@@ -194,8 +223,46 @@ result<host_mapping> hl_device::map_host(std::span<std::byte> memory) {
 }
 
 void hl_device::unmap(device_address address) {
-    if (!lost() && ours())
+    if (!lost() && ours()) {
+        forget_mapping(address.value());
         api_->memory_unmap(fd_, address.value());
+    }
+}
+
+result<void> hl_device::note_mapping(std::uint64_t address, std::uint64_t handle) {
+    if (whose_ == tenancy::guest && !ledger()->hold(place_, address, handle))
+        return tl::unexpected(error(errc::map_failed, fmt::format("a guest on {} may map {} ranges",
+                                                                  who_.bus_id, context_ledger::most_held)));
+    return {};
+}
+
+void hl_device::forget_mapping(std::uint64_t address) {
+    if (whose_ == tenancy::guest)
+        ledger()->let_go(place_, address);
+}
+
+result<context_ledger*> hl_device::open_ledger() {
+    const std::lock_guard guard(mutex_);
+    if (auto* known = ledger(); known != nullptr)
+        return known;
+    auto made = context_ledger::make();
+    if (!made)
+        return tl::unexpected(made.error());
+    join(*made, 0);
+    (*made)->submitted(last_sequence_.load());
+    return made->get();
+}
+
+void hl_device::join(std::shared_ptr<context_ledger> ledger, unsigned place) {
+    place_ = place;
+    kept_ledger_ = std::move(ledger);
+    ledger_.store(kept_ledger_.get(), std::memory_order_release);
+}
+
+void hl_device::submitted(std::uint64_t sequence) {
+    last_sequence_.store(sequence);
+    if (auto* shared = ledger(); shared != nullptr)
+        shared->submitted(sequence);
 }
 
 result<unique_fd> hl_device::export_dmabuf(const export_plan& plan) {

@@ -5,6 +5,7 @@
 #include <gaudi/device_info.hpp>
 #include <gaudi/error.hpp>
 
+#include "src/hl/context_ledger.hpp"
 #include "src/hl/export_plan.hpp"
 #include "src/hl/generation.hpp"
 #include "src/hl/hlthunk_api.hpp"
@@ -75,7 +76,11 @@ private:
     device_address address_;
 };
 
-// One compute context, by hl-thunk's rules. Closed by the destructor unless it is SynapseAI's. Thread-safe.
+// Whose context it is: opened by this process; another process's, which gave its descriptor; SynapseAI's in
+// this process, never closed by us.
+enum class tenancy { opened, guest, synapse };
+
+// One compute context, by hl-thunk's rules. Thread-safe.
 class hl_device : public std::enable_shared_from_this<hl_device> {
 public:
     struct identity {
@@ -85,15 +90,19 @@ public:
         hlthunk_hw_ip_info hw{};
     };
 
-    // Takes over an open compute descriptor; `owned` false: it is SynapseAI's and is never closed by us.
-    hl_device(std::shared_ptr<const hlthunk_api> api, int fd, bool owned, identity who);
+    // Takes over an open compute descriptor.
+    hl_device(std::shared_ptr<const hlthunk_api> api, int fd, tenancy whose, identity who);
     ~hl_device();
     hl_device(const hl_device&) = delete;
     hl_device& operator=(const hl_device&) = delete;
 
     [[nodiscard]] const hlthunk_api& api() const { return *api_; }
     [[nodiscard]] int fd() const { return fd_; }
-    [[nodiscard]] bool owned() const { return owned_; }
+    // Memory and queues are for us to use: not SynapseAI's.
+    [[nodiscard]] bool owned() const { return whose_ != tenancy::synapse; }
+    [[nodiscard]] tenancy whose() const { return whose_; }
+    // Which device of this machine it is, whoever opened it: the same number in every process.
+    [[nodiscard]] std::uint64_t node() const { return node_; }
     [[nodiscard]] const identity& who() const { return who_; }
     [[nodiscard]] const generation_traits& traits() const { return traits_of(who_.generation); }
     [[nodiscard]] std::uint64_t page_size() const;
@@ -107,8 +116,15 @@ public:
     result<unique_fd> export_dmabuf(const export_plan& plan);
     result<imported_memory> import_dmabuf(int dmabuf, std::uint64_t length);
 
-    // The one copy engine of this context, if there is one: a second would not know what the first has in
-    // flight.
+    // Shared with guests of this context, once there may be any.
+    [[nodiscard]] context_ledger* ledger() const { return ledger_.load(std::memory_order_acquire); }
+    result<context_ledger*> open_ledger();
+    // A guest takes its place.
+    void join(std::shared_ptr<context_ledger> ledger, unsigned place);
+    void submitted(std::uint64_t sequence);
+
+    // The one copy engine of this process on this context, if there is one: a second would not know what the
+    // first has in flight.
     std::mutex engine_mutex;
     std::weak_ptr<void> engine;
 
@@ -132,13 +148,21 @@ private:
     result<device_memory> allocate_physical(std::uint64_t size);
     result<void> free_memory(std::uint64_t handle, device_address address, std::uint64_t size);
     void unmap(device_address address);
+    // A guest's mappings are written down, for the owner to undo.
+    result<void> note_mapping(std::uint64_t address, std::uint64_t handle);
+    void forget_mapping(std::uint64_t address);
     [[nodiscard]] std::string pending_events();
 
     std::shared_ptr<const hlthunk_api> api_;
     int fd_;
     const unsigned forks_; // a child must not undo what its parent did
-    bool owned_;
+    const tenancy whose_;
     identity who_;
+    std::uint64_t node_ = 0;
+    std::shared_ptr<context_ledger> kept_ledger_; // set once
+    std::atomic<context_ledger*> ledger_{nullptr};
+    unsigned place_ = 0; // a guest's, in the ledger
+    std::atomic<std::uint64_t> last_sequence_{0};
     int notifier_ = -1;
     device_address slice_begin_;
     std::uint64_t slice_size_ = 0;

@@ -368,9 +368,11 @@ void address_map::observe(const std::shared_ptr<memory_observer>& observer) {
             observer->window_opens({device_address(shown->base), shown->size, shown->device});
 }
 
-void address_map::announce(device_address base, std::uint64_t length) const {
+bool address_map::announce(device_address base, std::uint64_t length) const {
+    bool free = true;
     for (const auto& listener : impl_->listeners())
-        listener->memory_goes(base, length);
+        free = listener->memory_goes(base, length) && free;
+    return free;
 }
 
 std::size_t address_map::size() const noexcept {

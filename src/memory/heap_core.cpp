@@ -28,7 +28,7 @@ heap_core::~heap_core() {
     if (!device_->ours())
         return;
     for (const auto& left : map_.allocations_of(device_->who().index)) // given up and never freed
-        map_.announce(left.base, left.length);
+        (void)map_.announce(left.base, left.length);                   // the device goes with it
     for (const auto& leaving : chunks_)
         announce(leaving);
     map_.remove_device(device_->who().index);
@@ -101,11 +101,17 @@ result<heap_core::allocated> heap_core::allocate(std::uint64_t size, std::uint64
     return allocated{found, address, *generation};
 }
 
-void heap_core::free_locked(block* returned) {
+void heap_core::free_locked(block* returned, bool reusable) {
     auto* home = static_cast<chunk*>(returned->owner);
-    (void)map_.erase(home->memory.address() + returned->offset);
-    home->ranges.free(returned);
+    const auto address = home->memory.address() + returned->offset;
+    if (!reusable) // the block stays taken, and the chunk with it
+        if (const auto left = map_.find(address))
+            abandoned_ += left->length;
+    (void)map_.erase(address);
     --buffers_;
+    if (!reusable)
+        return;
+    home->ranges.free(returned);
     if (!home->ranges.empty())
         return;
     // One empty chunk is kept: a program that frees and allocates in turn must not go to the driver each
@@ -133,10 +139,10 @@ void heap_core::free(block* returned, device_address address, std::uint64_t gene
     const auto found = map_.find(address);
     if (!found || found->generation != generation)
         return;
-    map_.announce(address, found->length);
+    const bool reusable = map_.announce(address, found->length);
     const std::lock_guard guard(mutex_);
     if (const auto still = map_.find(address); still && still->generation == generation)
-        free_locked(returned);
+        free_locked(returned, reusable);
 }
 
 void heap_core::give_up(block* released) {
@@ -172,12 +178,13 @@ result<void> heap_core::free(device_address address) {
             return tl::unexpected(found.error());
         length = map_.find(address)->length;
     }
-    map_.announce(address, length); // not under the lock: whoever hears it may ask about memory
+    // Not under the lock: whoever hears it may ask about memory.
+    const bool reusable = map_.announce(address, length);
     const std::lock_guard guard(mutex_);
     const auto still = given_up(address); // two that free the same at once: one of them did
     if (!still)
         return tl::unexpected(still.error());
-    free_locked(*still);
+    free_locked(*still, reusable);
     return {};
 }
 
@@ -215,6 +222,24 @@ result<dmabuf_export> heap_core::dmabuf(device_address address, std::uint64_t le
     if (auto exported = export_chunk(*home); !exported)
         return tl::unexpected(exported.error());
     return dmabuf_export{home->dmabuf.get(), offset, address, length};
+}
+
+result<dmabuf_export> heap_core::window(device_address address, std::uint64_t length) {
+    const std::lock_guard guard(mutex_);
+    const auto known = map_.find(address, length);
+    if (!known)
+        return tl::unexpected(known.error());
+    if (known->device_index != device_->who().index)
+        return tl::unexpected(wrong_device(address, length));
+    const auto& home = static_cast<chunk*>(reinterpret_cast<block*>(known->tag)->owner)->memory;
+    const auto plan = plan_export(
+        {device_->who().generation, memory_origin::own, home.address(), home.size(), address, length});
+    if (!plan)
+        return tl::unexpected(plan.error());
+    auto fd = device_->export_dmabuf(*plan);
+    if (!fd)
+        return tl::unexpected(fd.error());
+    return dmabuf_export{fd->release(), plan->dmabuf_offset, address, length};
 }
 
 result<chunk_view> heap_core::view_of(chunk& which) {
@@ -263,6 +288,7 @@ heap_statistics heap_core::statistics() {
     const std::lock_guard guard(mutex_);
     heap_statistics sum;
     sum.buffers = buffers_;
+    sum.abandoned = abandoned_;
     for (const auto& entry : chunks_) {
         ++sum.chunks;
         sum.chunk_bytes += entry.memory.size();

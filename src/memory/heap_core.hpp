@@ -50,6 +50,8 @@ public:
     result<dmabuf_export> dmabuf(const block* of, device_address address, std::uint64_t length);
     // Any range in the pages of one buffer, by its address.
     result<dmabuf_export> dmabuf(device_address address, std::uint64_t length);
+    // A DMA-BUF of the pages around the range alone; the descriptor is the caller's.
+    result<dmabuf_export> window(device_address address, std::uint64_t length);
     // The chunk that a buffer lies in, exported.
     result<chunk_view> chunk_of(const block* of);
     // The same by address: a range of one live buffer.
@@ -76,7 +78,7 @@ private:
     result<chunk_view> view_of(chunk& which);
     void announce(const chunk& leaving);
     bool give_back(std::list<chunk>::iterator position);
-    void free_locked(block* returned);
+    void free_locked(block* returned, bool reusable);
     // Memory that was given up and begins there; with the mutex held.
     result<block*> given_up(device_address address);
     [[nodiscard]] error wrong_device(device_address address, std::uint64_t length) const;
@@ -89,6 +91,7 @@ private:
     std::list<chunk> chunks_;
     std::vector<std::weak_ptr<chunk_observer>> observers_;
     std::uint64_t buffers_ = 0;
+    std::uint64_t abandoned_ = 0;
 };
 
 } // namespace gaudi

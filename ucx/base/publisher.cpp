@@ -54,7 +54,7 @@ void publisher::window_closes(const gaudi::memory_window& window) {
     set(window.base.value(), window.size - gap, UCS_MEMORY_TYPE_UNKNOWN, UCS_SYS_DEVICE_ID_UNKNOWN);
 }
 
-void publisher::memory_goes(gaudi::device_address base, std::uint64_t length) {
+bool publisher::memory_goes(gaudi::device_address base, std::uint64_t length) {
     const auto index = gaudi::known_memory().device_of(base).value_or(0);
     const auto sys_dev = module_.sys_devices[index % uct_gaudi_module::most_devices].load();
     ucm_event_t event{};
@@ -67,6 +67,7 @@ void publisher::memory_goes(gaudi::device_address base, std::uint64_t length) {
     module_.ucx.ucm_event_leave();
     set(base.value(), length, UCS_MEMORY_TYPE_GAUDI, sys_dev); // the event took it out
     module_.counters.frees_announced.fetch_add(1, std::memory_order_relaxed);
+    return true;
 }
 
 void learn_sys_devices(uct_gaudi_module& module, const std::vector<gaudi::device_info>& devices) {

@@ -24,7 +24,7 @@ public:
 
     void window_opens(const gaudi::memory_window& window) override;
     void window_closes(const gaudi::memory_window& window) override;
-    void memory_goes(gaudi::device_address base, std::uint64_t length) override;
+    bool memory_goes(gaudi::device_address base, std::uint64_t length) override;
 
 private:
     void set(std::uint64_t base, std::uint64_t size, ucs_memory_type_t type, ucs_sys_device_t sys_dev);

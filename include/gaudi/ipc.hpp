@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <gaudi/address.hpp>
+#include <gaudi/device_heap.hpp>
+#include <gaudi/error.hpp>
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+// Device memory between processes of one host. The owner shares an allocation and gets a handle; whoever gets
+// the handle, by whatever message, imports it and copies. docs/ipc.md tells which way the bytes go.
+namespace gaudi {
+
+class lease_core;
+class ipc_transfer;
+
+// Names a piece of device memory of one process to the others of its host. It holds no descriptor and no
+// pointer: it may travel in any message.
+struct memory_handle {
+    static constexpr std::size_t size = 128;
+    std::array<std::byte, size> bytes{};
+};
+
+// What an owner gives away to processes it serves.
+enum class ipc_give {
+    context, // the descriptor of its device: importers use its engines, and could do anything else with it
+    dmabuf,  // a DMA-BUF of the memory that was shared, and of its neighbours within a page
+    nothing  // nothing: the owner copies on request
+};
+
+struct ipc_settings {
+    ipc_give give = ipc_give::context;
+    std::vector<std::uint32_t> allow;         // users that are served beside the process's own
+    std::size_t imports = 256;                // kept although nobody uses them at the moment
+    std::chrono::milliseconds patience{5000}; // for an owner's answer
+};
+// From now on. The beginning: GAUDI_DIRECT_IPC_GIVE (context, dmabuf, nothing) and GAUDI_DIRECT_IPC_ALLOW
+// (uids, separated by commas).
+void set_ipc(const ipc_settings& settings);
+// errc::selection_malformed where the environment makes no sense.
+[[nodiscard]] result<ipc_settings> get_ipc();
+
+// ---- the owner ----
+
+// Shares [address, address + length) of a live allocation until it is freed. errc::not_allocated,
+// range_leaves_allocation.
+[[nodiscard]] result<memory_handle> share(device_address address, std::uint64_t length);
+[[nodiscard]] result<memory_handle> share(const device_buffer& buffer);
+
+// Another process that has the memory open.
+struct lease_info {
+    std::int32_t process = 0; // 0: in another pid namespace
+    std::uint32_t user = 0;
+    unsigned in_flight = 0; // copies of it under way
+    bool revoked = false;
+};
+// Of the allocation that holds the address.
+[[nodiscard]] std::vector<lease_info> leases_of(device_address address);
+// Until nobody has the memory open. errc::leased.
+result<void> wait_for_leases(device_address address, std::chrono::milliseconds limit);
+// Takes the memory back: uses that begin later fail with errc::lease_revoked, the handle with handle_stale.
+// Returns when no copy of it is under way any more. errc::leased: one still is.
+result<void> revoke_leases(device_address address, std::chrono::milliseconds limit = std::chrono::seconds(5));
+// Frees a buffer that nobody else has open. errc::leased: the buffer stays as it is. A buffer that is freed
+// in any other way is revoked first.
+enum class if_leased { refuse, wait };
+result<void> free_shared(device_buffer& buffer, if_leased choice,
+                         std::chrono::milliseconds limit = std::chrono::seconds(5));
+// Ends everything: the owner's leases are revoked, imports that nobody uses are dropped, the broker's thread
+// and socket go. Sharing again begins anew.
+void stop_ipc();
+
+// ---- the importer ----
+
+// By which way the bytes go; the first that is possible, from the top.
+enum class ipc_way {
+    local,   // the memory is this process's own
+    context, // the owner's device, on its own engines, through its descriptor
+    import,  // this process's device reads and writes the other's memory (the vendor driver's import)
+    nic,     // a NIC in loopback
+    staged,  // through pinned host memory, both devices' engines in turn
+    proxy    // the owner copies to and from shared host memory
+};
+constexpr std::size_t ipc_ways = 6;
+[[nodiscard]] std::string_view name_of(ipc_way way);
+
+struct import_options {
+    std::optional<ipc_way> only; // this way or none
+    bool zero_copy = false;      // neither staged nor proxy: errc::zero_copy_impossible says what is missing
+};
+
+// A copy under way. Its destructor waits for it.
+class ipc_ticket {
+public:
+    ipc_ticket();
+    explicit ipc_ticket(std::unique_ptr<ipc_transfer> started);
+    ipc_ticket(ipc_ticket&&) noexcept;
+    ipc_ticket& operator=(ipc_ticket&&) noexcept;
+    ~ipc_ticket();
+
+    [[nodiscard]] ipc_way way() const;
+    // Never blocks; drives the copy.
+    [[nodiscard]] bool done();
+    // The outcome; blocks until there is one. errc::peer_gone, device_lost, copy_timeout (the copy goes on).
+    result<void> wait(std::chrono::milliseconds limit = std::chrono::hours(1));
+
+private:
+    std::unique_ptr<ipc_transfer> transfer_;
+};
+
+// Device memory of another process, under a lease that lasts as long as this object. For one thread at a
+// time.
+class imported_buffer {
+public:
+    imported_buffer();
+    imported_buffer(std::shared_ptr<lease_core> lease, std::uint64_t offset, std::uint64_t length,
+                    const import_options& options);
+    imported_buffer(imported_buffer&&) noexcept;
+    imported_buffer& operator=(imported_buffer&&) noexcept;
+    ~imported_buffer();
+
+    [[nodiscard]] std::uint64_t size() const { return length_; }
+    // The memory is the owner's no more: freed, revoked, or the owner ended.
+    [[nodiscard]] bool gone() const;
+
+    // From and to host memory. errc::range_leaves_allocation, lease_revoked, peer_gone, zero_copy_impossible.
+    [[nodiscard]] result<ipc_ticket> read(std::span<std::byte> to, std::uint64_t offset = 0);
+    [[nodiscard]] result<ipc_ticket> write(std::uint64_t offset, std::span<const std::byte> from);
+    // From and to memory of this process's own devices.
+    [[nodiscard]] result<ipc_ticket> read(device_address to, std::uint64_t offset, std::uint64_t length);
+    [[nodiscard]] result<ipc_ticket> write(std::uint64_t offset, device_address from, std::uint64_t length);
+
+private:
+    std::shared_ptr<lease_core> lease_;
+    std::uint64_t offset_ = 0, length_ = 0;
+    import_options options_;
+};
+
+// errc::handle_invalid, handle_stale, other_host, peer_gone, peer_refused, peer_silent, leases_exhausted. A
+// handle whose lease is still known costs no system call.
+[[nodiscard]] result<imported_buffer> import_memory(std::span<const std::byte> handle,
+                                                    const import_options& options = {});
+[[nodiscard]] inline result<imported_buffer> import_memory(const memory_handle& handle,
+                                                           const import_options& options = {}) {
+    return import_memory(std::span(handle.bytes), options);
+}
+
+struct ipc_statistics {
+    std::uint64_t shared = 0, leases = 0;            // as owner, alive
+    std::uint64_t hits = 0, misses = 0, evicted = 0; // of the imports that are kept
+    std::uint64_t imports = 0;                       // alive
+    std::array<std::uint64_t, ipc_ways> bytes{};     // copied, by way
+};
+[[nodiscard]] ipc_statistics ipc_counters();
+
+} // namespace gaudi

@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <gaudi/ipc.hpp>
+
+#include "src/ipc/importer.hpp"
+#include "src/ipc/settings.hpp"
+
+#include <charconv>
+#include <cstdlib>
+#include <fmt/format.h>
+
+namespace gaudi {
+namespace {
+
+std::mutex settings_mutex;
+std::optional<ipc_settings> chosen;
+
+tl::unexpected<error> malformed(const char* name, std::string_view value, std::string_view expected) {
+    return tl::unexpected(
+        error(errc::selection_malformed, fmt::format("{}={}: use {}", name, value, expected)));
+}
+
+// Where [offset, offset + length) lies in the allocation, if it lies in the buffer.
+result<std::uint64_t> place(std::uint64_t begin, std::uint64_t size, std::uint64_t offset,
+                            std::uint64_t length) {
+    if (length == 0)
+        return tl::unexpected(error(errc::size_zero, "copy of 0 bytes"));
+    if (!lies_within(offset, length, size))
+        return tl::unexpected(
+            error(errc::range_leaves_allocation, fmt::format("{} bytes at {} of {}", length, offset, size)));
+    return begin + offset;
+}
+
+result<std::shared_ptr<broker>> sharing(device_address address) {
+    auto service = broker::running();
+    if (!service)
+        return tl::unexpected(
+            error(errc::not_allocated, fmt::format("nothing is shared, not {:#x} either", address.value())));
+    return service;
+}
+
+tl::unexpected<error> still_leased(device_address address, const std::vector<lease_info>& held) {
+    std::string who;
+    for (const auto& each : held)
+        who += fmt::format("{}process {}", who.empty() ? "" : ", ", each.process);
+    return tl::unexpected(error(errc::leased, fmt::format("memory at {:#x}: {}", address.value(), who)));
+}
+
+} // namespace
+
+result<ipc_settings> ipc_of_environment() {
+    ipc_settings made;
+    if (const char* text = std::getenv("GAUDI_DIRECT_IPC_GIVE"); text != nullptr && *text != 0) {
+        const std::string_view value = text;
+        if (value == "context")
+            made.give = ipc_give::context;
+        else if (value == "dmabuf")
+            made.give = ipc_give::dmabuf;
+        else if (value == "nothing")
+            made.give = ipc_give::nothing;
+        else
+            return malformed("GAUDI_DIRECT_IPC_GIVE", value, "context, dmabuf or nothing");
+    }
+    if (const char* text = std::getenv("GAUDI_DIRECT_IPC_ALLOW"); text != nullptr && *text != 0) {
+        std::string_view left = text;
+        while (!left.empty()) {
+            std::uint32_t user = 0;
+            const auto [end, wrong] = std::from_chars(left.data(), left.data() + left.size(), user);
+            left.remove_prefix(static_cast<std::size_t>(end - left.data()));
+            if (wrong != std::errc{} || (!left.empty() && left.front() != ','))
+                return malformed("GAUDI_DIRECT_IPC_ALLOW", text, "numbers of users, separated by commas");
+            made.allow.push_back(user);
+            if (!left.empty())
+                left.remove_prefix(1);
+        }
+    }
+    return made;
+}
+
+void set_ipc(const ipc_settings& settings) {
+    const std::lock_guard guard(settings_mutex);
+    chosen = settings;
+}
+
+result<ipc_settings> get_ipc() {
+    const std::lock_guard guard(settings_mutex);
+    if (chosen)
+        return *chosen;
+    return ipc_of_environment();
+}
+
+std::string_view name_of(ipc_way way) {
+    constexpr std::string_view names[ipc_ways] = {
+        "own memory",        "the owner's context",        "peer DMA-BUF",
+        "a NIC in loopback", "staged through host memory", "copied by the owner"};
+    return names[static_cast<std::size_t>(way)];
+}
+
+result<memory_handle> share(device_address address, std::uint64_t length) {
+    const auto service = broker::self();
+    if (!service)
+        return tl::unexpected(service.error());
+    return (*service)->share(address, length);
+}
+
+result<memory_handle> share(const device_buffer& buffer) {
+    if (!buffer)
+        return tl::unexpected(error(errc::not_allocated, "sharing of an empty buffer"));
+    return share(buffer.address(), buffer.size());
+}
+
+std::vector<lease_info> leases_of(device_address address) {
+    const auto service = broker::running();
+    return service ? service->leases_of(address) : std::vector<lease_info>{};
+}
+
+result<void> wait_for_leases(device_address address, std::chrono::milliseconds limit) {
+    const auto service = sharing(address);
+    if (!service)
+        return tl::unexpected(service.error());
+    if (!(*service)->wait(address, broker::until::closed, limit))
+        return still_leased(address, (*service)->leases_of(address));
+    return {};
+}
+
+result<void> revoke_leases(device_address address, std::chrono::milliseconds limit) {
+    const auto service = sharing(address);
+    if (!service)
+        return tl::unexpected(service.error());
+    (*service)->revoke(address);
+    if (!(*service)->wait(address, broker::until::quiet, limit))
+        return still_leased(address, (*service)->leases_of(address));
+    return {};
+}
+
+result<void> free_shared(device_buffer& buffer, if_leased choice, std::chrono::milliseconds limit) {
+    if (!buffer)
+        return tl::unexpected(error(errc::not_allocated, "freeing of an empty buffer"));
+    if (const auto service = broker::running()) {
+        const auto wait = choice == if_leased::wait ? limit : std::chrono::milliseconds(0);
+        if (!service->wait(buffer.address(), broker::until::closed, wait))
+            return still_leased(buffer.address(), service->leases_of(buffer.address()));
+    }
+    const device_buffer gone = std::move(buffer);
+    buffer = {};
+    return {};
+}
+
+void stop_ipc() {
+    importer::self().drop_all();
+    broker::stop();
+}
+
+ipc_statistics ipc_counters() {
+    ipc_statistics counted;
+    if (const auto service = broker::running())
+        service->count(counted);
+    importer::self().count(counted);
+    return counted;
+}
+
+ipc_ticket::ipc_ticket() = default;
+ipc_ticket::ipc_ticket(std::unique_ptr<ipc_transfer> started) : transfer_(std::move(started)) {}
+ipc_ticket::ipc_ticket(ipc_ticket&&) noexcept = default;
+ipc_ticket& ipc_ticket::operator=(ipc_ticket&&) noexcept = default;
+ipc_ticket::~ipc_ticket() = default;
+
+ipc_way ipc_ticket::way() const {
+    return transfer_ ? transfer_->way() : ipc_way::local;
+}
+
+bool ipc_ticket::done() {
+    return !transfer_ || transfer_->done();
+}
+
+result<void> ipc_ticket::wait(std::chrono::milliseconds limit) {
+    if (!transfer_)
+        return {};
+    auto outcome = transfer_->wait(limit);
+    if (!outcome)
+        return tl::unexpected(
+            error(errc::copy_timeout,
+                  fmt::format("copy by {}, waited {} ms", name_of(transfer_->way()), limit.count())));
+    return *outcome;
+}
+
+imported_buffer::imported_buffer() = default;
+imported_buffer::imported_buffer(std::shared_ptr<lease_core> lease, std::uint64_t offset,
+                                 std::uint64_t length, const import_options& options)
+    : lease_(std::move(lease)), offset_(offset), length_(length), options_(options) {}
+imported_buffer::imported_buffer(imported_buffer&&) noexcept = default;
+imported_buffer& imported_buffer::operator=(imported_buffer&&) noexcept = default;
+imported_buffer::~imported_buffer() = default;
+
+bool imported_buffer::gone() const {
+    return !lease_ || lease_->gone();
+}
+
+result<ipc_ticket> imported_buffer::read(std::span<std::byte> to, std::uint64_t offset) {
+    const auto at = place(offset_, length_, offset, to.size());
+    if (!at)
+        return tl::unexpected(at.error());
+    return importer::self().start(lease_, options_, false, {to, {}, false}, *at, to.size());
+}
+
+result<ipc_ticket> imported_buffer::write(std::uint64_t offset, std::span<const std::byte> from) {
+    const auto at = place(offset_, length_, offset, from.size());
+    if (!at)
+        return tl::unexpected(at.error());
+    // Only read: the type is that of both directions.
+    const std::span<std::byte> source(const_cast<std::byte*>(from.data()), from.size());
+    return importer::self().start(lease_, options_, true, {source, {}, false}, *at, from.size());
+}
+
+result<ipc_ticket> imported_buffer::read(device_address to, std::uint64_t offset, std::uint64_t length) {
+    const auto at = place(offset_, length_, offset, length);
+    if (!at)
+        return tl::unexpected(at.error());
+    return importer::self().start(lease_, options_, false, {{}, to, true}, *at, length);
+}
+
+result<ipc_ticket> imported_buffer::write(std::uint64_t offset, device_address from, std::uint64_t length) {
+    const auto at = place(offset_, length_, offset, length);
+    if (!at)
+        return tl::unexpected(at.error());
+    return importer::self().start(lease_, options_, true, {{}, from, true}, *at, length);
+}
+
+result<imported_buffer> import_memory(std::span<const std::byte> handle, const import_options& options) {
+    const auto record = read_handle(handle);
+    if (!record)
+        return tl::unexpected(record.error());
+    auto lease = importer::self().open(*record);
+    if (!lease)
+        return tl::unexpected(lease.error());
+    return imported_buffer(std::move(*lease), record->offset, record->length, options);
+}
+
+} // namespace gaudi

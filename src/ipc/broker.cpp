@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The broker's life, and what its own process asks of it.
+#include "src/ipc/broker.hpp"
+
+#include "src/hl/hl_device.hpp"
+#include "src/os/fork_count.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <fmt/format.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/random.h>
+
+namespace gaudi {
+namespace {
+
+using clock = std::chrono::steady_clock;
+
+// The one of this process. A child of fork begins without; what it inherits is left where it is, because the
+// thread that used it is not there.
+struct place {
+    std::mutex mutex;
+    std::shared_ptr<broker> current;
+    unsigned forks = fork_count();
+
+    static place& self() {
+        static auto* instance = new place;
+        if (instance->forks != fork_count()) {
+            instance = new place;
+        }
+        return *instance;
+    }
+};
+
+std::uint64_t new_secret() {
+    std::uint64_t secret = 0;
+    if (::getrandom(&secret, sizeof(secret), 0) != sizeof(secret))
+        secret = mix(&own_identity(), sizeof(process_identity)) ^
+                 static_cast<std::uint64_t>(clock::now().time_since_epoch().count());
+    return secret;
+}
+
+} // namespace
+
+std::string broker_name(const process_identity& owner) {
+    return fmt::format("gaudi-direct/{:016x}{:016x}", owner.random[0], owner.random[1]);
+}
+
+result<std::shared_ptr<broker>> broker::self() {
+    auto& here = place::self();
+    const std::lock_guard guard(here.mutex);
+    if (!here.current) {
+        const auto settings = get_ipc();
+        if (!settings)
+            return tl::unexpected(settings.error());
+        std::shared_ptr<broker> made(new broker);
+        made->settings_ = *settings;
+        if (auto started = made->start(); !started)
+            return tl::unexpected(started.error());
+        here.current = std::move(made);
+        observe_memory(here.current);
+    }
+    return here.current;
+}
+
+std::shared_ptr<broker> broker::running() {
+    auto& here = place::self();
+    const std::lock_guard guard(here.mutex);
+    return here.current;
+}
+
+void broker::stop() {
+    auto& here = place::self();
+    std::shared_ptr<broker> last;
+    {
+        const std::lock_guard guard(here.mutex);
+        last = std::move(here.current);
+        here.current.reset();
+    }
+    if (last)
+        last->end();
+}
+
+broker::~broker() = default;
+
+result<void> broker::start() {
+    epoll_ = lone_fd(unique_fd(::epoll_create1(EPOLL_CLOEXEC)));
+    wake_ = lone_fd(unique_fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)));
+    if (!epoll_ || !wake_)
+        return tl::unexpected(error(errc::descriptors_exhausted, "epoll and eventfd of the broker", errno));
+    if (auto added = add(wake_.get(), EPOLLIN); !added)
+        return added;
+    // The program's signals are its own: this thread takes none.
+    sigset_t all, before;
+    ::sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, &before);
+    try {
+        thread_ = std::thread([this] { run(); });
+    } catch (const std::system_error& failed) {
+        ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+        return tl::unexpected(error(errc::system_call_failed, "the broker's thread", failed.code().value()));
+    }
+    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    return {};
+}
+
+void broker::end() {
+    {
+        const std::lock_guard guard(mutex_);
+        ending_ = true;
+        for (auto& each : clients_)
+            for (const auto& [slot, held] : each.leases)
+                each.word(slot).revoked.store(1);
+    }
+    const std::uint64_t one = 1;
+    (void)!::write(wake_.get(), &one, sizeof(one));
+    if (thread_.joinable())
+        thread_.join();
+}
+
+result<void> broker::add(int fd, std::uint32_t events) {
+    epoll_event wanted{};
+    wanted.events = events;
+    wanted.data.fd = fd;
+    if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &wanted) != 0)
+        return tl::unexpected(error(errc::system_call_failed, "epoll_ctl of the broker", errno));
+    return {};
+}
+
+result<void> broker::watch(int socket, const std::shared_ptr<hangup_watcher>& watcher) {
+    const std::lock_guard guard(mutex_);
+    if (auto added = add(socket, EPOLLRDHUP); !added)
+        return added;
+    watched_[socket] = watcher;
+    return {};
+}
+
+void broker::unwatch(int socket) {
+    const std::lock_guard guard(mutex_);
+    if (watched_.erase(socket) != 0)
+        ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, socket, nullptr);
+}
+
+result<void> broker::listen() {
+    if (listener_)
+        return {};
+    auto made = listen_on(broker_name(own_identity()));
+    if (!made)
+        return tl::unexpected(made.error());
+    if (auto added = add(made->get(), EPOLLIN); !added)
+        return added;
+    listener_ = lone_fd(std::move(*made));
+    return {};
+}
+
+result<memory_handle> broker::share(device_address address, std::uint64_t length) {
+    if (length == 0)
+        return tl::unexpected(error(errc::size_zero, "sharing 0 bytes"));
+    handle_record record;
+    auto found = known_memory().find(address, length);
+    if (!found) {
+        // SynapseAI's pool has no allocations that we know of: the piece itself is shared.
+        const auto pool = known_memory().window_at(address);
+        const auto device = pool ? find_open_device(pool->device_index) : nullptr;
+        if (!device || !device->attached() || length > pool->size - (address - pool->base))
+            return tl::unexpected(found.error());
+        found = allocation_view{address, length, 0, pool->device_index, 0};
+    }
+    const auto device = find_open_device(found->device_index);
+    if (!device)
+        return tl::unexpected(error(errc::not_allocated, fmt::format("memory at {:#x}", address.value())));
+    const std::lock_guard guard(mutex_);
+    if (auto listening = listen(); !listening)
+        return tl::unexpected(listening.error());
+    auto& entry = shared_[found->base.value()];
+    if (entry.secret == 0 || entry.generation != found->generation || entry.length != found->length) {
+        entry = {};
+        entry.length = found->length;
+        entry.generation = found->generation;
+        entry.device_index = found->device_index;
+        entry.secret = new_secret();
+    }
+    const auto& self = own_identity();
+    record.machine = self.machine;
+    record.random = self.random;
+    record.start_time = self.start_time;
+    record.pid = self.pid;
+    record.device_index = found->device_index;
+    record.device = device->core()->node();
+    record.base = found->base.value();
+    record.allocated = found->length;
+    record.generation = found->generation;
+    record.secret = entry.secret;
+    record.offset = address - found->base;
+    record.length = length;
+    return record.seal();
+}
+
+std::vector<lease_info> broker::leases_of(device_address address) {
+    std::vector<lease_info> all;
+    const std::lock_guard guard(mutex_);
+    auto known = shared_.upper_bound(address.value());
+    if (known == shared_.begin() || address.value() - (--known)->first >= known->second.length)
+        return all;
+    for (const auto& each : clients_)
+        for (const auto& [slot, held] : each.leases)
+            if (held.is_of(known->first, known->second))
+                all.push_back({each.who.pid, each.who.uid, each.word(slot).in_flight.load(),
+                               each.word(slot).revoked.load() != 0});
+    return all;
+}
+
+void broker::revoke(device_address address) {
+    const std::lock_guard guard(mutex_);
+    auto known = shared_.upper_bound(address.value());
+    if (known == shared_.begin() || address.value() - (--known)->first >= known->second.length)
+        return;
+    for (auto& each : clients_)
+        for (const auto& [slot, held] : each.leases)
+            if (held.is_of(known->first, known->second))
+                each.word(slot).revoked.store(1);
+    known->second.secret = 0; // handles that were given are worth nothing from now on
+}
+
+bool broker::wait(device_address address, until what, std::chrono::milliseconds limit) {
+    const auto deadline = clock::now() + limit;
+    auto pause = std::chrono::microseconds(20);
+    for (;;) {
+        const auto held = leases_of(address);
+        if (what == until::closed ? held.empty()
+                                  : std::all_of(held.begin(), held.end(),
+                                                [](const lease_info& each) { return each.in_flight == 0; }))
+            return true;
+        if (clock::now() >= deadline)
+            return false;
+        std::this_thread::sleep_for(pause);
+        pause = std::min(pause * 2, std::chrono::microseconds(1000));
+    }
+}
+
+bool broker::memory_goes(device_address base, std::uint64_t length) {
+    {
+        const std::lock_guard guard(mutex_);
+        const auto known = shared_.lower_bound(base.value());
+        if (known == shared_.end() || known->first - base.value() >= length)
+            return true;
+    }
+    revoke(base);
+    const bool quiet = wait(base, until::quiet, std::chrono::seconds(5));
+    const std::lock_guard guard(mutex_);
+    shared_.erase(base.value());
+    return quiet;
+}
+
+void broker::count(ipc_statistics& into) {
+    const std::lock_guard guard(mutex_);
+    into.shared = shared_.size();
+    for (const auto& each : clients_)
+        into.leases += each.leases.size();
+}
+
+} // namespace gaudi

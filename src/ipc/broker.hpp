@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <gaudi/device.hpp>
+#include <gaudi/memory_observer.hpp>
+
+#include "src/ipc/wire.hpp"
+#include "src/os/channel.hpp"
+#include "src/os/close_on_fork.hpp"
+#include "src/os/shared_memory.hpp"
+
+#include <list>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <sys/socket.h>
+#include <thread>
+
+namespace gaudi {
+
+// Somebody who wants to know when a socket's other end is gone.
+class hangup_watcher {
+public:
+    virtual ~hangup_watcher() = default;
+    virtual void hung_up() = 0;
+};
+
+// The owner's side of sharing: one per process, a thread that answers importers on a socket of a name that
+// nobody guesses. It also tells this process's own imports when their owner is gone.
+class broker : public memory_observer, public std::enable_shared_from_this<broker> {
+public:
+    // Running, or why it cannot.
+    static result<std::shared_ptr<broker>> self();
+    // The one that runs, or none.
+    static std::shared_ptr<broker> running();
+    static void stop();
+    ~broker() override;
+
+    result<memory_handle> share(device_address address, std::uint64_t length);
+    std::vector<lease_info> leases_of(device_address address);
+    // Marks the leases of the allocation and forgets that it is shared.
+    void revoke(device_address address);
+    // No copy of it is under way, or nobody has it open.
+    enum class until { quiet, closed };
+    bool wait(device_address address, until what, std::chrono::milliseconds limit);
+    // The watcher hears of it once. errc::system_call_failed.
+    result<void> watch(int socket, const std::shared_ptr<hangup_watcher>& watcher);
+    void unwatch(int socket);
+    void count(ipc_statistics& into);
+
+    void window_opens(const memory_window&) override {}
+    void window_closes(const memory_window&) override {}
+    bool memory_goes(device_address base, std::uint64_t length) override;
+
+private:
+    struct shared_allocation {
+        std::uint64_t length = 0, generation = 0, secret = 0;
+        unsigned device_index = 0;
+        // A DMA-BUF of its pages alone, while there are leases.
+        unique_fd window;
+        std::uint64_t skip = 0, window_length = 0;
+    };
+    struct lease {
+        std::uint64_t base = 0, generation = 0;
+        [[nodiscard]] bool is_of(std::uint64_t at, const shared_allocation& allocation) const {
+            return base == at && generation == allocation.generation;
+        }
+    };
+    // A copy for an importer that was given no descriptor.
+    struct proxied {
+        copy_ticket ticket;
+        wire_reply reply;
+        std::uint32_t lease;
+    };
+    struct guest {
+        std::shared_ptr<hl_device> context;
+        unsigned place;
+    };
+    struct client {
+        lone_fd socket, process; // process: a pidfd, where the kernel gives one
+        ucred who{};
+        std::chrono::steady_clock::time_point since;
+        bool greeted = false, dead = false;
+        shared_memory board;
+        std::map<std::uint32_t, lease> leases; // by slot of the board
+        std::uint32_t next_slot = 0;
+        std::vector<guest> guests;
+        shared_memory slab;
+        std::map<unsigned, pinned_memory> slab_pins; // by device
+        std::list<proxied> copies;
+        std::vector<unique_fd> parked; // until the other side has fetched them
+
+        [[nodiscard]] lease_word& word(std::uint32_t slot) const {
+            return reinterpret_cast<lease_word*>(board.data())[slot];
+        }
+    };
+    using answer = result<std::vector<int>>; // descriptors to pass
+
+    broker() = default;
+    result<void> start();
+    result<void> listen();
+    result<void> add(int fd, std::uint32_t events);
+    void run();
+    // Whoever hung up is told afterwards, without the lock.
+    void dispatch(int fd, std::vector<std::shared_ptr<hangup_watcher>>& hung_up);
+    void accept_all();
+    // Reads what the client sent. False: it has to go.
+    bool serve(client& from);
+    answer carry_out(client& from, const wire_request& asked, received_message& with, wire_reply& reply);
+    answer open_lease(client& from, const wire_request& asked, wire_reply& reply);
+    answer open_context(client& from, const wire_request& asked, wire_reply& reply);
+    result<void> attach_slab(client& from, const wire_request& asked, received_message& with);
+    result<void> start_copy(client& from, const wire_request& asked, const wire_reply& reply);
+    result<void> open_window(std::uint64_t base, shared_allocation& of);
+    bool send_reply(client& to, wire_reply& reply, std::span<const int> passed);
+    // What the lease is of, if that is still there.
+    shared_allocation* leased(const client& by, std::uint32_t slot, std::uint64_t& base);
+    void condemn(client& gone);
+    void close_lease(client& from, std::uint32_t slot);
+    void close_window_if_unused(const lease& ended);
+    void finish_copies(client& of);
+    // The other side is gone: what it held ends. True: nothing of it is left.
+    bool bury(client& gone);
+    void bury_the_dead();
+    [[nodiscard]] bool anything_pending() const;
+    void end();
+
+    std::mutex mutex_;
+    lone_fd epoll_, wake_, listener_;
+    std::thread thread_;
+    bool ending_ = false;
+    ipc_settings settings_;
+    std::map<std::uint64_t, shared_allocation> shared_; // by base
+    std::list<client> clients_;
+    std::map<int, std::weak_ptr<hangup_watcher>> watched_;
+};
+
+} // namespace gaudi

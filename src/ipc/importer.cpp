@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "src/ipc/importer.hpp"
+
+#include "src/os/fork_count.hpp"
+
+#include <algorithm>
+#include <fmt/format.h>
+
+namespace gaudi {
+
+importer& importer::self() {
+    static std::mutex mutex;
+    static std::atomic<importer*> instance{nullptr};
+    static std::atomic<unsigned> forks{0};
+    auto* found = instance.load(std::memory_order_acquire);
+    if (found != nullptr && forks.load(std::memory_order_relaxed) == fork_count())
+        return *found;
+    if (forks.load() != fork_count()) // nobody else is in here: fork left one thread
+        new (&mutex) std::mutex;
+    const std::lock_guard guard(mutex);
+    if (instance.load() == nullptr || forks.load() != fork_count()) { // what a parent had stays where it is
+        forks.store(fork_count());
+        instance.store(new importer, std::memory_order_release);
+    }
+    return *instance.load();
+}
+
+result<std::shared_ptr<owner_link>> importer::link_to(const process_identity& owner,
+                                                      const ipc_settings& settings) {
+    {
+        const std::lock_guard guard(mutex_);
+        if (const auto found = links_.find(owner.random); found != links_.end())
+            if (auto alive = found->second.lock(); alive && !alive->gone())
+                return alive;
+    }
+    auto made = owner_link::connect(owner, settings, [owner] { importer::self().owner_gone(owner); });
+    if (!made)
+        return made;
+    const std::lock_guard guard(mutex_);
+    auto& known = links_[owner.random];
+    if (auto alive = known.lock(); alive && !alive->gone())
+        return alive; // another thread was faster
+    known = *made;
+    std::erase_if(links_, [](const auto& each) { return each.second.expired(); });
+    return made;
+}
+
+void importer::owner_gone(const process_identity& owner) {
+    std::vector<std::shared_ptr<lease_core>> affected; // let go without the lock
+    {
+        const std::lock_guard guard(mutex_);
+        for (const auto& [which, each] : in_use_)
+            if (which.owner == owner.random)
+                if (auto alive = each.lock())
+                    affected.push_back(std::move(alive));
+        std::erase_if(leases_, [&](const auto& each) { return each.first.owner == owner.random; });
+        links_.erase(owner.random);
+    }
+    for (const auto& each : affected)
+        each->let_go();
+}
+
+void importer::evict(std::size_t limit, std::vector<std::shared_ptr<lease_core>>& out) {
+    while (leases_.size() > limit) {
+        auto oldest = leases_.begin();
+        for (auto each = leases_.begin(); each != leases_.end(); ++each)
+            if (each->second.last_use < oldest->second.last_use)
+                oldest = each;
+        out.push_back(std::move(oldest->second.lease));
+        leases_.erase(oldest);
+        ++counts_.evicted;
+    }
+    std::erase_if(in_use_, [](const auto& each) { return each.second.expired(); });
+}
+
+result<std::shared_ptr<lease_core>> importer::open(const handle_record& handle) {
+    const key wanted{handle.random, handle.base, handle.generation, handle.secret};
+    std::vector<std::shared_ptr<lease_core>> dropped; // after the lock: each tells its owner
+    {
+        const std::lock_guard guard(mutex_);
+        if (const auto found = leases_.find(wanted); found != leases_.end()) {
+            if (!found->second.lease->gone()) {
+                ++counts_.hits;
+                found->second.last_use = ++uses_;
+                return found->second.lease;
+            }
+        }
+        if (const auto found = in_use_.find(wanted); found != in_use_.end())
+            if (auto alive = found->second.lock(); alive && !alive->gone()) {
+                ++counts_.hits;
+                leases_[wanted] = {alive, ++uses_};
+                return alive;
+            }
+        ++counts_.misses;
+        for (auto each = leases_.begin(); each != leases_.end();) { // the owner waits for those it revoked
+            if (each->second.lease->gone())
+                dropped.push_back(std::move(each->second.lease));
+            each = each->second.lease ? std::next(each) : leases_.erase(each);
+        }
+    }
+    dropped.clear();
+    const auto settings = get_ipc();
+    if (!settings)
+        return tl::unexpected(settings.error());
+    if (handle.machine != own_identity().machine)
+        return tl::unexpected(error(errc::other_host, fmt::format("memory of process {}", handle.pid)));
+    result<std::shared_ptr<lease_core>> made = nullptr;
+    if (handle.owner() == own_identity()) {
+        made = std::make_shared<lease_core>(handle);
+        if ((*made)->gone())
+            return tl::unexpected((*made)->gone_error());
+    } else {
+        const auto link = link_to(handle.owner(), *settings);
+        if (!link)
+            return tl::unexpected(link.error());
+        made = lease_core::open(*link, handle);
+        if (!made)
+            return made;
+    }
+    const std::lock_guard guard(mutex_);
+    leases_[wanted] = {*made, ++uses_};
+    in_use_[wanted] = *made;
+    evict(std::max<std::size_t>(settings->imports, 1), dropped);
+    return made;
+}
+
+void importer::drop_all() {
+    decltype(leases_) dropped;
+    {
+        const std::lock_guard guard(mutex_);
+        dropped.swap(leases_);
+    }
+    dropped.clear();
+    const std::lock_guard guard(nic_mutex_);
+    copier_.reset();
+    no_nic_.reset();
+    const std::lock_guard slabs(slabs_mutex_);
+    spare_slabs_.clear();
+}
+
+void importer::count(ipc_statistics& into) {
+    const std::lock_guard guard(mutex_);
+    const auto shared = into.shared, leases = into.leases;
+    into = counts_;
+    into.shared = shared;
+    into.leases = leases;
+    into.imports = static_cast<std::uint64_t>(std::count_if(
+        in_use_.begin(), in_use_.end(), [](const auto& each) { return !each.second.expired(); }));
+}
+
+} // namespace gaudi

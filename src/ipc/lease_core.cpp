@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "src/ipc/lease_core.hpp"
+
+#include "src/os/fork_count.hpp"
+#include "src/rdma/nic_core.hpp"
+
+#include <fmt/format.h>
+
+namespace gaudi {
+
+lease_reach::~lease_reach() {
+    for (auto& [card, region] : regions)
+        if (!region.first->core()->ours())
+            (void)region.second.release(); // a child of fork leaves it alone
+}
+
+lease_core::lease_core(const handle_record& handle) : handle_(handle), forks_(fork_count()) {}
+
+result<std::shared_ptr<lease_core>> lease_core::open(const std::shared_ptr<owner_link>& link,
+                                                     const handle_record& handle) {
+    wire_request request;
+    request.head.ask = wire_ask::open_lease;
+    request.handle = handle;
+    request.wants = wants_dmabuf | (link->board() == nullptr ? wants_board : 0);
+    auto answer = link->ask(request);
+    if (!answer)
+        return tl::unexpected(answer.error());
+    const auto& reply = answer->reply;
+    unsigned next = 0;
+    if ((reply.given & wants_board) != 0)
+        if (auto taken = link->take_board(std::move(answer->passed[next++])); !taken)
+            return tl::unexpected(taken.error());
+    if (link->board() == nullptr || reply.lease >= leases_per_client)
+        return tl::unexpected(error(errc::handle_invalid, fmt::format("lease {} of the owner", reply.lease)));
+    auto made = std::make_shared<lease_core>(handle);
+    made->link_ = link;
+    made->slot_ = reply.lease;
+    made->word_ = link->board() + reply.lease;
+    if ((reply.given & wants_dmabuf) != 0) {
+        made->reach_->dmabuf = lone_fd(std::move(answer->passed[next++]));
+        made->reach_->skip = reply.skip;
+        made->reach_->window = reply.window;
+    } else {
+        const auto length = ::strnlen(reply.observed, sizeof(reply.observed));
+        made->why_no_dmabuf_ =
+            length != 0 ? std::string(reply.observed, length) : "the owner gives no DMA-BUF away";
+    }
+    return made;
+}
+
+lease_core::~lease_core() {
+    if (!link_ || forks_ != fork_count())
+        return;
+    reach_.reset(); // before the owner hears that nobody has the memory
+    wire_request request;
+    request.head.ask = wire_ask::close_lease;
+    request.lease = slot_;
+    link_->tell(request);
+}
+
+bool lease_core::gone() const {
+    if (forks_ != fork_count())
+        return true;
+    if (link_)
+        return link_->gone() || word_->revoked.load(std::memory_order_acquire) != 0;
+    const auto known = known_memory().find(base());
+    return handle_.generation != 0 && (!known || known->generation != handle_.generation);
+}
+
+error lease_core::gone_error() const {
+    if (forks_ != fork_count())
+        return {errc::forked,
+                fmt::format("a lease of {} bytes of process {}", handle_.allocated, handle_.pid)};
+    if (!link_)
+        return {errc::handle_stale, fmt::format("{} bytes at {:#x}", handle_.allocated, handle_.base)};
+    if (link_->gone())
+        return link_->gone_error();
+    return {errc::lease_revoked,
+            fmt::format("{} bytes at {:#x} of process {}", handle_.allocated, handle_.base, handle_.pid)};
+}
+
+result<void> lease_core::enter() {
+    if (gone())
+        return tl::unexpected(gone_error());
+    if (word_ == nullptr)
+        return {};
+    // Counted first, then looked: the owner marks first, then waits for the count.
+    word_->in_flight.fetch_add(1);
+    if (word_->revoked.load() == 0)
+        return {};
+    word_->in_flight.fetch_sub(1);
+    return tl::unexpected(gone_error());
+}
+
+void lease_core::leave() {
+    if (word_ != nullptr && forks_ == fork_count())
+        word_->in_flight.fetch_sub(1);
+}
+
+std::shared_ptr<lease_reach> lease_core::reach() const {
+    const std::lock_guard guard(mutex_);
+    return reach_;
+}
+
+void lease_core::let_go() {
+    const auto none = std::make_shared<lease_reach>();
+    const std::lock_guard guard(mutex_);
+    reach_ = none;
+}
+
+result<device_address> lease_core::imported_by(const std::shared_ptr<hl_device>& device) {
+    const auto reach = this->reach();
+    if (!reach->dmabuf)
+        return tl::unexpected(error(errc::import_unsupported, why_no_dmabuf_));
+    const std::lock_guard guard(reach->mutex);
+    auto found = reach->imports.find(device.get());
+    if (found == reach->imports.end()) {
+        auto made = device->import_dmabuf(reach->dmabuf.get(), reach->window);
+        if (!made)
+            return tl::unexpected(made.error());
+        found = reach->imports.try_emplace(device.get(), device, std::move(*made)).first;
+    }
+    return found->second.second.address() + reach->skip;
+}
+
+result<std::uint32_t> lease_core::key_on(const std::shared_ptr<nic>& card) {
+    const auto reach = this->reach();
+    if (!reach->dmabuf)
+        return tl::unexpected(error(errc::dmabuf_unsupported, why_no_dmabuf_));
+    const std::lock_guard guard(reach->mutex);
+    auto found = reach->regions.find(card.get());
+    if (found == reach->regions.end()) {
+        auto made = card->core()->register_dmabuf(
+            {reach->dmabuf.get(), 0, device_address(handle_.base - reach->skip), reach->window});
+        if (!made)
+            return tl::unexpected(made.error());
+        found = reach->regions.try_emplace(card.get(), card, std::move(*made)).first;
+    }
+    return found->second.second->rkey;
+}
+
+} // namespace gaudi

@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "src/ipc/owner_link.hpp"
+
+#include "src/copy/copy_core.hpp"
+#include "src/hl/discovery.hpp"
+#include "src/registry.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/syscall.h>
+
+namespace gaudi {
+namespace {
+
+using clock = std::chrono::steady_clock;
+
+error error_of(const wire_reply& reply, const process_identity& owner) {
+    constexpr auto codes = static_cast<std::uint32_t>(errc::system_call_failed) + 1;
+    const auto code = reply.failed <= codes ? static_cast<errc>(reply.failed - 1) : errc::handle_invalid;
+    const auto length = ::strnlen(reply.observed, sizeof(reply.observed));
+    return {code, fmt::format("process {} says: {}", owner.pid, std::string_view(reply.observed, length)),
+            reply.system_error};
+}
+
+} // namespace
+
+result<std::shared_ptr<owner_link>> owner_link::connect(const process_identity& owner,
+                                                        const ipc_settings& settings,
+                                                        std::function<void()> when_gone) {
+    auto socket = connect_to(broker_name(owner));
+    if (!socket)
+        return tl::unexpected(error(socket.error().code(),
+                                    fmt::format("process {}: {}", owner.pid, socket.error().observed()),
+                                    socket.error().system_error()));
+    ucred who{};
+    socklen_t length = sizeof(who);
+    if (::getsockopt(socket->get(), SOL_SOCKET, SO_PEERCRED, &who, &length) != 0 ||
+        (who.uid != ::geteuid() && who.uid != 0 &&
+         std::find(settings.allow.begin(), settings.allow.end(), who.uid) == settings.allow.end()))
+        return tl::unexpected(error(errc::peer_refused, fmt::format("the owner is user {}", who.uid)));
+    const auto service = broker::self();
+    if (!service)
+        return tl::unexpected(service.error());
+    auto made = std::make_shared<owner_link>(lone_fd(std::move(*socket)), owner, settings);
+    made->when_gone_ = std::move(when_gone);
+    if (auto watched = (*service)->watch(made->socket_.get(), made); !watched)
+        return tl::unexpected(watched.error());
+    return made;
+}
+
+owner_link::~owner_link() {
+    if (const auto service = broker::running())
+        service->unwatch(socket_.get());
+}
+
+void owner_link::hung_up() {
+    gone_.store(true, std::memory_order_release);
+    {
+        // Its device must not stay open because of us.
+        const std::lock_guard guard(guests_mutex_);
+        guests_.clear();
+    }
+    if (when_gone_)
+        when_gone_();
+}
+
+error owner_link::gone_error() const {
+    return {errc::peer_gone, fmt::format("process {}, the owner of the memory, has ended", owner_.pid)};
+}
+
+result<std::uint64_t> owner_link::post(wire_request& request, std::span<const int> passed) {
+    if (gone())
+        return tl::unexpected(gone_error());
+    const std::lock_guard guard(mutex_);
+    request.head.id = next_id_++;
+    const auto sent = send_message(socket_.get(), std::as_bytes(std::span(&request, 1)), passed,
+                                   clock::now() + settings_.patience);
+    if (!sent)
+        return tl::unexpected(sent.error().code() == errc::peer_gone ? gone_error() : sent.error());
+    return request.head.id;
+}
+
+void owner_link::tell(wire_request& request) {
+    (void)post(request);
+}
+
+result<owner_link::answered> owner_link::fetched(const wire_reply& reply, received_message& with) {
+    answered made{reply, std::move(with.passed)};
+    if (reply.fetch == 0)
+        return made;
+    const unique_fd process(static_cast<int>(::syscall(SYS_pidfd_open, owner_.pid, 0)));
+    for (std::uint32_t i = 0; i < std::min<std::uint32_t>(reply.fetch, most_passed); ++i) {
+        made.passed[i] = unique_fd(
+            process ? static_cast<int>(::syscall(SYS_pidfd_getfd, process.get(), reply.numbers[i], 0)) : -1);
+        if (!made.passed[i])
+            return tl::unexpected(
+                error(errc::peer_refused,
+                      fmt::format("neither could process {} pass a descriptor, nor may it be "
+                                  "fetched with pidfd_getfd",
+                                  owner_.pid),
+                      errno));
+    }
+    return made;
+}
+
+// Everything that came, without waiting. With the mutex held.
+result<void> owner_link::collect() {
+    for (;;) {
+        wire_reply reply;
+        auto got = receive_message(socket_.get(), std::as_writable_bytes(std::span(&reply, 1)), {});
+        if (!got) {
+            if (got.error().code() == errc::peer_silent)
+                return {};
+            if (got.error().code() == errc::peer_gone)
+                return tl::unexpected(gone_error());
+            return tl::unexpected(got.error());
+        }
+        if (got->bytes != sizeof(reply) || reply.head.magic != wire_head::magic_value)
+            return tl::unexpected(error(errc::handle_invalid, "an answer that makes no sense"));
+        answers_.insert_or_assign(
+            reply.head.id, reply.failed != 0 ? result<answered>(tl::unexpected(error_of(reply, owner_)))
+                                             : fetched(reply, *got));
+    }
+}
+
+std::optional<result<owner_link::answered>> owner_link::answer_to(std::uint64_t id) {
+    const std::lock_guard guard(mutex_);
+    auto collected = collect();
+    if (const auto found = answers_.find(id); found != answers_.end()) {
+        auto taken = std::move(found->second);
+        answers_.erase(found);
+        return taken;
+    }
+    if (!collected)
+        return result<answered>(tl::unexpected(collected.error()));
+    return std::nullopt;
+}
+
+void owner_link::wait(std::chrono::milliseconds limit) {
+    pollfd waiting{socket_.get(), POLLIN, 0};
+    ::poll(&waiting, 1, static_cast<int>(limit.count()));
+}
+
+result<owner_link::answered> owner_link::ask(wire_request& request, std::span<const int> passed) {
+    const auto id = post(request, passed);
+    if (!id)
+        return tl::unexpected(id.error());
+    for (const auto deadline = clock::now() + settings_.patience;;) {
+        if (auto answer = answer_to(*id))
+            return std::move(*answer);
+        const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - clock::now());
+        if (left.count() <= 0)
+            return tl::unexpected(error(errc::peer_silent, fmt::format("process {}, waited {} ms", owner_.pid,
+                                                                       settings_.patience.count())));
+        wait(std::min(left,
+                      std::chrono::milliseconds(10))); // another thread may take our answer off the socket
+    }
+}
+
+lease_word* owner_link::board() {
+    return board_.load(std::memory_order_acquire);
+}
+
+result<void> owner_link::take_board(unique_fd descriptor) {
+    const std::lock_guard guard(mutex_);
+    if (board() != nullptr)
+        return {};
+    auto memory = shared_memory::of(std::move(descriptor), leases_per_client * sizeof(lease_word));
+    if (!memory)
+        return tl::unexpected(memory.error());
+    memory->drop_descriptor();
+    board_memory_ = std::move(*memory);
+    board_.store(reinterpret_cast<lease_word*>(board_memory_.data()), std::memory_order_release);
+    return {};
+}
+
+result<copy_engine> owner_link::guest_engine(std::uint64_t node, unsigned device_index, std::uint32_t lease) {
+    const std::lock_guard guard(guests_mutex_);
+    if (const auto found = guests_.find(node); found != guests_.end())
+        return found->second;
+    if (const auto found = refused_.find(node); found != refused_.end())
+        return tl::unexpected(found->second);
+    wire_request request;
+    request.head.ask = wire_ask::open_context;
+    request.lease = lease;
+    auto answer = ask(request);
+    if (!answer) {
+        if (answer.error().kind() != error_kind::peer_gone)
+            refused_.emplace(node, answer.error());
+        return tl::unexpected(answer.error());
+    }
+    auto ledger = context_ledger::of(std::move(answer->passed[1]));
+    if (!ledger)
+        return tl::unexpected(ledger.error());
+    const auto api = registry::self().api();
+    if (!api)
+        return tl::unexpected(api.error());
+    const auto devices = discover(**api);
+    if (!devices)
+        return tl::unexpected(devices.error());
+    const auto bus_id = bus_id_of(**api, answer->passed[0].get());
+    const auto info = std::find_if(devices->begin(), devices->end(),
+                                   [&](const device_info& each) { return each.bus_id == bus_id; });
+    if (info == devices->end())
+        return tl::unexpected(error(errc::device_unknown, fmt::format("device {} of process {}, bus id '{}'",
+                                                                      device_index, owner_.pid, bus_id)));
+    const int descriptor = answer->passed[0].get();
+    auto guest = attach(*api, descriptor, *info, tenancy::guest);
+    if (!guest)
+        return tl::unexpected(guest.error());
+    (void)answer->passed[0].release(); // it is the guest's now
+    (*guest)->join(*ledger, answer->reply.place);
+    auto core = copy_core::make(*guest, nullptr, {});
+    if (!core) {
+        refused_.emplace(node, core.error());
+        return tl::unexpected(core.error());
+    }
+    return guests_.emplace(node, copy_engine(*core)).first->second;
+}
+
+result<std::optional<owner_link::slab>> owner_link::take_slab() {
+    const std::lock_guard guard(guests_mutex_);
+    if (slab_memory_.data() == nullptr) {
+        auto memory = shared_memory::make("gaudi-direct slabs", slabs * slab_bytes);
+        if (!memory)
+            return tl::unexpected(memory.error());
+        wire_request request;
+        request.head.ask = wire_ask::attach_slab;
+        request.length = slabs * slab_bytes;
+        const int passed[] = {memory->descriptor()};
+        if (auto attached = ask(request, passed); !attached)
+            return tl::unexpected(attached.error());
+        memory->drop_descriptor();
+        slab_memory_ = std::move(*memory);
+        for (std::uint64_t i = 0; i < slabs; ++i)
+            free_slabs_.push_back(i * slab_bytes);
+    }
+    if (free_slabs_.empty())
+        return std::optional<slab>();
+    const auto offset = free_slabs_.back();
+    free_slabs_.pop_back();
+    return slab{slab_memory_.bytes().subspan(offset, slab_bytes), offset};
+}
+
+void owner_link::return_slab(std::uint64_t offset) {
+    const std::lock_guard guard(guests_mutex_);
+    free_slabs_.push_back(offset);
+}
+
+} // namespace gaudi

@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <gaudi/ipc.hpp>
+
+namespace gaudi {
+
+// What GAUDI_DIRECT_IPC_GIVE and GAUDI_DIRECT_IPC_ALLOW say. errc::selection_malformed.
+[[nodiscard]] result<ipc_settings> ipc_of_environment();
+
+} // namespace gaudi

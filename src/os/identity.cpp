@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "src/os/identity.hpp"
+
+#include "src/os/unique_fd.hpp"
+
+#include <cstdlib>
+#include <cstring>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/random.h>
+
+namespace gaudi {
+namespace {
+
+// The beginning of a small file in /proc; the rest of `text` is zero.
+template <std::size_t size>
+std::size_t read_text(const char* path, char (&text)[size]) {
+    const unique_fd file(::open(path, O_RDONLY | O_CLOEXEC));
+    const auto got = file ? ::read(file.get(), text, size - 1) : 0;
+    return got > 0 ? static_cast<std::size_t>(got) : 0;
+}
+
+std::uint64_t own_start_time() {
+    char text[1024] = {};
+    read_text("/proc/self/stat", text);
+    // The command's name may hold anything but ends with the last parenthesis; the time is the 20th field
+    // behind it.
+    const char* at = std::strrchr(text, ')');
+    for (int field = 0; at != nullptr && field < 20; ++field)
+        at = std::strchr(at + 1, ' ');
+    return at != nullptr ? std::strtoull(at, nullptr, 10) : 0;
+}
+
+struct known_identity : process_identity {
+    known_identity() {
+        char boot_id[64] = {};
+        machine = mix(boot_id, read_text("/proc/sys/kernel/random/boot_id", boot_id));
+        renew();
+        ::pthread_atfork(nullptr, nullptr, [] { self().renew(); });
+    }
+    void renew() {
+        pid = static_cast<std::uint32_t>(::getpid());
+        start_time = own_start_time();
+        if (::getrandom(random.data(), sizeof(random), GRND_NONBLOCK) != sizeof(random))
+            random = {mix(&pid, sizeof(pid)), start_time ^ machine};
+    }
+    static known_identity& self() {
+        static known_identity instance;
+        return instance;
+    }
+};
+
+} // namespace
+
+const process_identity& own_identity() {
+    return known_identity::self();
+}
+
+std::uint64_t mix(const void* bytes, std::size_t count) {
+    std::uint64_t hash = 0xcbf29ce484222325;
+    const auto* at = static_cast<const unsigned char*>(bytes);
+    for (; count >= 8; count -= 8, at += 8) {
+        std::uint64_t word = 0;
+        std::memcpy(&word, at, 8);
+        hash = (hash ^ word) * 0x9e3779b97f4a7c15;
+        hash ^= hash >> 29;
+    }
+    for (; count > 0; --count, ++at)
+        hash = (hash ^ *at) * 0x100000001b3;
+    return hash;
+}
+
+} // namespace gaudi

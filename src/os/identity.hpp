@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+namespace gaudi {
+
+// A process as no other process ever was: what a number of a process alone does not say.
+struct process_identity {
+    std::uint64_t machine = 0;             // boot id, mixed
+    std::array<std::uint64_t, 2> random{}; // made once
+    std::uint64_t start_time = 0;          // clock ticks since boot
+    std::uint32_t pid = 0;
+
+    friend bool operator==(const process_identity&, const process_identity&) = default;
+};
+
+// This process's. A child of fork has another.
+[[nodiscard]] const process_identity& own_identity();
+
+// Mixes bytes into a number, to notice damage. No cryptography.
+[[nodiscard]] std::uint64_t mix(const void* bytes, std::size_t count);
+
+} // namespace gaudi

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "src/os/shared_memory.hpp"
+
+#include <cerrno>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+namespace gaudi {
+
+result<shared_memory> shared_memory::make(const char* name, std::size_t size) {
+    shared_memory made;
+    made.descriptor_ = unique_fd(::memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    if (!made.descriptor_)
+        return tl::unexpected(
+            error(errno == EMFILE || errno == ENFILE ? errc::descriptors_exhausted : errc::system_call_failed,
+                  fmt::format("memfd_create of {}", name), errno));
+    if (::ftruncate(made.descriptor(), static_cast<off_t>(size)) != 0 ||
+        ::fcntl(made.descriptor(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
+        return tl::unexpected(
+            error(errc::system_call_failed, fmt::format("{} bytes of shared memory", size), errno));
+    auto mapped = mapping::of_file(made.descriptor(), 0, size);
+    if (!mapped)
+        return tl::unexpected(mapped.error());
+    made.memory_ = std::move(*mapped);
+    return made;
+}
+
+result<shared_memory> shared_memory::of(unique_fd descriptor, std::size_t size) {
+    struct stat status {};
+    const int seals = ::fcntl(descriptor.get(), F_GET_SEALS);
+    if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || ::fstat(descriptor.get(), &status) != 0 ||
+        static_cast<std::size_t>(status.st_size) < size)
+        return tl::unexpected(error(
+            errc::handle_invalid,
+            fmt::format("shared memory of {} bytes that cannot shrink, expected {}", status.st_size, size)));
+    auto mapped = mapping::of_file(descriptor.get(), 0, size);
+    if (!mapped)
+        return tl::unexpected(mapped.error());
+    shared_memory made;
+    made.descriptor_ = std::move(descriptor);
+    made.memory_ = std::move(*mapped);
+    return made;
+}
+
+} // namespace gaudi

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "src/rdma/nic_copier.hpp"
+
+#include "src/os/round_up.hpp"
+
+#include <algorithm>
+#include <fmt/format.h>
+#include <vector>
+
+namespace gaudi {
+namespace {
+
+constexpr unsigned depth = 256;
+
+} // namespace
+
+result<std::shared_ptr<nic_copier>> nic_copier::make(const std::shared_ptr<nic>& card) {
+    if (!card->info().dmabuf)
+        return tl::unexpected(error(errc::dmabuf_unsupported, card->info().why_no_dmabuf));
+    auto made = std::make_shared<nic_copier>(card);
+    auto region = card->core()->register_host(made->last_);
+    if (!region)
+        return tl::unexpected(region.error());
+    made->last_region_ = std::move(*region);
+    for (auto* each : {&made->near_, &made->far_}) {
+        auto pair = queue_pair::make(card->core(), depth, 1);
+        if (!pair)
+            return tl::unexpected(pair.error());
+        *each = std::move(*pair);
+    }
+    if (auto connected = made->connect(); !connected)
+        return tl::unexpected(connected.error());
+    return made;
+}
+
+nic_copier::~nic_copier() {
+    if (card_->core()->ours())
+        return;
+    near_.abandon(); // a child of fork has no part in them
+    far_.abandon();
+    (void)last_region_.release();
+}
+
+result<void> nic_copier::connect() {
+    constexpr unsigned timeout = 14, retries = 7; // 67 ms a try: nobody but the NIC itself has to answer
+    const auto near = near_.greeting(), far = far_.greeting();
+    if (auto joined = near_.join(near, far, timeout, retries); !joined)
+        return joined;
+    return far_.join(far, near, timeout, retries);
+}
+
+void nic_copier::give_up(error why) {
+    near_.destroy(); // nothing that was posted lands any more
+    broken_ = std::move(why);
+}
+
+std::optional<error> nic_copier::broken() {
+    const std::lock_guard guard(mutex_);
+    return broken_;
+}
+
+result<std::uint64_t> nic_copier::start(bool write, place near, place far, std::uint64_t length) {
+    const auto longest = std::min<std::uint64_t>(card_->info().longest_message, 1ULL << 30);
+    const auto pieces = static_cast<unsigned>((length + longest - 1) / longest);
+    const auto needed = pieces + (write ? 1 : 0);
+    const std::lock_guard guard(mutex_);
+    if (broken_)
+        return tl::unexpected(*broken_);
+    if (needed > near_.sends())
+        return tl::unexpected(
+            error(errc::size_beyond_memory, fmt::format("copy of {} bytes by a NIC", length)));
+    if (posted_ + needed > near_.sends())
+        return tl::unexpected(
+            error(errc::too_many_operations, fmt::format("{} requests are on the NIC's queue", posted_)));
+    std::vector<ibv_send_wr> requests(needed);
+    std::vector<ibv_sge> entries(needed);
+    for (unsigned i = 0; i < pieces; ++i) {
+        const auto done = i * longest;
+        const auto bytes = static_cast<std::uint32_t>(std::min(length - done, longest));
+        entries[i] = {near.address + done, bytes, near.key};
+        requests[i].opcode = write ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ;
+        requests[i].wr.rdma = {far.address + done, far.key};
+    }
+    if (write) { // reads do not overtake writes, neither on the queue pair nor on the bus
+        entries[pieces] = {reinterpret_cast<std::uintptr_t>(last_), 1, last_region_->lkey};
+        requests[pieces].opcode = IBV_WR_RDMA_READ;
+        requests[pieces].wr.rdma = {far.address + length - 1, far.key};
+    }
+    for (unsigned i = 0; i < needed; ++i) {
+        requests[i].sg_list = &entries[i];
+        requests[i].num_sge = 1;
+        requests[i].wr_id = needed; // how many are done when the signalled one is
+        requests[i].next = i + 1 < needed ? &requests[i + 1] : nullptr;
+    }
+    requests.back().send_flags = IBV_SEND_SIGNALED;
+    ibv_send_wr* bad = nullptr;
+    if (const int rc = ::ibv_post_send(near_.get(), requests.data(), &bad); rc != 0) {
+        give_up(error(errc::connection_broken, "ibv_post_send to the NIC itself", rc));
+        return tl::unexpected(*broken_);
+    }
+    posted_ += needed;
+    return ++started_;
+}
+
+std::uint64_t nic_copier::poll() {
+    const std::lock_guard guard(mutex_);
+    ibv_wc done[16];
+    int count;
+    while (!broken_ && (count = ::ibv_poll_cq(near_.completions(), 16, done)) > 0)
+        for (int i = 0; i < count && !broken_; ++i) {
+            if (done[i].status != IBV_WC_SUCCESS) {
+                give_up(error(errc::connection_broken, fmt::format("transfer of the NIC to itself: status {}",
+                                                                   static_cast<int>(done[i].status))));
+                break;
+            }
+            posted_ -= static_cast<unsigned>(done[i].wr_id);
+            ++landed_;
+        }
+    return landed_;
+}
+
+} // namespace gaudi

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <gaudi/nic.hpp>
+
+#include "src/rdma/queue_pair.hpp"
+
+#include <mutex>
+
+namespace gaudi {
+
+// Copies between any two registered places by a NIC that sends to itself: no CPU, no engine of a device. They
+// land in the order they were started. Thread-safe.
+class nic_copier {
+public:
+    // errc::dmabuf_unsupported, connection_broken.
+    static result<std::shared_ptr<nic_copier>> make(const std::shared_ptr<nic>& card);
+    explicit nic_copier(std::shared_ptr<nic> card) : card_(std::move(card)) {}
+    ~nic_copier();
+    nic_copier(const nic_copier&) = delete;
+    nic_copier& operator=(const nic_copier&) = delete;
+
+    struct place {
+        std::uint64_t address = 0;
+        std::uint32_t key = 0;
+    };
+    // The number of the copy. `write`: from near to far, else the other way; `near` by its local key, `far`
+    // by its remote one. errc::too_many_operations: poll, and try again.
+    result<std::uint64_t> start(bool write, place near, place far, std::uint64_t length);
+    // Up to which number they have landed.
+    std::uint64_t poll();
+    // Why none lands any more, or nothing.
+    [[nodiscard]] std::optional<error> broken();
+    [[nodiscard]] const std::shared_ptr<nic>& card() const { return card_; }
+
+private:
+    result<void> connect();
+    void give_up(error why);
+
+    // Order of members is order of tear-down, last first.
+    std::shared_ptr<nic> card_;
+    queue_pair near_, far_;
+    std::mutex mutex_;
+    std::byte last_[64] = {}; // where the reads end that push writes to their place
+    mr_handle last_region_;
+    unsigned posted_ = 0; // requests on the queue
+    std::uint64_t started_ = 0, landed_ = 0;
+    std::optional<error> broken_;
+};
+
+} // namespace gaudi

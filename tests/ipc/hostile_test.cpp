@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Handles and messages that make no sense, users and namespaces that may not, owners that do not answer.
+#include "tests/ipc/owner.hpp"
+
+#include "src/ipc/settings.hpp"
+#include "src/ipc/wire.hpp"
+#include "src/os/channel.hpp"
+
+#include <csignal>
+#include <fstream>
+#include <random>
+#include <sched.h>
+#include <seccomp.h>
+#include <sys/resource.h>
+#include <thread>
+
+namespace {
+
+using namespace testing_support;
+
+handle_record record_of(const memory_handle& handle) {
+    return expect(read_handle(handle.bytes));
+}
+
+TEST_F(ipc_test, handles_that_make_no_sense) {
+    const auto own = expect(open_device(by_index{0}));
+    const auto buffer = expect(own->heap().allocate(4096));
+    const auto handle = expect(share(buffer));
+    for (const std::size_t size : {std::size_t{0}, std::size_t{1}, std::size_t{127}})
+        EXPECT_EQ(import_memory(std::span(handle.bytes).first(size)).error().code(), errc::handle_invalid);
+    for (std::size_t i = 0; i < handle.bytes.size(); ++i) { // any byte that changes is noticed
+        auto damaged = handle;
+        damaged.bytes[i] ^= std::byte{1};
+        EXPECT_EQ(import_memory(damaged).error().code(), errc::handle_invalid) << i;
+    }
+    auto newer = record_of(handle);
+    newer.version = 2;
+    EXPECT_EQ(import_memory(newer.seal()).error().code(), errc::handle_invalid);
+    auto beyond = record_of(handle);
+    beyond.offset = 1;
+    EXPECT_EQ(import_memory(beyond.seal()).error().code(), errc::handle_invalid);
+    auto elsewhere = record_of(handle);
+    elsewhere.machine ^= 1;
+    EXPECT_EQ(import_memory(elsewhere.seal()).error().code(), errc::other_host);
+    auto nobody = record_of(handle);
+    nobody.random[0] ^= 1;
+    EXPECT_EQ(import_memory(nobody.seal()).error().code(), errc::peer_gone);
+}
+
+TEST_F(ipc_test, made_up_handles_open_nothing) {
+    owner other;
+    const auto handle = other.share(4096, 1);
+    for (const auto change :
+         {+[](handle_record& made) { made.secret ^= 1; }, +[](handle_record& made) { made.secret = 0; },
+          +[](handle_record& made) { made.generation ^= 1; }, +[](handle_record& made) { made.base += 64; },
+          +[](handle_record& made) { made.allocated *= 2; }, +[](handle_record& made) { made.pid ^= 1; },
+          +[](handle_record& made) { made.start_time ^= 1; }}) {
+        auto made = record_of(handle);
+        change(made);
+        const auto refused = import_memory(made.seal());
+        ASSERT_FALSE(refused);
+        EXPECT_TRUE(refused.error().code() == errc::handle_stale ||
+                    refused.error().code() == errc::handle_invalid)
+            << refused.error().message();
+    }
+    EXPECT_EQ(other.leases(0), 0U);
+    EXPECT_TRUE(import_memory(handle));
+}
+
+TEST_F(ipc_test, a_handle_of_a_process_that_ended) {
+    memory_handle handle;
+    {
+        owner other;
+        handle = other.share(4096, 1);
+    }
+    const auto refused = import_memory(handle);
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code(), errc::peer_gone);
+    EXPECT_NE(refused.error().message().find("network namespace"), std::string::npos);
+}
+
+TEST_F(ipc_test, garbage_disturbs_nobody) {
+    owner other;
+    const auto handle = other.share(4096, 1);
+    auto imported = expect(import_memory(handle, {ipc_way::proxy}));
+    const auto name = broker_name(record_of(handle).owner());
+    const auto descriptors = other.descriptors();
+    std::mt19937 random(1);
+    std::vector<unique_fd> silent;
+    for (int round = 0; round < 200; ++round) {
+        auto socket = expect(connect_to(name));
+        wire_request request;
+        auto bytes = std::as_writable_bytes(std::span(&request, 1));
+        std::size_t size = sizeof(request);
+        switch (round % 5) {
+        case 0: // anything
+            for (auto& each : bytes)
+                each = static_cast<std::byte>(random());
+            break;
+        case 1: // too short
+            size = random() % sizeof(request);
+            break;
+        case 2: // another version
+            request.head.version = static_cast<std::uint16_t>(random());
+            break;
+        case 3: // a request that is none, leases and slabs that are not there
+            request.head.ask = static_cast<wire_ask>(random() % 12);
+            request.lease = static_cast<std::uint32_t>(random());
+            request.offset = request.length = random() * 0x100000001ULL;
+            break;
+        case 4: // and one that says nothing
+            silent.push_back(std::move(socket));
+            continue;
+        }
+        const int passed[] = {socket.get()};
+        (void)send_message(socket.get(), bytes.first(size),
+                           round % 2 == 0 ? std::span<const int>(passed) : std::span<const int>(), {});
+        std::vector<std::byte> seen(4096);
+        expect(expect(imported.read(seen)).wait());
+        ASSERT_EQ(seen, pattern(4096, 1));
+    }
+    // Whoever says nothing is sent away after two seconds.
+    for (int i = 0; i < 60 && other.descriptors() > descriptors; ++i)
+        std::this_thread::sleep_for(milliseconds(100));
+    EXPECT_EQ(other.descriptors(), descriptors);
+    EXPECT_EQ(other.leases(0), 1U);
+}
+
+TEST_F(ipc_test, an_owner_that_does_not_answer) {
+    ipc_settings impatient;
+    impatient.patience = milliseconds(200);
+    set_ipc(impatient);
+    owner other;
+    const auto handle = other.share(4096, 1);
+    auto imported = expect(import_memory(handle, {ipc_way::proxy}));
+    const auto second = other.share(4096, 2);
+    ::kill(other.process().pid(), SIGSTOP);
+    siginfo_t stopped{};
+    ASSERT_EQ(::waitid(P_PID, static_cast<id_t>(other.process().pid()), &stopped, WSTOPPED | WNOWAIT), 0);
+    const auto begin = std::chrono::steady_clock::now();
+    const auto refused = import_memory(second);
+    const auto took = std::chrono::steady_clock::now() - begin;
+    ::kill(other.process().pid(), SIGCONT);
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code(), errc::peer_silent);
+    EXPECT_GE(took, milliseconds(200));
+    EXPECT_LT(took, std::chrono::seconds(5));
+    std::vector<std::byte> seen(4096);
+    expect(expect(imported.read(seen)).wait());
+    EXPECT_EQ(seen, pattern(4096, 1)) << "an answer that came too late disturbs nobody";
+}
+
+TEST_F(ipc_test, no_descriptor_left) {
+    owner other;
+    const auto handle = other.share(4096, 1);
+    const auto second = other.share(4096, 2);
+    (void)expect(import_memory(handle)); // the thread, the socket, the board
+    rlimit before{};
+    ::getrlimit(RLIMIT_NOFILE, &before);
+    const rlimit few{256, before.rlim_max};
+    ::setrlimit(RLIMIT_NOFILE, &few);
+    std::vector<unique_fd> all;
+    for (int fd = 0; (fd = ::dup(0)) >= 0;)
+        all.emplace_back(fd);
+    const auto refused = import_memory(second);
+    all.clear();
+    ::setrlimit(RLIMIT_NOFILE, &before);
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code(), errc::descriptors_exhausted) << refused.error().message();
+    const auto again = import_memory(second);
+    EXPECT_TRUE(again) << again.error().message();
+}
+
+// A process of another user, or somewhere else: `prepare` brings it there. What it says comes back as its
+// status.
+int import_from(const memory_handle& handle, const std::function<bool()>& prepare) {
+    child importer([&] {
+        if (!prepare())
+            return 77;
+        auto imported = import_memory(handle, {ipc_way::proxy});
+        if (!imported)
+            return static_cast<int>(imported.error().code()) + 100;
+        std::vector<std::byte> seen(4096);
+        const auto reading = imported->read(seen);
+        return reading && seen.size() == 4096 ? 0 : 1;
+    });
+    return importer.wait();
+}
+
+TEST_F(ipc_test, another_user_is_refused_unless_allowed) {
+    if (::geteuid() != 0)
+        GTEST_SKIP() << "needs root to become somebody else";
+    constexpr uid_t somebody = 65533;
+    const auto become = [] { return ::setresuid(somebody, somebody, somebody) == 0; };
+    {
+        owner other;
+        EXPECT_EQ(import_from(other.share(4096, 1), become), static_cast<int>(errc::peer_refused) + 100);
+        EXPECT_EQ(other.leases(0), 0U);
+    }
+    ipc_settings open;
+    open.allow = {somebody};
+    owner other(0, open);
+    EXPECT_EQ(import_from(other.share(4096, 1), become), 0);
+}
+
+TEST_F(ipc_test, another_pid_namespace_is_served_by_the_socket) {
+    owner other;
+    const auto handle = other.share(4096, 1);
+    const int status = import_from(handle, [] {
+        if (::unshare(CLONE_NEWPID) != 0)
+            return false;
+        const pid_t inside = ::fork(); // only its children are in the new namespace
+        if (inside == 0)
+            return true;
+        int ended = 0;
+        ::waitpid(inside, &ended, 0);
+        ::_exit(WIFEXITED(ended) ? WEXITSTATUS(ended) : 1);
+    });
+    if (status == 77)
+        GTEST_SKIP() << "no pid namespaces here";
+    EXPECT_EQ(status, 0);
+}
+
+TEST_F(ipc_test, another_network_namespace_is_refused_with_the_reason) {
+    owner other;
+    const int status = import_from(other.share(4096, 1), [] { return ::unshare(CLONE_NEWNET) == 0; });
+    if (status == 77)
+        GTEST_SKIP() << "no network namespaces here";
+    EXPECT_EQ(status, static_cast<int>(errc::peer_gone) + 100);
+}
+
+TEST_F(ipc_test, pidfd_getfd_is_not_needed) {
+    owner other;
+    const auto handle = other.share(4096, 1);
+    const int status = import_from(handle, [] {
+        auto* const filter = ::seccomp_init(SCMP_ACT_ALLOW);
+        const bool loaded =
+            ::seccomp_rule_add(filter, SCMP_ACT_ERRNO(EPERM), SCMP_SYS(pidfd_getfd), 0) == 0 &&
+            ::seccomp_rule_add(filter, SCMP_ACT_ERRNO(EPERM), SCMP_SYS(pidfd_open), 0) == 0 &&
+            ::seccomp_load(filter) == 0;
+        ::seccomp_release(filter);
+        return loaded;
+    });
+    EXPECT_EQ(status, 0);
+}
+
+TEST_F(ipc_test, settings_of_the_environment) {
+    const auto with = [](const char* give, const char* allow) {
+        ::setenv("GAUDI_DIRECT_IPC_GIVE", give, 1);
+        ::setenv("GAUDI_DIRECT_IPC_ALLOW", allow, 1);
+        auto read = ipc_of_environment();
+        ::unsetenv("GAUDI_DIRECT_IPC_GIVE");
+        ::unsetenv("GAUDI_DIRECT_IPC_ALLOW");
+        return read;
+    };
+    EXPECT_EQ(with("", "")->give, ipc_give::context);
+    EXPECT_EQ(with("dmabuf", "")->give, ipc_give::dmabuf);
+    EXPECT_EQ(with("nothing", "0,1000")->allow, (std::vector<std::uint32_t>{0, 1000}));
+    for (const auto& [give, allow] : {std::pair("all", ""), std::pair("", "root"), std::pair("", "1;2"),
+                                      std::pair("", "-1"), std::pair("", "99999999999")}) {
+        const auto refused = with(give, allow);
+        ASSERT_FALSE(refused) << give << allow;
+        EXPECT_EQ(refused.error().code(), errc::selection_malformed);
+        EXPECT_NE(refused.error().observed().find("GAUDI_DIRECT_IPC_"), std::string::npos);
+    }
+}
+
+} // namespace

@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Leases: who has what open, taking it back, and the end of either side.
+#include "tests/ipc/owner.hpp"
+
+#include "tests/support/card.hpp"
+
+#include <thread>
+
+namespace {
+
+using namespace testing_support;
+using clock_type = std::chrono::steady_clock;
+
+std::uint64_t code(errc value) {
+    return static_cast<std::uint64_t>(value) + 1;
+}
+
+// Becomes true in time.
+template <typename F>
+bool soon_true(F&& condition) {
+    for (const auto deadline = clock_type::now() + std::chrono::seconds(10); clock_type::now() < deadline;
+         std::this_thread::sleep_for(milliseconds(2)))
+        if (condition())
+            return true;
+    return false;
+}
+
+TEST_F(ipc_test, the_owner_sees_leases_and_waits_for_them) {
+    owner other;
+    const auto handle = other.share(4096, 1);
+    EXPECT_EQ(other.leases(0), 0U);
+    EXPECT_EQ(other.wait_for_leases(0, 0), 0U);
+    {
+        const auto imported = expect(import_memory(handle));
+        EXPECT_EQ(other.leases(0), 1U);
+        EXPECT_EQ(other.wait_for_leases(0, 20), code(errc::leased));
+        EXPECT_EQ(other.free_unless_leased(0), code(errc::leased));
+        EXPECT_TRUE(other.holds(0, 1)) << "it stays as it was";
+    }
+    EXPECT_EQ(other.leases(0), 1U) << "kept for the next import";
+    stop_ipc();
+    EXPECT_EQ(other.wait_for_leases(0, 5000), 0U);
+    EXPECT_EQ(other.free_unless_leased(0), 0U);
+    EXPECT_EQ(import_memory(handle).error().code(), errc::handle_stale);
+}
+
+TEST_F(ipc_test, revoked_memory_is_out_of_reach) {
+    owner other;
+    const auto handle = other.share(mebibyte, 1);
+    auto imported = expect(import_memory(handle));
+    std::vector<std::byte> seen(mebibyte);
+    expect(expect(imported.read(seen)).wait());
+    EXPECT_FALSE(imported.gone());
+    EXPECT_EQ(other.revoke(0), 0U);
+    EXPECT_TRUE(imported.gone());
+    EXPECT_EQ(imported.read(seen).error().code(), errc::lease_revoked);
+    EXPECT_EQ(import_memory(handle).error().code(), errc::handle_stale);
+    // Sharing it anew makes a new handle that works.
+    auto again = expect(import_memory(other.share_again(0)));
+    expect(expect(again.read(seen)).wait());
+    EXPECT_EQ(seen, pattern(mebibyte, 1));
+}
+
+TEST_F(ipc_test, revoke_waits_for_copies_under_way) {
+    owner other;
+    auto imported = expect(import_memory(other.share(256 * mebibyte, 1), {ipc_way::context}));
+    std::vector<std::byte> seen(256 * mebibyte);
+    auto reading = expect(imported.read(seen));
+    std::thread later([&] {
+        std::this_thread::sleep_for(milliseconds(5));
+        expect(reading.wait());
+    });
+    EXPECT_EQ(other.revoke(0), 0U);
+    later.join();
+    EXPECT_EQ(imported.read(seen).error().code(), errc::lease_revoked);
+    EXPECT_EQ(seen, pattern(256 * mebibyte, 1)) << "what had begun was right";
+}
+
+TEST_F(ipc_test, a_copy_that_nobody_ends_keeps_the_memory_from_being_used_again) {
+    const auto own = expect(open_device(by_index{0}));
+    auto buffer = expect(own->heap().allocate(mebibyte));
+    const auto address = buffer.address();
+    const auto handle = expect(share(buffer));
+    gate begun, over;
+    child importer([&] {
+        auto imported = expect(import_memory(handle, {ipc_way::proxy}));
+        std::vector<std::byte> seen(mebibyte);
+        auto reading = expect(imported.read(seen)); // begun, and never looked at again
+        begun.open();
+        ::raise(SIGSTOP);
+        (void)over.wait();
+        return 0;
+    });
+    ASSERT_TRUE(begun.wait());
+    EXPECT_EQ(revoke_leases(address, milliseconds(50)).error().code(), errc::leased);
+    buffer = {}; // waits its five seconds
+    EXPECT_EQ(own->heap().statistics().abandoned, mebibyte);
+    const auto next = expect(own->heap().allocate(mebibyte));
+    EXPECT_NE(next.address().value(), address.value());
+}
+
+TEST_F(ipc_test, a_handle_of_freed_memory_opens_nothing_of_a_later_owner) {
+    owner other;
+    const auto handle = other.share(mebibyte, 1);
+    auto imported = expect(import_memory(handle));
+    std::vector<std::byte> seen(mebibyte);
+    expect(expect(imported.read(seen)).wait());
+    other.free(0);
+    const auto later = other.share(mebibyte, 2); // the same address, another generation
+    EXPECT_EQ(imported.read(seen).error().code(), errc::lease_revoked);
+    const auto refused = import_memory(handle);
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code(), errc::handle_stale);
+    EXPECT_EQ(seen, pattern(mebibyte, 1)) << "nothing of the later allocation was seen";
+    expect(expect(expect(import_memory(later)).read(seen)).wait());
+    EXPECT_EQ(seen, pattern(mebibyte, 2));
+}
+
+TEST_F(ipc_test, a_killed_owner_ends_leases_and_its_device_is_free) {
+    std::optional<owner> other(std::in_place);
+    auto imported = expect(import_memory(other->share(mebibyte, 1)));
+    const auto kept = expect(import_memory(other->share(mebibyte, 2)));
+    std::vector<std::byte> seen(mebibyte);
+    expect(expect(imported.read(seen)).wait()); // through the owner's context
+    other->process().kill_it();
+    EXPECT_TRUE(soon_true([&] { return imported.gone() && kept.gone(); }));
+    const auto refused = imported.read(seen);
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code(), errc::peer_gone);
+    EXPECT_TRUE(soon_true([] { return open_device(by_index{0}).has_value(); }))
+        << "the lease held its device";
+    EXPECT_EQ(ipc_counters().bytes[1], mebibyte);
+}
+
+TEST_F(ipc_test, a_killed_importer_ends_its_leases) {
+    const auto own = expect(open_device(by_index{0}));
+    auto buffer = expect(own->heap().allocate(64 * mebibyte));
+    const auto handle = expect(share(buffer));
+    for (const auto way : {ipc_way::context, ipc_way::nic, ipc_way::proxy}) {
+        SCOPED_TRACE(name_of(way));
+        gate begun;
+        child importer([&] {
+            auto imported = expect(import_memory(handle, {way}));
+            std::vector<std::byte> seen(64 * mebibyte);
+            auto reading = expect(imported.read(seen));
+            begun.open();
+            ::pause();
+            return 0;
+        });
+        ASSERT_TRUE(begun.wait());
+        EXPECT_EQ(leases_of(buffer.address()).size(), 1U);
+        EXPECT_EQ(leases_of(buffer.address())[0].process, importer.pid());
+        importer.kill_it();
+        const auto ended = wait_for_leases(buffer.address(), std::chrono::seconds(10));
+        EXPECT_TRUE(ended) << ended.error().message();
+    }
+    buffer = {};
+    EXPECT_EQ(own->heap().statistics().abandoned, 0U);
+}
+
+TEST_F(ipc_test, an_owners_forked_child_does_not_keep_its_leases_alive) {
+    std::optional<owner> other(std::in_place);
+    const auto imported = expect(import_memory(other->share(4096, 1), {ipc_way::proxy}));
+    other->fork_a_child(); // it has the sockets' numbers, but not the sockets
+    other->process().kill_it();
+    EXPECT_TRUE(soon_true([&] { return imported.gone(); }));
+}
+
+TEST_F(ipc_test, a_forked_importer_has_no_leases) {
+    owner other;
+    const auto handle = other.share(4096, 1);
+    auto imported = expect(import_memory(handle));
+    child forked([&] {
+        std::vector<std::byte> seen(4096);
+        const auto refused = imported.read(seen);
+        if (refused || refused.error().code() != errc::forked)
+            return 1;
+        auto again = import_memory(handle, {ipc_way::proxy}); // but it may ask for its own
+        if (!again || !expect(again->read(seen)).wait() || seen != pattern(4096, 1))
+            return 2;
+        return 0;
+    });
+    EXPECT_EQ(forked.wait(), 0);
+    std::vector<std::byte> seen(4096);
+    expect(expect(imported.read(seen)).wait());
+    EXPECT_EQ(seen, pattern(4096, 1));
+    EXPECT_TRUE(soon_true([&] { return other.leases(0) == 1; })) << "the child's ended with it";
+}
+
+TEST_F(ipc_test, imports_are_kept_and_the_oldest_go_first) {
+    ipc_settings settings;
+    settings.imports = 16;
+    set_ipc(settings);
+    owner other;
+    std::vector<memory_handle> handles;
+    for (unsigned i = 0; i < 100; ++i)
+        handles.push_back(other.share(4096, i));
+    std::vector<std::byte> seen(4096);
+    for (int round = 0; round < 10; ++round)
+        for (unsigned i = 0; i < 100; ++i) {
+            expect(expect(expect(import_memory(handles[i])).read(seen)).wait());
+            ASSERT_EQ(seen, pattern(4096, i));
+        }
+    const auto counted = ipc_counters();
+    EXPECT_EQ(counted.imports, 16U);
+    EXPECT_EQ(counted.misses, 1000U);
+    EXPECT_EQ(counted.evicted, 984U);
+    for (unsigned i = 84; i < 100; ++i) // the sixteen last ones are there
+        (void)expect(import_memory(handles[i]));
+    EXPECT_EQ(ipc_counters().hits, 16U);
+    std::uint64_t leases = 0;
+    for (unsigned i = 0; i < 100; ++i)
+        leases += other.leases(i);
+    EXPECT_EQ(leases, 16U);
+}
+
+TEST_F(ipc_test, cycles_and_deaths_leave_nothing) {
+    const char* wanted = std::getenv("GAUDI_TEST_CYCLES");
+    const unsigned cycles = wanted != nullptr ? static_cast<unsigned>(std::atoi(wanted)) : 200;
+    owner other;
+    std::vector<std::byte> seen(4096);
+    const auto cycle = [&](unsigned i) {
+        const auto handle = i == 0 ? other.share(4096, 1) : other.share_again(0);
+        expect(expect(expect(import_memory(handle)).read(seen)).wait());
+        EXPECT_EQ(other.revoke(0), 0U);
+    };
+    const auto die = [&] {
+        const auto handle = other.share_again(0);
+        gate begun;
+        child importer([&] {
+            std::vector<std::byte> local(4096);
+            expect(expect(expect(import_memory(handle)).read(local)).wait());
+            begun.open();
+            ::pause();
+            return 0;
+        });
+        ASSERT_TRUE(begun.wait());
+        importer.kill_it();
+        (void)importer.wait();
+    };
+    for (unsigned i = 0; i < 3; ++i)
+        cycle(i);
+    die();
+    ASSERT_TRUE(soon_true([&] { return other.leases(0) <= 1; }));
+    const auto before = open_descriptors();
+    const auto owners_descriptors = other.descriptors();
+    const auto owners_mappings = other.mappings();
+    for (unsigned i = 0; i < cycles; ++i)
+        cycle(i + 1);
+    for (unsigned i = 0; i < cycles / 10; ++i)
+        die();
+    EXPECT_TRUE(soon_true([&] { return other.leases(0) <= 1; }));
+    EXPECT_EQ(open_descriptors(), before);
+    EXPECT_LE(other.descriptors(), owners_descriptors);
+    EXPECT_LE(other.mappings(), owners_mappings + 2) << "the heap's own may grow by a region";
+}
+
+} // namespace

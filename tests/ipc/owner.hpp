@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <gaudi/gaudi.hpp>
+
+#include "tests/support/child.hpp"
+#include "tests/support/test_lab.hpp"
+
+#include <cstdlib>
+#include <cstring>
+#include <optional>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+namespace testing_support {
+
+using namespace gaudi;
+using std::chrono::milliseconds;
+
+constexpr std::size_t mebibyte = 1 << 20;
+
+inline std::vector<std::byte> pattern(std::size_t size, unsigned seed) {
+    std::vector<std::byte> made(size);
+    std::uint64_t state = seed * 0x9e3779b97f4a7c15 + 1;
+    for (auto& each : made) {
+        state = state * 6364136223846793005 + 1442695040888963407;
+        each = static_cast<std::byte>(state >> 56);
+    }
+    return made;
+}
+
+// Another process that owns device memory and does with it what the test says.
+class owner {
+public:
+    // `index`: its device.
+    explicit owner(unsigned index = 0, const ipc_settings& settings = {}) {
+        int ends[2];
+        if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0)
+            std::abort();
+        ours_ = ends[0];
+        process_ = std::make_unique<child>([&] {
+            ::close(ends[0]);
+            return serve(ends[1], index, settings);
+        });
+        ::close(ends[1]);
+    }
+    ~owner() {
+        ::close(ours_);
+        (void)process_->wait();
+    }
+    owner(const owner&) = delete;
+    owner& operator=(const owner&) = delete;
+
+    // A new buffer, filled; its number is the count of those before it.
+    memory_handle share(std::uint64_t size, unsigned seed) { return ask({'s', size, seed}).handle; }
+    bool holds(unsigned buffer, unsigned seed) { return ask({'h', buffer, seed}).value != 0; }
+    void fill(unsigned buffer, unsigned seed) { ask({'f', buffer, seed}); }
+    void free(unsigned buffer) { ask({'d', buffer, 0}); }
+    // An errc + 1, or 0.
+    std::uint64_t free_unless_leased(unsigned buffer) { return ask({'u', buffer, 0}).value; }
+    std::uint64_t revoke(unsigned buffer) { return ask({'r', buffer, 0}).value; }
+    std::uint64_t leases(unsigned buffer) { return ask({'l', buffer, 0}).value; }
+    std::uint64_t wait_for_leases(unsigned buffer, unsigned ms) { return ask({'w', buffer, ms}).value; }
+    memory_handle share_again(unsigned buffer) { return ask({'a', buffer, 0}).handle; }
+    std::uint64_t descriptors() { return ask({'o', 0, 0}).value; }
+    std::uint64_t mappings() { return ask({'m', 0, 0}).value; }
+    // Copies of its own, this many at once, on the buffer.
+    bool copies(unsigned buffer, unsigned count) { return ask({'c', buffer, count}).value != 0; }
+    void fork_a_child() { ask({'k', 0, 0}); }
+    child& process() { return *process_; }
+
+    struct answer {
+        std::uint64_t value = 0;
+        memory_handle handle;
+    };
+    struct order {
+        char what;
+        std::uint64_t first, second;
+    };
+    answer ask(const order& wanted) {
+        answer got;
+        if (::send(ours_, &wanted, sizeof(wanted), MSG_NOSIGNAL) != sizeof(wanted) ||
+            ::recv(ours_, &got, sizeof(got), 0) != sizeof(got))
+            ADD_FAILURE() << "the owner does not answer '" << wanted.what << "'";
+        return got;
+    }
+
+private:
+    static std::uint64_t code_of(const result<void>& done) {
+        return done ? 0 : static_cast<std::uint64_t>(done.error().code()) + 1;
+    }
+
+    static int serve(int socket, unsigned index, const ipc_settings& settings) {
+        set_ipc(settings);
+        const auto card = expect(open_device(by_index{index}));
+        auto engine = expect(card->copies());
+        std::vector<device_buffer> buffers;
+        pid_t forked = 0;
+        for (order wanted; ::recv(socket, &wanted, sizeof(wanted), 0) == sizeof(wanted);) {
+            answer said;
+            auto* const buffer = wanted.first < buffers.size() ? &buffers[wanted.first] : nullptr;
+            switch (wanted.what) {
+            case 's': {
+                buffers.push_back(expect(card->heap().allocate(wanted.first)));
+                const auto bytes = pattern(wanted.first, static_cast<unsigned>(wanted.second));
+                expect(expect(engine.write(buffers.back().address(), bytes)).wait());
+                said.handle = expect(gaudi::share(buffers.back()));
+                break;
+            }
+            case 'a':
+                said.handle = expect(gaudi::share(*buffer));
+                break;
+            case 'f': {
+                const auto bytes = pattern(buffer->size(), static_cast<unsigned>(wanted.second));
+                expect(expect(engine.write(buffer->address(), bytes)).wait());
+                break;
+            }
+            case 'h': {
+                std::vector<std::byte> bytes(buffer->size());
+                expect(expect(engine.read(bytes, buffer->address())).wait());
+                said.value = bytes == pattern(bytes.size(), static_cast<unsigned>(wanted.second)) ? 1 : 0;
+                break;
+            }
+            case 'd':
+                *buffer = {};
+                break;
+            case 'u':
+                said.value = code_of(free_shared(*buffer, if_leased::refuse));
+                break;
+            case 'r':
+                said.value = code_of(revoke_leases(buffer->address()));
+                break;
+            case 'l':
+                said.value = leases_of(buffer->address()).size();
+                break;
+            case 'w':
+                said.value = code_of(gaudi::wait_for_leases(buffer->address(), milliseconds(wanted.second)));
+                break;
+            case 'o':
+                said.value = open_descriptors();
+                break;
+            case 'm':
+                said.value = mapped_regions();
+                break;
+            case 'c': {
+                std::vector<std::byte> bytes(4096);
+                std::vector<copy_ticket> tickets;
+                for (unsigned i = 0; i < wanted.second; ++i)
+                    tickets.push_back(expect(engine.read(bytes, buffer->address())));
+                said.value = 1;
+                for (auto& each : tickets)
+                    said.value &= each.wait() ? 1U : 0U;
+                break;
+            }
+            case 'k':
+                forked = ::fork();
+                if (forked == 0) {
+                    ::pause();
+                    ::_exit(0);
+                }
+                break;
+            default:
+                break;
+            }
+            if (::send(socket, &said, sizeof(said), MSG_NOSIGNAL) != sizeof(said))
+                break;
+        }
+        if (forked > 0) {
+            ::kill(forked, SIGKILL);
+            ::waitpid(forked, nullptr, 0);
+        }
+        buffers.clear();
+        stop_ipc();
+        return 0;
+    }
+
+    int ours_ = -1;
+    std::unique_ptr<child> process_;
+};
+
+class ipc_test : public test_lab {
+protected:
+    ipc_test() { ::setenv("GAUDI_DIRECT_VERBS", LAB_VHCA, 1); }
+    void TearDown() override {
+        stop_ipc();
+        set_ipc({});
+        test_lab::TearDown();
+    }
+};
+
+} // namespace testing_support
