@@ -7,17 +7,13 @@
 #include <charconv>
 #include <cstdlib>
 #include <fmt/format.h>
+#include <sys/stat.h>
 
 namespace gaudi {
 namespace {
 
 std::mutex settings_mutex;
 std::optional<ipc_settings> chosen;
-
-tl::unexpected<error> malformed(const char* name, std::string_view value, std::string_view expected) {
-    return tl::unexpected(
-        error(errc::selection_malformed, fmt::format("{}={}: use {}", name, value, expected)));
-}
 
 // Where [offset, offset + length) lies in the allocation, if it lies in the buffer.
 result<std::uint64_t> place(std::uint64_t begin, std::uint64_t size, std::uint64_t offset,
@@ -47,32 +43,39 @@ tl::unexpected<error> still_leased(device_address address, const std::vector<lea
 
 } // namespace
 
-result<ipc_settings> ipc_of_environment() {
+result<ipc_settings> parse_ipc(std::string_view give, std::string_view allow) {
     ipc_settings made;
-    if (const char* text = std::getenv("GAUDI_DIRECT_IPC_GIVE"); text != nullptr && *text != 0) {
-        const std::string_view value = text;
-        if (value == "context")
-            made.give = ipc_give::context;
-        else if (value == "dmabuf")
-            made.give = ipc_give::dmabuf;
-        else if (value == "nothing")
-            made.give = ipc_give::nothing;
-        else
-            return malformed("GAUDI_DIRECT_IPC_GIVE", value, "context, dmabuf or nothing");
+    if (give == "dmabuf")
+        made.give = ipc_give::dmabuf;
+    else if (give == "nothing")
+        made.give = ipc_give::nothing;
+    else if (give != "context" && !give.empty())
+        return tl::unexpected(
+            error(errc::selection_malformed, fmt::format("{}: use context, dmabuf or nothing", give)));
+    for (auto left = allow; !left.empty();) {
+        std::uint32_t user = 0;
+        const auto [end, wrong] = std::from_chars(left.data(), left.data() + left.size(), user);
+        left.remove_prefix(static_cast<std::size_t>(end - left.data()));
+        if (wrong != std::errc{} || (!left.empty() && left.front() != ','))
+            return tl::unexpected(error(errc::selection_malformed,
+                                        fmt::format("{}: use numbers of users, separated by commas", allow)));
+        made.allow.push_back(user);
+        if (!left.empty())
+            left.remove_prefix(1);
     }
-    if (const char* text = std::getenv("GAUDI_DIRECT_IPC_ALLOW"); text != nullptr && *text != 0) {
-        std::string_view left = text;
-        while (!left.empty()) {
-            std::uint32_t user = 0;
-            const auto [end, wrong] = std::from_chars(left.data(), left.data() + left.size(), user);
-            left.remove_prefix(static_cast<std::size_t>(end - left.data()));
-            if (wrong != std::errc{} || (!left.empty() && left.front() != ','))
-                return malformed("GAUDI_DIRECT_IPC_ALLOW", text, "numbers of users, separated by commas");
-            made.allow.push_back(user);
-            if (!left.empty())
-                left.remove_prefix(1);
-        }
-    }
+    return made;
+}
+
+result<ipc_settings> ipc_of_environment() {
+    const auto value = [](const char* name) {
+        const char* text = std::getenv(name);
+        return std::string_view(text != nullptr ? text : "");
+    };
+    auto made = parse_ipc(value("GAUDI_DIRECT_IPC_GIVE"), value("GAUDI_DIRECT_IPC_ALLOW"));
+    if (!made)
+        return tl::unexpected(
+            error(errc::selection_malformed,
+                  fmt::format("GAUDI_DIRECT_IPC_GIVE, _ALLOW: {}", made.error().observed())));
     return made;
 }
 
@@ -99,13 +102,34 @@ result<memory_handle> share(device_address address, std::uint64_t length) {
     const auto service = broker::self();
     if (!service)
         return tl::unexpected(service.error());
-    return (*service)->share(address, length);
+    return (*service)->share(address, length, false);
 }
 
 result<memory_handle> share(const device_buffer& buffer) {
     if (!buffer)
         return tl::unexpected(error(errc::not_allocated, "sharing of an empty buffer"));
     return share(buffer.address(), buffer.size());
+}
+
+result<memory_handle> share_apart(device_address address, std::uint64_t length) {
+    const auto service = broker::self();
+    if (!service)
+        return tl::unexpected(service.error());
+    return (*service)->share(address, length, true);
+}
+
+result<void> revoke_handle(const memory_handle& handle, std::chrono::milliseconds limit) {
+    const auto record = read_handle(handle.bytes);
+    if (!record)
+        return tl::unexpected(record.error());
+    const auto address = device_address(record->base);
+    const auto service = sharing(address);
+    if (!service)
+        return tl::unexpected(service.error());
+    (*service)->revoke(address, record->secret);
+    if (!(*service)->wait(address, broker::until::quiet, limit, record->secret))
+        return still_leased(address, (*service)->leases_of(address, record->secret));
+    return {};
 }
 
 std::vector<lease_info> leases_of(device_address address) {
@@ -148,6 +172,21 @@ result<void> free_shared(device_buffer& buffer, if_leased choice, std::chrono::m
 void stop_ipc() {
     importer::self().drop_all();
     broker::stop();
+}
+
+process_name own_process() {
+    const auto& self = own_identity();
+    struct stat status {};
+    const bool known = ::stat("/proc/self/ns/pid", &status) == 0;
+    return {self.machine, self.random, self.start_time, known ? status.st_ino : 0, self.pid};
+}
+
+bool has_ended(const process_name& process) {
+    if (importer::self().lost(process.random))
+        return true;
+    const auto self = own_process();
+    return process.machine == self.machine && process.pid_namespace == self.pid_namespace &&
+           start_time_of(static_cast<std::uint32_t>(process.pid)) != process.start_time;
 }
 
 ipc_statistics ipc_counters() {

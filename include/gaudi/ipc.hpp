@@ -48,6 +48,8 @@ struct ipc_settings {
 void set_ipc(const ipc_settings& settings);
 // errc::selection_malformed where the environment makes no sense.
 [[nodiscard]] result<ipc_settings> get_ipc();
+// As people write them: "context", "dmabuf" or "nothing", and uids separated by commas; empty: the default.
+[[nodiscard]] result<ipc_settings> parse_ipc(std::string_view give, std::string_view allow);
 
 // ---- the owner ----
 
@@ -55,6 +57,11 @@ void set_ipc(const ipc_settings& settings);
 // range_leaves_allocation.
 [[nodiscard]] result<memory_handle> share(device_address address, std::uint64_t length);
 [[nodiscard]] result<memory_handle> share(const device_buffer& buffer);
+// The same with a handle that can be taken back alone: who opened the memory with another handle keeps it.
+[[nodiscard]] result<memory_handle> share_apart(device_address address, std::uint64_t length);
+// Takes such a handle back, as revoke_leases does with all of them.
+result<void> revoke_handle(const memory_handle& handle,
+                           std::chrono::milliseconds limit = std::chrono::seconds(5));
 
 // Another process that has the memory open.
 struct lease_info {
@@ -153,6 +160,19 @@ private:
                                                            const import_options& options = {}) {
     return import_memory(std::span(handle.bytes), options);
 }
+
+// A process of this host as others know it. May travel as bytes.
+struct process_name {
+    std::uint64_t machine = 0;
+    std::array<std::uint64_t, 2> random{};
+    std::uint64_t start_time = 0;
+    std::uint64_t pid_namespace = 0;
+    std::uint64_t pid = 0;
+};
+[[nodiscard]] process_name own_process();
+// Whether it has ended, as far as can be seen from here: not where it is in another pid namespace, unless
+// memory of it was imported.
+[[nodiscard]] bool has_ended(const process_name& process);
 
 struct ipc_statistics {
     std::uint64_t shared = 0, leases = 0;            // as owner, alive

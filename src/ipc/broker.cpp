@@ -155,7 +155,7 @@ result<void> broker::listen() {
     return {};
 }
 
-result<memory_handle> broker::share(device_address address, std::uint64_t length) {
+result<memory_handle> broker::share(device_address address, std::uint64_t length, bool apart) {
     if (length == 0)
         return tl::unexpected(error(errc::size_zero, "sharing 0 bytes"));
     handle_record record;
@@ -192,13 +192,13 @@ result<memory_handle> broker::share(device_address address, std::uint64_t length
     record.base = found->base.value();
     record.allocated = found->length;
     record.generation = found->generation;
-    record.secret = entry.secret;
+    record.secret = apart ? *entry.apart.insert(new_secret()).first : entry.secret;
     record.offset = address - found->base;
     record.length = length;
     return record.seal();
 }
 
-std::vector<lease_info> broker::leases_of(device_address address) {
+std::vector<lease_info> broker::leases_of(device_address address, std::uint64_t secret) {
     std::vector<lease_info> all;
     const std::lock_guard guard(mutex_);
     auto known = shared_.upper_bound(address.value());
@@ -206,29 +206,35 @@ std::vector<lease_info> broker::leases_of(device_address address) {
         return all;
     for (const auto& each : clients_)
         for (const auto& [slot, held] : each.leases)
-            if (held.is_of(known->first, known->second))
+            if (held.is_of(known->first, known->second) && held.opened_with(secret))
                 all.push_back({each.who.pid, each.who.uid, each.word(slot).in_flight.load(),
                                each.word(slot).revoked.load() != 0});
     return all;
 }
 
-void broker::revoke(device_address address) {
+void broker::revoke(device_address address, std::uint64_t secret) {
     const std::lock_guard guard(mutex_);
     auto known = shared_.upper_bound(address.value());
     if (known == shared_.begin() || address.value() - (--known)->first >= known->second.length)
         return;
     for (auto& each : clients_)
         for (const auto& [slot, held] : each.leases)
-            if (held.is_of(known->first, known->second))
+            if (held.is_of(known->first, known->second) && held.opened_with(secret))
                 each.word(slot).revoked.store(1);
-    known->second.secret = 0; // handles that were given are worth nothing from now on
+    // Handles that were given are worth nothing from now on.
+    if (secret != 0) {
+        known->second.apart.erase(secret);
+        return;
+    }
+    known->second.secret = 0;
+    known->second.apart.clear();
 }
 
-bool broker::wait(device_address address, until what, std::chrono::milliseconds limit) {
+bool broker::wait(device_address address, until what, std::chrono::milliseconds limit, std::uint64_t secret) {
     const auto deadline = clock::now() + limit;
     auto pause = std::chrono::microseconds(20);
     for (;;) {
-        const auto held = leases_of(address);
+        const auto held = leases_of(address, secret);
         if (what == until::closed ? held.empty()
                                   : std::all_of(held.begin(), held.end(),
                                                 [](const lease_info& each) { return each.in_flight == 0; }))

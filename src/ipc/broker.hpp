@@ -13,6 +13,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <sys/socket.h>
 #include <thread>
 
@@ -36,13 +37,15 @@ public:
     static void stop();
     ~broker() override;
 
-    result<memory_handle> share(device_address address, std::uint64_t length);
-    std::vector<lease_info> leases_of(device_address address);
-    // Marks the leases of the allocation and forgets that it is shared.
-    void revoke(device_address address);
+    // `apart`: with a secret of its own.
+    result<memory_handle> share(device_address address, std::uint64_t length, bool apart);
+    std::vector<lease_info> leases_of(device_address address, std::uint64_t secret = 0);
+    // Marks the leases of the allocation and forgets that it is shared; with a secret: only what was opened
+    // with that.
+    void revoke(device_address address, std::uint64_t secret = 0);
     // No copy of it is under way, or nobody has it open.
     enum class until { quiet, closed };
-    bool wait(device_address address, until what, std::chrono::milliseconds limit);
+    bool wait(device_address address, until what, std::chrono::milliseconds limit, std::uint64_t secret = 0);
     // The watcher hears of it once. errc::system_call_failed.
     result<void> watch(int socket, const std::shared_ptr<hangup_watcher>& watcher);
     void unwatch(int socket);
@@ -55,16 +58,19 @@ public:
 private:
     struct shared_allocation {
         std::uint64_t length = 0, generation = 0, secret = 0;
+        std::set<std::uint64_t> apart; // further secrets
         unsigned device_index = 0;
         // A DMA-BUF of its pages alone, while there are leases.
         unique_fd window;
         std::uint64_t skip = 0, window_length = 0;
     };
     struct lease {
-        std::uint64_t base = 0, generation = 0;
+        std::uint64_t base = 0, generation = 0, secret = 0;
         [[nodiscard]] bool is_of(std::uint64_t at, const shared_allocation& allocation) const {
             return base == at && generation == allocation.generation;
         }
+        // 0: any.
+        [[nodiscard]] bool opened_with(std::uint64_t which) const { return which == 0 || which == secret; }
     };
     // A copy for an importer that was given no descriptor.
     struct proxied {

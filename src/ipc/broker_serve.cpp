@@ -198,7 +198,8 @@ broker::answer broker::open_lease(client& from, const wire_request& asked, wire_
     if (handle->owner() != own_identity())
         return tl::unexpected(error(errc::handle_invalid, "a handle of another process"));
     const auto known = shared_.find(handle->base);
-    if (known == shared_.end() || known->second.secret != handle->secret || handle->secret == 0 ||
+    if (known == shared_.end() || handle->secret == 0 ||
+        (known->second.secret != handle->secret && !known->second.apart.contains(handle->secret)) ||
         known->second.generation != handle->generation || known->second.length != handle->allocated)
         return stale(*handle);
     auto& allocation = known->second;
@@ -218,7 +219,7 @@ broker::answer broker::open_lease(client& from, const wire_request& asked, wire_
     }
     while (from.leases.contains(from.next_slot))
         from.next_slot = (from.next_slot + 1) % leases_per_client;
-    from.leases[from.next_slot] = {handle->base, handle->generation};
+    from.leases[from.next_slot] = {handle->base, handle->generation, handle->secret};
     from.word(from.next_slot).revoked.store(0);
     from.word(from.next_slot).in_flight.store(0);
     reply.lease = from.next_slot;

@@ -55,6 +55,8 @@ void importer::owner_gone(const process_identity& owner) {
                     affected.push_back(std::move(alive));
         std::erase_if(leases_, [&](const auto& each) { return each.first.owner == owner.random; });
         links_.erase(owner.random);
+        if (lost_.size() < 4096)
+            lost_.insert(owner.random);
     }
     for (const auto& each : affected)
         each->let_go();
@@ -122,6 +124,11 @@ result<std::shared_ptr<lease_core>> importer::open(const handle_record& handle) 
     in_use_[wanted] = *made;
     evict(std::max<std::size_t>(settings->imports, 1), dropped);
     return made;
+}
+
+bool importer::lost(const std::array<std::uint64_t, 2>& owner) {
+    const std::lock_guard guard(mutex_);
+    return lost_.contains(owner);
 }
 
 void importer::drop_all() {

@@ -3,6 +3,7 @@
 
 #include "src/ipc/transfer.hpp"
 
+#include <set>
 #include <unordered_map>
 
 namespace gaudi {
@@ -23,6 +24,8 @@ public:
     result<ipc_ticket> start(const std::shared_ptr<lease_core>& lease, const import_options& options,
                              bool write, const end& local, std::uint64_t offset, std::uint64_t length);
     void drop_all();
+    // Known to be gone, because a connection to it ended.
+    [[nodiscard]] bool lost(const std::array<std::uint64_t, 2>& owner);
     void count(ipc_statistics& into);
 
 private:
@@ -65,6 +68,7 @@ private:
     std::unordered_map<key, kept, key_hash> leases_;
     std::unordered_map<key, std::weak_ptr<lease_core>, key_hash> in_use_; // also those that were evicted
     std::map<std::array<std::uint64_t, 2>, std::weak_ptr<owner_link>> links_;
+    std::set<std::array<std::uint64_t, 2>> lost_; // owners that ended
     std::uint64_t uses_ = 0;
     ipc_statistics counts_;
     std::mutex nic_mutex_;

@@ -115,9 +115,14 @@ result<device_address> lease_core::imported_by(const std::shared_ptr<hl_device>&
     const std::lock_guard guard(reach->mutex);
     auto found = reach->imports.find(device.get());
     if (found == reach->imports.end()) {
+        if (reach->no_import)
+            return tl::unexpected(*reach->no_import);
         auto made = device->import_dmabuf(reach->dmabuf.get(), reach->window);
-        if (!made)
+        if (!made) {
+            if (made.error().code() == errc::import_unsupported) // it will not learn it
+                reach->no_import = made.error();
             return tl::unexpected(made.error());
+        }
         found = reach->imports.try_emplace(device.get(), device, std::move(*made)).first;
     }
     return found->second.second.address() + reach->skip;

@@ -14,6 +14,7 @@ struct lease_reach {
     std::uint64_t skip = 0, window = 0;
     std::mutex mutex;
     std::map<const hl_device*, std::pair<std::shared_ptr<hl_device>, imported_memory>> imports;
+    std::optional<error> no_import; // the driver cannot
     std::map<const nic*, std::pair<std::shared_ptr<nic>, mr_handle>> regions;
 
     ~lease_reach();

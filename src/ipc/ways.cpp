@@ -124,12 +124,12 @@ importer::started importer::by_import(const std::shared_ptr<lease_core>& lease, 
     const auto own = device_of(local.device, length);
     if (!own)
         return tl::unexpected(own.error());
-    const auto engine = (*own)->copies();
-    if (!engine)
-        return tl::unexpected(engine.error());
     const auto imported = lease->imported_by((*own)->core());
     if (!imported)
         return tl::unexpected(imported.error());
+    const auto engine = (*own)->copies();
+    if (!engine)
+        return tl::unexpected(engine.error());
     const auto remote = *imported + offset;
     // To the engine the other's memory is like host memory.
     return engine_started(lease, ipc_way::import,

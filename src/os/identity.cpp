@@ -3,6 +3,7 @@
 
 #include "src/os/unique_fd.hpp"
 
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fcntl.h>
@@ -20,17 +21,6 @@ std::size_t read_text(const char* path, char (&text)[size]) {
     return got > 0 ? static_cast<std::size_t>(got) : 0;
 }
 
-std::uint64_t own_start_time() {
-    char text[1024] = {};
-    read_text("/proc/self/stat", text);
-    // The command's name may hold anything but ends with the last parenthesis; the time is the 20th field
-    // behind it.
-    const char* at = std::strrchr(text, ')');
-    for (int field = 0; at != nullptr && field < 20; ++field)
-        at = std::strchr(at + 1, ' ');
-    return at != nullptr ? std::strtoull(at, nullptr, 10) : 0;
-}
-
 struct known_identity : process_identity {
     known_identity() {
         char boot_id[64] = {};
@@ -40,7 +30,7 @@ struct known_identity : process_identity {
     }
     void renew() {
         pid = static_cast<std::uint32_t>(::getpid());
-        start_time = own_start_time();
+        start_time = start_time_of(pid);
         if (::getrandom(random.data(), sizeof(random), GRND_NONBLOCK) != sizeof(random))
             random = {mix(&pid, sizeof(pid)), start_time ^ machine};
     }
@@ -54,6 +44,20 @@ struct known_identity : process_identity {
 
 const process_identity& own_identity() {
     return known_identity::self();
+}
+
+std::uint64_t start_time_of(std::uint32_t pid) {
+    char path[32], text[1024] = {};
+    std::snprintf(path, sizeof(path), "/proc/%u/stat", pid);
+    read_text(path, text);
+    // The command's name may hold anything but ends with the last parenthesis; the time is the 20th field
+    // behind it.
+    const char* at = std::strrchr(text, ')');
+    if (at == nullptr || at[1] == 0 || at[2] == 'Z')
+        return 0;
+    for (int field = 0; at != nullptr && field < 20; ++field)
+        at = std::strchr(at + 1, ' ');
+    return at != nullptr ? std::strtoull(at, nullptr, 10) : 0;
 }
 
 std::uint64_t mix(const void* bytes, std::size_t count) {

@@ -20,6 +20,9 @@ struct process_identity {
 // This process's. A child of fork has another.
 [[nodiscard]] const process_identity& own_identity();
 
+// When a process began, in clock ticks since boot; 0: there is none, or it is a zombie.
+[[nodiscard]] std::uint64_t start_time_of(std::uint32_t pid);
+
 // Mixes bytes into a number, to notice damage. No cryptography.
 [[nodiscard]] std::uint64_t mix(const void* bytes, std::size_t count);
 

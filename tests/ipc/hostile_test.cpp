@@ -143,7 +143,7 @@ TEST_F(ipc_test, an_owner_that_does_not_answer) {
     ::kill(other.process().pid(), SIGCONT);
     ASSERT_FALSE(refused);
     EXPECT_EQ(refused.error().code(), errc::peer_silent);
-    EXPECT_GE(took, milliseconds(200));
+    EXPECT_GE(took, milliseconds(190));
     EXPECT_LT(took, std::chrono::seconds(5));
     std::vector<std::byte> seen(4096);
     expect(expect(imported.read(seen)).wait());

@@ -95,7 +95,14 @@ typedef struct uct_md_mem_dereg_params {
     uct_completion_t* comp;
 } uct_md_mem_dereg_params_t;
 
-enum { UCT_MD_MKEY_PACK_FIELD_FLAGS = 1 << 0, UCT_MD_MKEY_PACK_FLAG_EXPORT = 1 << 2 };
+enum {
+    UCT_MD_MKEY_PACK_FIELD_FLAGS = 1 << 0,
+    UCT_MD_MKEY_PACK_FLAG_INVALIDATE_RMA = 1 << 0,
+    UCT_MD_MKEY_PACK_FLAG_EXPORT = 1 << 2,
+};
+
+// Flags of a memory domain that follow those in uct.h.
+enum { UCT_MD_FLAG_INVALIDATE_RMA = UCT_MD_FLAG_LAST };
 
 typedef struct uct_md_mkey_pack_params {
     uint64_t field_mask;

@@ -22,14 +22,15 @@ struct uct_gaudi_counters {
     std::atomic<std::uint64_t> exports{0}; // DMA-BUF descriptors handed out
     std::atomic<std::uint64_t> short_bytes{0}, bcopy_bytes{0}, zcopy_bytes{0}; // copied by the engines
     std::atomic<std::uint64_t> loopback_bytes{0};                              // of these, by a NIC
+    std::atomic<std::uint64_t> ipc_bytes{0}, dma_bytes{0};                     // by gaudi_ipc and gaudi_dma
     std::atomic<std::uint64_t> frees_announced{0};
 };
 
 // The plugin as one UCX sees it. Two UCX in a process get one each. Never destroyed: UCX keeps pointers into
 // it until the process ends.
 struct uct_gaudi_module {
-    uct_component_t copy_component; // first: a component's address is its module's
-    uct_tl_t copy_tl;
+    uct_component_t components[2]; // first: a component's address leads to its module
+    uct_tl_t copy_tl, dma_tl, ipc_tl;
     ucx_api ucx;
     ucs_log_component_config_t log;
     uct_gaudi_counters counters;
@@ -38,6 +39,8 @@ struct uct_gaudi_module {
     static constexpr unsigned most_devices = 64;
     std::array<std::atomic<ucs_sys_device_t>, most_devices> sys_devices;
 
+    [[nodiscard]] uct_component_t& copy_component() { return components[0]; }
+    [[nodiscard]] uct_component_t& ipc_component() { return components[1]; }
     // By its name; false: there is no such level.
     bool set_log_level(std::string_view name);
     [[nodiscard]] bool logs(ucs_log_level_t level) const { return level <= log.log_level; }
@@ -46,7 +49,7 @@ struct uct_gaudi_module {
 };
 
 inline uct_gaudi_module& module_of(uct_component_t* component) {
-    return *reinterpret_cast<uct_gaudi_module*>(component);
+    return *reinterpret_cast<uct_gaudi_module*>(component - (component->name[6] == 'i' ? 1 : 0)); // gaudi_ipc
 }
 
 // One line in UCX's log, after UCX's own rules: at a level that is a value, or named.

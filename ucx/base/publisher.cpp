@@ -3,6 +3,7 @@
 
 #include <gaudi/device.hpp>
 
+#include <algorithm>
 #include <cstdio>
 #include <mutex>
 
@@ -86,6 +87,25 @@ void learn_sys_devices(uct_gaudi_module& module, const std::vector<gaudi::device
             module.ucx.ucs_topo_sys_device_set_class(found, accelerator_class);
         module.sys_devices[device.index % uct_gaudi_module::most_devices] = found;
     }
+}
+
+ucs_status_t query_if_any_gaudi(uct_component_t* component, uct_md_resource_desc_t** resources_p,
+                                unsigned* num_resources_p) {
+    return guarded([&]() -> ucs_status_t {
+        auto& module = module_of(component);
+        auto devices = gaudi::list_devices();
+        // The addresses of the first generation are physical ones, which host memory may have as well.
+        if (devices)
+            std::erase_if(*devices,
+                          [](const auto& each) { return each.generation == gaudi::generation::gaudi; });
+        if (!devices || devices->empty()) {
+            gaudi_log(module, DEBUG, "no Gaudi: {}",
+                      devices ? "none of the second generation or later" : devices.error().message());
+            return module.ucx.uct_md_query_empty_md_resource(resources_p, num_resources_p);
+        }
+        learn_sys_devices(module, *devices);
+        return module.ucx.uct_md_query_single_md_resource(component, resources_p, num_resources_p);
+    });
 }
 
 } // namespace gaudi_ucx

@@ -32,6 +32,10 @@ private:
     uct_gaudi_module& module_;
 };
 
+// A component's answer to "which memory domains": one for all Gaudis. No Gaudi, no domain, and no word about
+// it.
+ucs_status_t query_if_any_gaudi(uct_component_t* component, uct_md_resource_desc_t** resources_p,
+                                unsigned* num_resources_p);
 // Fills in UCX's system devices from the devices' bus ids.
 void learn_sys_devices(uct_gaudi_module& module, const std::vector<gaudi::device_info>& devices);
 

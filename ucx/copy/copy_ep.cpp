@@ -60,9 +60,8 @@ bool by_nic(uct_gaudi_copy_iface_t& iface, unsigned index, bool down, std::uint6
 started start(uct_gaudi_copy_iface_t& iface, std::uint64_t to, std::uint64_t from, std::size_t length) {
     if (length == 0)
         return {UCS_OK, {}};
-    if (std::exchange(iface.fenced, false))
-        for (auto& before : iface.copies)
-            (void)before.ticket.wait(); // its outcome is told by progress, and nowhere else
+    if (iface.copies.take_fence()) // outcomes are told by progress, and nowhere else
+        iface.copies.for_each([](gaudi::copy_ticket& before) { (void)before.wait(); });
     const auto target = locate_or_attach(iface.md(), to), source = locate_or_attach(iface.md(), from);
     if ((!target.device && in_device_space(to)) || (!source.device && in_device_space(from)))
         return refused(iface, gaudi::error(gaudi::errc::not_allocated, "memory of no open device"), to, from,
@@ -148,13 +147,7 @@ ucs_status_t zcopy(uct_ep_h ep, const uct_iov_t* iov, size_t iovcnt, std::uint64
             iface.module().counters.zcopy_bytes.fetch_add(iov->length, std::memory_order_relaxed);
         if (begun.status != UCS_INPROGRESS)
             return begun.status;
-        if (iface.spare.empty())
-            iface.spare.emplace_back();
-        auto& taken = iface.spare.front();
-        taken.sequence = iface.next_sequence++;
-        taken.ticket = std::move(begun.ticket);
-        taken.comp = comp;
-        iface.copies.splice(iface.copies.end(), iface.spare, iface.spare.begin());
+        iface.copies.add(std::move(begun.ticket), comp);
         return UCS_INPROGRESS;
     });
 }
@@ -215,11 +208,11 @@ ucs_status_t uct_gaudi_copy_ep_get_bcopy(uct_ep_h ep, uct_unpack_callback_t unpa
 }
 
 ucs_status_t uct_gaudi_copy_ep_flush(uct_ep_h ep, unsigned, uct_completion_t* comp) {
-    return guarded([&] { return flush(copy_iface(ep->iface), comp); });
+    return guarded([&] { return copy_iface(ep->iface).copies.flush(comp); });
 }
 
 ucs_status_t uct_gaudi_copy_ep_fence(uct_ep_h ep, unsigned) {
-    fence(copy_iface(ep->iface));
+    copy_iface(ep->iface).copies.fence();
     return UCS_OK;
 }
 

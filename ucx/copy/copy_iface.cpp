@@ -7,22 +7,12 @@
 
 #include <algorithm>
 #include <cstring>
-#include <iterator>
 #include <sys/epoll.h>
 #include <sys/random.h>
 #include <unistd.h>
 
 namespace gaudi_ucx {
 namespace {
-
-void complete(uct_completion_t* comp, ucs_status_t status) {
-    if (comp == nullptr)
-        return;
-    if (UCS_STATUS_IS_ERR(status) && comp->status == UCS_OK)
-        comp->status = status;
-    if (--comp->count == 0)
-        comp->func(comp);
-}
 
 // Of a copy that is finished, or that is waited for here.
 ucs_status_t outcome_of(uct_gaudi_copy_iface_t& iface, gaudi::copy_ticket& ticket) {
@@ -144,7 +134,7 @@ int uct_gaudi_copy_iface_is_reachable_v2(const uct_iface_h tl_iface,
 
 unsigned uct_gaudi_copy_iface_progress(uct_iface_h tl_iface) {
     auto& iface = copy_iface(tl_iface);
-    if (iface.copies.empty() && iface.flushes.empty())
+    if (iface.copies.idle())
         return 0;
     unsigned count = 0;
     (void)guarded([&] {
@@ -155,11 +145,11 @@ unsigned uct_gaudi_copy_iface_progress(uct_iface_h tl_iface) {
 }
 
 ucs_status_t uct_gaudi_copy_iface_flush(uct_iface_h tl_iface, unsigned, uct_completion_t* comp) {
-    return guarded([&] { return flush(copy_iface(tl_iface), comp); });
+    return guarded([&] { return copy_iface(tl_iface).copies.flush(comp); });
 }
 
 ucs_status_t uct_gaudi_copy_iface_fence(uct_iface_h tl_iface, unsigned) {
-    fence(copy_iface(tl_iface));
+    copy_iface(tl_iface).copies.fence();
     return UCS_OK;
 }
 
@@ -198,8 +188,7 @@ ucs_status_t uct_gaudi_copy_iface_event_arm(uct_iface_h tl_iface, unsigned) {
             (void)::epoll_wait(iface.event_fd, seen, 8, 0); // what came until now is looked at here
         for (auto& [index, engine] : iface.engines)
             engine.poll();
-        const bool done = std::any_of(iface.copies.begin(), iface.copies.end(),
-                                      [](const auto& copy) { return copy.ticket.finished(); });
+        const bool done = iface.copies.any([](const gaudi::copy_ticket& copy) { return copy.finished(); });
         return done ? UCS_ERR_BUSY : UCS_OK; // progress first
     });
 }
@@ -394,53 +383,21 @@ gaudi::result<gaudi::copy_engine> engine_of(uct_gaudi_copy_iface_t& iface, unsig
 }
 
 unsigned progress(uct_gaudi_copy_iface_t& iface) {
-    unsigned count = 0;
     for (auto& [index, engine] : iface.engines)
         engine.poll();
-    // All that are finished leave the list first: their callbacks start new copies.
-    std::list<uct_gaudi_copy_iface_t::running> finished;
-    for (auto copy = iface.copies.begin(); copy != iface.copies.end();) {
-        const auto next = std::next(copy);
-        if (copy->ticket.finished())
-            finished.splice(finished.end(), iface.copies, copy);
-        copy = next;
-    }
-    while (!finished.empty()) {
-        auto ticket = std::exchange(finished.front().ticket, {});
-        auto* comp = finished.front().comp;
-        iface.spare.splice(iface.spare.begin(), finished, finished.begin());
-        complete(comp, outcome_of(iface, ticket));
-        ++count;
-    }
-    if (iface.copies.empty()) // so that a device that was reset can be opened again
+    const auto count =
+        iface.copies.progress([](const gaudi::copy_ticket& copy) { return copy.finished(); },
+                              [&](gaudi::copy_ticket& copy) { return outcome_of(iface, copy); });
+    if (iface.copies.none_running()) // so that a device that was reset can be opened again
         std::erase_if(iface.engines, [](const auto& each) { return each.second.lost(); });
-    while (!iface.flushes.empty() &&
-           (iface.copies.empty() || iface.copies.front().sequence > iface.flushes.front().after)) {
-        auto* comp = iface.flushes.front().comp;
-        iface.flushes.pop_front();
-        complete(comp, UCS_OK);
-        ++count;
-    }
     return count;
 }
 
 void drain(uct_gaudi_copy_iface_t& iface) {
-    while (!iface.copies.empty()) {
-        (void)iface.copies.front().ticket.wait();
+    while (!iface.copies.none_running()) {
+        iface.copies.for_each([](gaudi::copy_ticket& copy) { (void)copy.wait(); });
         progress(iface);
     }
-}
-
-ucs_status_t flush(uct_gaudi_copy_iface_t& iface, uct_completion_t* comp) {
-    if (iface.copies.empty())
-        return UCS_OK;
-    if (comp != nullptr)
-        iface.flushes.push_back({iface.next_sequence - 1, comp});
-    return UCS_INPROGRESS;
-}
-
-void fence(uct_gaudi_copy_iface_t& iface) {
-    iface.fenced = !iface.copies.empty();
 }
 
 void fill_copy_tl(uct_gaudi_module& module) {

@@ -3,10 +3,9 @@
 
 #include <gaudi/loopback.hpp>
 
+#include "ucx/base/operations.hpp"
 #include "ucx/copy/copy_md.hpp"
 
-#include <deque>
-#include <list>
 #include <map>
 #include <vector>
 
@@ -28,22 +27,7 @@ struct uct_gaudi_copy_iface_t {
     uint64_t id;
     uct_gaudi_copy_iface_config_t config;
 
-    // A copy that runs, or a flush that waits for those before it.
-    struct running {
-        std::uint64_t sequence;
-        gaudi::copy_ticket ticket;
-        uct_completion_t* comp;
-    };
-    struct flushing {
-        std::uint64_t after;
-        uct_completion_t* comp;
-    };
-    std::list<running> copies; // by sequence
-    std::list<running> spare;
-    std::deque<flushing> flushes;
-    std::uint64_t next_sequence = 1;
-    bool fenced = false; // the next copy waits for those before it
-
+    operations<gaudi::copy_ticket> copies;
     std::map<unsigned, gaudi::copy_engine> engines;
     // For small copies, by device; empty where it was tried in vain.
     std::map<unsigned, std::optional<gaudi::loopback>> loops;
@@ -74,8 +58,6 @@ unsigned progress(uct_gaudi_copy_iface_t& iface);
                                        unsigned device_index);
 [[nodiscard]] gaudi::result<gaudi::copy_engine> engine_of(uct_gaudi_copy_iface_t& iface,
                                                           unsigned device_index);
-ucs_status_t flush(uct_gaudi_copy_iface_t& iface, uct_completion_t* comp);
-void fence(uct_gaudi_copy_iface_t& iface);
 
 // The transport, for registering it with UCX.
 void fill_copy_tl(uct_gaudi_module& module);

@@ -404,27 +404,6 @@ ucs_status_t uct_gaudi_copy_md_open(uct_component_t* component, const char*, con
     });
 }
 
-// No Gaudi, no memory domain, and no word about it.
-ucs_status_t uct_gaudi_copy_query_md_resources(uct_component_t* component,
-                                               uct_md_resource_desc_t** resources_p,
-                                               unsigned* num_resources_p) {
-    return guarded([&]() -> ucs_status_t {
-        auto& module = module_of(component);
-        auto devices = gaudi::list_devices();
-        // The addresses of the first generation are physical ones, which host memory may have as well.
-        if (devices)
-            std::erase_if(*devices,
-                          [](const auto& each) { return each.generation == gaudi::generation::gaudi; });
-        if (!devices || devices->empty()) {
-            gaudi_log(module, DEBUG, "no Gaudi: {}",
-                      devices ? "none of the second generation or later" : devices.error().message());
-            return module.ucx.uct_md_query_empty_md_resource(resources_p, num_resources_p);
-        }
-        learn_sys_devices(module, *devices);
-        return module.ucx.uct_md_query_single_md_resource(component, resources_p, num_resources_p);
-    });
-}
-
 void show_counter(void*, ucs_string_buffer_t* text, void* arg, uint64_t) {
     // The only function of UCX that is called without a module at hand: the argument is it.
     const auto* module = static_cast<const uct_gaudi_module*>(arg);
@@ -532,10 +511,10 @@ ucs_status_t check_key(uct_gaudi_module& module, uct_rkey_t rkey, std::uint64_t 
 }
 
 void fill_copy_component(uct_gaudi_module& module) {
-    auto& component = module.copy_component;
+    auto& component = module.copy_component();
     component = {};
     std::strcpy(component.name, "gaudi_copy");
-    component.query_md_resources = uct_gaudi_copy_query_md_resources;
+    component.query_md_resources = query_if_any_gaudi;
     component.md_open = uct_gaudi_copy_md_open;
     component.cm_open = [](uct_component_t*, uct_worker_h, const uct_cm_config_t*, uct_cm_h*) {
         return UCS_ERR_UNSUPPORTED;

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include "ucx/base/module.hpp"
+
+#include <algorithm>
+#include <deque>
+#include <iterator>
+#include <list>
+#include <utility>
+
+namespace gaudi_ucx {
+
+inline void complete(uct_completion_t* comp, ucs_status_t status) {
+    if (comp == nullptr)
+        return;
+    if (UCS_STATUS_IS_ERR(status) && comp->status == UCS_OK)
+        comp->status = status;
+    if (--comp->count == 0)
+        comp->func(comp);
+}
+
+// What an interface has under way: operations in the order they were begun, flushes that wait for those
+// before them, and requests that wait for room. For one thread at a time, as the interface is.
+template <typename Ticket>
+class operations {
+public:
+    void add(Ticket ticket, uct_completion_t* comp) {
+        if (spare_.empty())
+            spare_.emplace_back();
+        spare_.front() = {next_++, std::move(ticket), comp};
+        running_.splice(running_.end(), spare_, spare_.begin());
+    }
+    [[nodiscard]] bool idle() const { return running_.empty() && flushes_.empty() && waiting_.empty(); }
+    [[nodiscard]] bool none_running() const { return running_.empty(); }
+    [[nodiscard]] std::size_t running() const { return running_.size(); }
+
+    template <typename F>
+    void for_each(F&& visit) {
+        for (auto& each : running_)
+            visit(each.ticket);
+    }
+    template <typename F>
+    [[nodiscard]] bool any(F&& is) {
+        return std::any_of(running_.begin(), running_.end(), [&](auto& each) { return is(each.ticket); });
+    }
+
+    // Everything before this has to be over before what comes.
+    ucs_status_t flush(uct_completion_t* comp) {
+        if (running_.empty())
+            return UCS_OK;
+        if (comp != nullptr)
+            flushes_.push_back({next_ - 1, comp});
+        return UCS_INPROGRESS;
+    }
+    // The next operation waits for those before it.
+    void fence() { fenced_ = !running_.empty(); }
+    [[nodiscard]] bool take_fence() { return std::exchange(fenced_, false); }
+
+    void wait_for_room(uct_ep_h ep, uct_pending_req_t* request) { waiting_.push_back({ep, request}); }
+    [[nodiscard]] bool anybody_waits() const { return !waiting_.empty(); }
+    template <typename F>
+    void purge(uct_ep_h ep, F&& visit) {
+        for (auto& each : std::exchange(waiting_, {}))
+            if (each.ep == ep)
+                visit(each.request);
+            else
+                waiting_.push_back(each);
+    }
+
+    // `finished` looks without blocking, `outcome` makes a status of what is finished.
+    template <typename Finished, typename Outcome>
+    unsigned progress(Finished&& finished, Outcome&& outcome) {
+        unsigned count = 0;
+        // All that are finished leave the list first: their callbacks begin new ones.
+        std::list<operation> over;
+        for (auto each = running_.begin(); each != running_.end();) {
+            const auto next = std::next(each);
+            if (finished(each->ticket))
+                over.splice(over.end(), running_, each);
+            each = next;
+        }
+        for (; !over.empty(); ++count) {
+            auto ticket = std::exchange(over.front().ticket, {});
+            auto* comp = over.front().comp;
+            spare_.splice(spare_.begin(), over, over.begin());
+            complete(comp, outcome(ticket));
+        }
+        while (!flushes_.empty() &&
+               (running_.empty() || running_.front().sequence > flushes_.front().after)) {
+            auto* comp = flushes_.front().comp;
+            flushes_.pop_front();
+            complete(comp, UCS_OK);
+            ++count;
+        }
+        // In turn, so that no endpoint starves another: who finds no room goes to the front again.
+        for (auto left = count != 0 || running_.empty() ? waiting_.size() : 0; left > 0 && !waiting_.empty();
+             --left) {
+            const auto next = waiting_.front();
+            waiting_.pop_front();
+            const auto status = next.request->func(next.request);
+            if (status == UCS_ERR_NO_RESOURCE) {
+                waiting_.push_front(next);
+                break;
+            }
+            if (status == UCS_INPROGRESS) // it has more to do
+                waiting_.push_back(next);
+            ++count;
+        }
+        return count;
+    }
+
+private:
+    struct operation {
+        std::uint64_t sequence;
+        Ticket ticket;
+        uct_completion_t* comp;
+    };
+    struct flushing {
+        std::uint64_t after;
+        uct_completion_t* comp;
+    };
+    struct waiting {
+        uct_ep_h ep;
+        uct_pending_req_t* request;
+    };
+
+    std::list<operation> running_; // by sequence
+    std::list<operation> spare_;
+    std::deque<flushing> flushes_;
+    std::deque<waiting> waiting_;
+    std::uint64_t next_ = 1;
+    bool fenced_ = false;
+};
+
+} // namespace gaudi_ucx

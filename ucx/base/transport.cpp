@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "ucx/base/transport.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+namespace gaudi_ucx {
+namespace {
+
+struct uct_gaudi_ep_t {
+    uct_base_ep_t super;
+    std::vector<std::byte> peer; // its process address
+};
+
+transport& of(uct_iface_h iface) {
+    return *reinterpret_cast<uct_gaudi_iface_t*>(iface)->self;
+}
+
+ucs_status_t uct_gaudi_iface_query(uct_iface_h iface, uct_iface_attr_t* attr) {
+    return guarded([&]() -> ucs_status_t {
+        auto& self = of(iface);
+        self.module().ucx.uct_base_iface_query(reinterpret_cast<uct_base_iface_t*>(iface), attr);
+        attr->iface_addr_len = self.process_address().size();
+        attr->device_addr_len = self.machine_address().size();
+        attr->ep_addr_len = 0;
+        attr->cap.flags = UCT_IFACE_FLAG_CONNECT_TO_IFACE | UCT_IFACE_FLAG_PUT_ZCOPY |
+                          UCT_IFACE_FLAG_GET_ZCOPY | UCT_IFACE_FLAG_PENDING;
+        attr->cap.event_flags =
+            UCT_IFACE_FLAG_EVENT_SEND_COMP | UCT_IFACE_FLAG_EVENT_RECV | UCT_IFACE_FLAG_EVENT_FD;
+        attr->cap.put.max_zcopy = attr->cap.get.max_zcopy = SIZE_MAX;
+        attr->cap.put.opt_zcopy_align = attr->cap.get.opt_zcopy_align = 1;
+        attr->cap.put.align_mtu = attr->cap.get.align_mtu = 1;
+        attr->cap.put.max_iov = attr->cap.get.max_iov = 1;
+        attr->cap.am.opt_zcopy_align = attr->cap.am.align_mtu = 1;
+        attr->cap.am.max_iov = 1;
+        attr->priority = 0;
+        self.describe(*attr);
+        return UCS_OK;
+    });
+}
+
+int uct_gaudi_iface_is_reachable_v2(const uct_iface_h iface, const uct_iface_is_reachable_params_t* params) {
+    auto& self = of(iface);
+    const auto& ucx = self.module().ucx;
+    if (ucx.uct_iface_is_reachable_params_addrs_valid(params) == 0)
+        return 0;
+    if (const char* why = self.why_unreachable(params->device_addr, params->iface_addr); why != nullptr) {
+        ucx.uct_iface_fill_info_str_buf(params, "%s", why);
+        return 0;
+    }
+    return ucx.uct_iface_scope_is_reachable(iface, params);
+}
+
+unsigned uct_gaudi_iface_progress(uct_iface_h iface) {
+    auto& self = of(iface);
+    if (self.idle())
+        return 0;
+    unsigned count = 0;
+    (void)guarded([&] {
+        count = self.progress();
+        return UCS_OK;
+    });
+    return count;
+}
+
+void uct_gaudi_iface_close(uct_iface_h tl_iface) {
+    auto* iface = reinterpret_cast<uct_gaudi_iface_t*>(tl_iface);
+    const auto& ucx = iface->self->module().ucx;
+    (void)guarded([&] {
+        iface->self->drain();
+        return UCS_OK;
+    });
+    ucx.uct_base_iface_progress_disable(tl_iface, UCT_PROGRESS_SEND | UCT_PROGRESS_RECV);
+    ucx.ucs_class_call_cleanup_chain(ucx.uct_base_iface_t_class, tl_iface, -1);
+    delete iface;
+}
+
+ucs_status_t zcopy(uct_ep_h ep, const uct_iov_t* iov, size_t iovcnt, uint64_t remote, uct_rkey_t rkey,
+                   uct_completion_t* comp, bool put) {
+    return guarded([&]() -> ucs_status_t {
+        if (iovcnt == 0 || iov->length == 0)
+            return UCS_OK;
+        if (iovcnt > 1 || iov->count > 1)
+            return UCS_ERR_INVALID_PARAM; // as max_iov says
+        return of(ep->iface).begin(*iov, remote, rkey, put, comp);
+    });
+}
+
+ucs_status_t uct_gaudi_ep_create(const uct_ep_params_t* params, uct_ep_h* ep_p) {
+    return guarded([&]() -> ucs_status_t {
+        auto& self = of(params->iface);
+        const auto& ucx = self.module().ucx;
+        auto made = std::make_unique<uct_gaudi_ep_t>();
+        if ((params->field_mask & UCT_EP_PARAM_FIELD_IFACE_ADDR) != 0 && params->iface_addr != nullptr) {
+            made->peer.resize(self.process_address().size());
+            std::memcpy(made->peer.data(), params->iface_addr, made->peer.size());
+        }
+        int count = 1;
+        const auto status = ucx.uct_base_ep_t_init(&made->super, ucx.uct_base_ep_t_class, &count,
+                                                   reinterpret_cast<uct_base_iface_t*>(params->iface));
+        if (status == UCS_OK)
+            *ep_p = &made.release()->super.super;
+        return status;
+    });
+}
+
+void uct_gaudi_ep_destroy(uct_ep_h ep) {
+    const auto& ucx = of(ep->iface).module().ucx;
+    ucx.ucs_class_call_cleanup_chain(ucx.uct_base_ep_t_class, ep, -1);
+    delete reinterpret_cast<uct_gaudi_ep_t*>(ep);
+}
+
+uct_iface_ops_t* iface_ops() {
+    static uct_iface_ops_t ops = [] {
+        uct_iface_ops_t made{};
+        made.ep_put_zcopy = [](uct_ep_h ep, const uct_iov_t* iov, size_t count, uint64_t remote,
+                               uct_rkey_t rkey, uct_completion_t* comp) {
+            return zcopy(ep, iov, count, remote, rkey, comp, true);
+        };
+        made.ep_get_zcopy = [](uct_ep_h ep, const uct_iov_t* iov, size_t count, uint64_t remote,
+                               uct_rkey_t rkey, uct_completion_t* comp) {
+            return zcopy(ep, iov, count, remote, rkey, comp, false);
+        };
+        made.ep_pending_add = [](uct_ep_h ep, uct_pending_req_t* request, unsigned) {
+            return guarded([&] { return of(ep->iface).wait_for_room(ep, request); });
+        };
+        made.ep_pending_purge = [](uct_ep_h ep, uct_pending_purge_callback_t visit, void* arg) {
+            of(ep->iface).purge(ep, visit, arg);
+        };
+        made.ep_flush = [](uct_ep_h ep, unsigned, uct_completion_t* comp) {
+            return guarded([&] { return of(ep->iface).flush(comp); });
+        };
+        made.ep_fence = [](uct_ep_h ep, unsigned) {
+            of(ep->iface).fence();
+            return UCS_OK;
+        };
+        made.ep_check = [](uct_ep_h ep, unsigned, uct_completion_t*) {
+            return guarded(
+                [&] { return of(ep->iface).check_peer(reinterpret_cast<uct_gaudi_ep_t*>(ep)->peer); });
+        };
+        made.ep_create = uct_gaudi_ep_create;
+        made.ep_destroy = uct_gaudi_ep_destroy;
+        made.iface_flush = [](uct_iface_h iface, unsigned, uct_completion_t* comp) {
+            return guarded([&] { return of(iface).flush(comp); });
+        };
+        made.iface_fence = [](uct_iface_h iface, unsigned) {
+            of(iface).fence();
+            return UCS_OK;
+        };
+        made.iface_progress = uct_gaudi_iface_progress;
+        made.iface_event_fd_get = [](uct_iface_h iface, int* fd) {
+            return guarded([&] { return of(iface).event_fd(fd); });
+        };
+        made.iface_event_arm = [](uct_iface_h iface, unsigned) {
+            return guarded([&] { return of(iface).arm(); });
+        };
+        made.iface_close = uct_gaudi_iface_close;
+        made.iface_query = uct_gaudi_iface_query;
+        made.iface_get_device_address = [](uct_iface_h iface, uct_device_addr_t* address) {
+            return guarded([&] {
+                const auto bytes = of(iface).machine_address();
+                std::memcpy(address, bytes.data(), bytes.size());
+                return UCS_OK;
+            });
+        };
+        made.iface_get_address = [](uct_iface_h iface, uct_iface_addr_t* address) {
+            return guarded([&] {
+                const auto bytes = of(iface).process_address();
+                std::memcpy(address, bytes.data(), bytes.size());
+                return UCS_OK;
+            });
+        };
+        made.iface_progress_enable = [](uct_iface_h iface, unsigned flags) {
+            of(iface).module().ucx.uct_base_iface_progress_enable(iface, flags);
+        };
+        made.iface_progress_disable = [](uct_iface_h iface, unsigned flags) {
+            of(iface).module().ucx.uct_base_iface_progress_disable(iface, flags);
+        };
+        made.iface_is_reachable = [](const uct_iface_h iface, const uct_device_addr_t* device,
+                                     const uct_iface_addr_t* address) {
+            return of(iface).module().ucx.uct_base_iface_is_reachable(iface, device, address);
+        };
+        return made;
+    }();
+    return &ops;
+}
+
+uct_iface_internal_ops_t* internal_ops() {
+    constexpr auto unsupported = [] { return UCS_ERR_UNSUPPORTED; };
+    static uct_iface_internal_ops_t ops = {
+        .iface_query_v2 =
+            [](uct_iface_h iface, uct_iface_attr_v2_t* attr) {
+                return of(iface).module().ucx.uct_iface_base_query_v2(iface, attr);
+            },
+        .iface_estimate_perf =
+            [](uct_iface_h iface, uct_perf_attr_t* attr) {
+                of(iface).estimate(*attr);
+                return UCS_OK;
+            },
+        .iface_vfs_refresh = [](uct_iface_h) {},
+        .ep_query = unsupported,
+        .ep_invalidate = unsupported,
+        .ep_connect_to_ep_v2 = unsupported,
+        .iface_is_reachable_v2 = uct_gaudi_iface_is_reachable_v2,
+        .ep_is_connected =
+            [](const uct_ep_h ep, const uct_ep_is_connected_params_t* params) {
+                return of(ep->iface).module().ucx.uct_base_ep_is_connected(ep, params);
+            },
+        .ep_get_device_ep = unsupported,
+        .ep_put_sgl_zcopy = unsupported,
+        .ep_get_sgl_zcopy = unsupported,
+        .ep_outstanding_purge = unsupported,
+    };
+    return &ops;
+}
+
+} // namespace
+
+ucs_status_t open_interface(std::unique_ptr<transport> made, uct_md_h md, uct_worker_h worker,
+                            const uct_iface_params_t* params, const uct_iface_config_t* config,
+                            uct_iface_h* iface_p) {
+    const auto& ucx = made->module().ucx;
+    auto iface = std::make_unique<uct_gaudi_iface_t>();
+    iface->self = std::move(made);
+    int count = 1;
+    const auto status = ucx.uct_base_iface_t_init(&iface->super, ucx.uct_base_iface_t_class, &count,
+                                                  iface_ops(), internal_ops(), md, worker, params, config);
+    if (status != UCS_OK) {
+        ucx.ucs_class_call_cleanup_chain(ucx.uct_base_iface_t_class, &iface->super, count);
+        return status;
+    }
+    *iface_p = &iface.release()->super.super;
+    return UCS_OK;
+}
+
+void give_estimates(uct_perf_attr_t& attr, double bandwidth, double latency, double overhead) {
+    const auto mask = attr.field_mask;
+    if ((mask & UCT_PERF_ATTR_FIELD_SEND_PRE_OVERHEAD) != 0)
+        attr.send_pre_overhead = overhead;
+    if ((mask & UCT_PERF_ATTR_FIELD_SEND_POST_OVERHEAD) != 0)
+        attr.send_post_overhead = 0;
+    if ((mask & UCT_PERF_ATTR_FIELD_RECV_OVERHEAD) != 0)
+        attr.recv_overhead = 0;
+    if ((mask & UCT_PERF_ATTR_FIELD_BANDWIDTH) != 0)
+        attr.bandwidth = {0, bandwidth};
+    if ((mask & UCT_PERF_ATTR_FIELD_PATH_BANDWIDTH) != 0)
+        attr.path_bandwidth = {0, bandwidth};
+    if ((mask & UCT_PERF_ATTR_FIELD_LATENCY) != 0)
+        attr.latency = {latency, 0};
+    if ((mask & UCT_PERF_ATTR_FIELD_MAX_INFLIGHT_EPS) != 0)
+        attr.max_inflight_eps = SIZE_MAX;
+    if ((mask & UCT_PERF_ATTR_FIELD_FLAGS) != 0)
+        attr.flags = 0;
+}
+
+} // namespace gaudi_ucx

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include "ucx/base/module.hpp"
+
+#include <memory>
+#include <vector>
+
+namespace gaudi_ucx {
+
+// A transport that puts and gets without buffering, as its interface sees it. UCX's tables of functions, the
+// same for all of them, are in transport.cpp. For one thread at a time.
+class transport {
+public:
+    explicit transport(uct_gaudi_module& module) : module_(module) {}
+    virtual ~transport() = default;
+    transport(const transport&) = delete;
+    transport& operator=(const transport&) = delete;
+
+    [[nodiscard]] uct_gaudi_module& module() const { return module_; }
+
+    // Limits and estimates; flags, addresses and what zero-copy needs are filled in already.
+    virtual void describe(uct_iface_attr_t& attr) = 0;
+    virtual void estimate(uct_perf_attr_t& attr) = 0;
+    // What a peer must know to reach it: of the machine, and of the process.
+    [[nodiscard]] virtual std::vector<std::byte> machine_address() { return {}; }
+    [[nodiscard]] virtual std::vector<std::byte> process_address() = 0;
+    // Why not, or nullptr.
+    [[nodiscard]] virtual const char* why_unreachable(const void* machine, const void* process) = 0;
+
+    // Begins a copy: UCS_OK, UCS_INPROGRESS, UCS_ERR_NO_RESOURCE or an error.
+    virtual ucs_status_t begin(const uct_iov_t& local, std::uint64_t remote, uct_rkey_t rkey, bool put,
+                               uct_completion_t* comp) = 0;
+    [[nodiscard]] virtual bool idle() const = 0;
+    virtual unsigned progress() = 0;
+    virtual ucs_status_t flush(uct_completion_t* comp) = 0;
+    virtual void fence() = 0;
+    // Whether the peer of an endpoint still lives, as far as anybody knows.
+    [[nodiscard]] virtual ucs_status_t check_peer(const std::vector<std::byte>&) { return UCS_OK; }
+
+    // UCS_ERR_BUSY: there is room, try again now.
+    virtual ucs_status_t wait_for_room(uct_ep_h ep, uct_pending_req_t* request) = 0;
+    virtual void purge(uct_ep_h ep, uct_pending_purge_callback_t visit, void* arg) = 0;
+
+    // A descriptor that becomes readable when progress() has something to do, after arm() said UCS_OK.
+    virtual ucs_status_t event_fd(int* fd) = 0;
+    virtual ucs_status_t arm() = 0;
+    // Everything that is under way has ended when this returns.
+    virtual void drain() = 0;
+
+private:
+    uct_gaudi_module& module_;
+};
+
+struct uct_gaudi_iface_t {
+    uct_base_iface_t super; // UCX's part; it must come first
+    std::unique_ptr<transport> self;
+};
+
+// Makes the interface of a transport.
+ucs_status_t open_interface(std::unique_ptr<transport> made, uct_md_h md, uct_worker_h worker,
+                            const uct_iface_params_t* params, const uct_iface_config_t* config,
+                            uct_iface_h* iface_p);
+
+// Bandwidth, latency and overhead of a transport, for estimate().
+void give_estimates(uct_perf_attr_t& attr, double bandwidth, double latency, double overhead);
+
+} // namespace gaudi_ucx

@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "ucx/ipc/ipc_md.hpp"
+
+#include <gaudi/device.hpp>
+
+#include "ucx/base/operations.hpp"
+#include "ucx/base/publisher.hpp"
+#include "ucx/base/settings.hpp"
+#include "ucx/copy/copy_md.hpp"
+
+#include <cstring>
+
+namespace gaudi_ucx {
+namespace {
+
+struct uct_gaudi_ipc_md_config_t {
+    uct_md_config_t super;
+    char* give;
+    char* allow;
+    unsigned imports;
+    int statistics;
+};
+
+// Registered memory; what was given away of it and can be taken back.
+struct uct_gaudi_ipc_memh_t {
+    gaudi::device_address base; // of the allocation
+    std::uint64_t length = 0;
+    std::mutex mutex;
+    std::vector<gaudi::memory_handle> apart;
+};
+
+// On the wire: the handle, and where it begins for the owner.
+struct ipc_key {
+    gaudi::memory_handle handle;
+    std::uint64_t base;
+};
+
+ucs_status_t uct_gaudi_ipc_md_query(uct_md_h tl_md, uct_md_attr_v2_t* attr) {
+    ipc_md(tl_md).module->ucx.uct_md_base_md_query(attr);
+    constexpr std::uint64_t gaudi_type = 1ULL << UCS_MEMORY_TYPE_GAUDI;
+    attr->flags =
+        UCT_MD_FLAG_REG | UCT_MD_FLAG_NEED_RKEY | UCT_MD_FLAG_INVALIDATE | UCT_MD_FLAG_INVALIDATE_RMA;
+    attr->reg_mem_types = gaudi_type;
+    attr->cache_mem_types = gaudi_type;
+    // Host memory works as well; said here, UCX would weigh this transport against those for host memory, and
+    // then not look at it for Gaudi memory.
+    attr->access_mem_types = gaudi_type;
+    attr->rkey_packed_size = sizeof(ipc_key);
+    return UCS_OK;
+}
+
+ucs_status_t uct_gaudi_ipc_mem_reg(uct_md_h tl_md, void* address, size_t length,
+                                   const uct_md_mem_reg_params_t* params, uct_mem_h* memh_p) {
+    return guarded([&]() -> ucs_status_t {
+        auto& module = *ipc_md(tl_md).module;
+        const auto flags = (params->field_mask & UCT_MD_MEM_REG_FIELD_FLAGS) != 0 ? params->flags : 0;
+        const auto at = gaudi::device_address(number(address));
+        auto made = std::make_unique<uct_gaudi_ipc_memh_t>();
+        const auto known = gaudi::known_memory().find_pages(at, length);
+        const auto pool = gaudi::known_memory().window_at(at);
+        const auto device = pool ? gaudi::find_open_device(pool->device_index) : nullptr;
+        if (known) {
+            made->base = known->base;
+            made->length = known->length;
+        } else if (device && device->attached()) { // SynapseAI's: we know of no allocations there
+            made->base = at;
+            made->length = length;
+        } else {
+            gaudi_log_at(
+                module, (flags & UCT_MD_MEM_FLAG_HIDE_ERRORS) != 0 ? UCS_LOG_LEVEL_DIAG : UCS_LOG_LEVEL_ERROR,
+                "registration for other processes: {}", known.error().message());
+            return status_of(known.error());
+        }
+        *memh_p = made.release();
+        return UCS_OK;
+    });
+}
+
+ucs_status_t uct_gaudi_ipc_mem_dereg(uct_md_h tl_md, const uct_md_mem_dereg_params_t* params) {
+    return guarded([&]() -> ucs_status_t {
+        if ((params->field_mask & UCT_MD_MEM_DEREG_FIELD_MEMH) == 0 || params->memh == nullptr)
+            return UCS_ERR_INVALID_PARAM;
+        const std::unique_ptr<uct_gaudi_ipc_memh_t> gone(static_cast<uct_gaudi_ipc_memh_t*>(params->memh));
+        auto status = UCS_OK;
+        for (const auto& each : gone->apart)
+            if (const auto taken = gaudi::revoke_handle(each);
+                !taken && taken.error().code() == gaudi::errc::leased) {
+                gaudi_log(*ipc_md(tl_md).module, ERROR, "taking memory back: {}", taken.error().message());
+                status = UCS_ERR_TIMED_OUT;
+            }
+        const bool invalidate = (params->field_mask & UCT_MD_MEM_DEREG_FIELD_FLAGS) != 0 &&
+                                (params->flags & UCT_MD_MEM_DEREG_FLAG_INVALIDATE) != 0;
+        if (invalidate && (params->field_mask & UCT_MD_MEM_DEREG_FIELD_COMPLETION) != 0)
+            complete(params->comp, status);
+        return UCS_OK;
+    });
+}
+
+ucs_status_t uct_gaudi_ipc_mkey_pack(uct_md_h tl_md, uct_mem_h tl_memh, void*, size_t,
+                                     const uct_md_mkey_pack_params_t* params, void* buffer) {
+    return guarded([&]() -> ucs_status_t {
+        auto& memh = *static_cast<uct_gaudi_ipc_memh_t*>(tl_memh);
+        const bool apart = params != nullptr && (params->field_mask & UCT_MD_MKEY_PACK_FIELD_FLAGS) != 0 &&
+                           (params->flags & UCT_MD_MKEY_PACK_FLAG_INVALIDATE_RMA) != 0;
+        const auto handle =
+            apart ? gaudi::share_apart(memh.base, memh.length) : gaudi::share(memh.base, memh.length);
+        if (!handle) {
+            gaudi_log(*ipc_md(tl_md).module, ERROR, "sharing memory: {}", handle.error().message());
+            return status_of(handle.error());
+        }
+        if (apart) {
+            const std::lock_guard guard(memh.mutex);
+            memh.apart.push_back(*handle);
+        }
+        const ipc_key key{*handle, memh.base.value()};
+        std::memcpy(buffer, &key, sizeof(key));
+        return UCS_OK;
+    });
+}
+
+ucs_status_t uct_gaudi_ipc_rkey_unpack(uct_component_t*, const void* buffer, const uct_rkey_unpack_params_t*,
+                                       uct_rkey_t* rkey_p, void** handle_p) {
+    return guarded([&]() -> ucs_status_t {
+        ipc_key key;
+        std::memcpy(&key, buffer, sizeof(key));
+        auto made = std::make_unique<uct_gaudi_ipc_rkey_t>();
+        made->handle = key.handle;
+        made->base = key.base;
+        *handle_p = nullptr;
+        *rkey_p = reinterpret_cast<uct_rkey_t>(made.release());
+        return UCS_OK;
+    });
+}
+
+ucs_status_t uct_gaudi_ipc_rkey_release(uct_component_t*, uct_rkey_t rkey, void*) {
+    return guarded([&] {
+        delete reinterpret_cast<uct_gaudi_ipc_rkey_t*>(rkey);
+        return UCS_OK;
+    });
+}
+
+ucs_status_t uct_gaudi_ipc_rkey_compare(uct_component_t*, uct_rkey_t first, uct_rkey_t second,
+                                        const uct_rkey_compare_params_t*, int* result) {
+    const auto& one = reinterpret_cast<const uct_gaudi_ipc_rkey_t*>(first)->handle.bytes;
+    const auto& other = reinterpret_cast<const uct_gaudi_ipc_rkey_t*>(second)->handle.bytes;
+    *result = std::memcmp(one.data(), other.data(), one.size());
+    return UCS_OK;
+}
+
+ucs_status_t uct_gaudi_ipc_md_open(uct_component_t* component, const char*, const uct_md_config_t* tl_config,
+                                   uct_md_h* md_p);
+
+std::string statistics_line() {
+    const auto counted = gaudi::ipc_counters();
+    std::string ways;
+    for (std::size_t i = 0; i < gaudi::ipc_ways; ++i)
+        ways += fmt::format("{}{} by {}", ways.empty() ? "" : ", ", counted.bytes[i],
+                            gaudi::name_of(static_cast<gaudi::ipc_way>(i)));
+    return fmt::format(
+        "gaudi_ipc: {} allocations shared, {} leases given; {} imports, {} hits, {} misses, {} "
+        "evicted; bytes: {}",
+        counted.shared, counted.leases, counted.imports, counted.hits, counted.misses, counted.evicted, ways);
+}
+
+void uct_gaudi_ipc_md_close(uct_md_h tl_md) {
+    auto* md = &ipc_md(tl_md);
+    if (md->statistics) // asked for, whatever the log level
+        (void)guarded([&] {
+            md->module->write(UCS_LOG_LEVEL_PRINT, __FILE__, __LINE__, "uct_gaudi_ipc_md_close",
+                              statistics_line());
+            return UCS_OK;
+        });
+    delete md;
+}
+
+void show_counters(void*, ucs_string_buffer_t* text, void* arg, uint64_t) {
+    const auto* module = static_cast<const uct_gaudi_module*>(arg);
+    (void)guarded([&] {
+        module->ucx.ucs_string_buffer_appendf(text, "%s\n", statistics_line().c_str());
+        return UCS_OK;
+    });
+}
+
+ucs_config_field_t* md_settings(const ucx_api& ucx) {
+    const setting_types type(ucx);
+    using config = uct_gaudi_ipc_md_config_t;
+    return new ucs_config_field_t[]{
+        // one per UCX, for as long as the process lives
+        {"", "", nullptr, offsetof(config, super), type.table(*ucx.uct_md_config_table)},
+        {"GIVE", "context",
+         "What processes that open memory of this one are given:\n"
+         "context - the device's descriptor: its engines copy for them; they could do anything else with "
+         "it;\n"
+         "dmabuf  - a DMA-BUF of the memory, for their device or NIC;\n"
+         "nothing - nothing: this process copies for them.",
+         offsetof(config, give), type.string()},
+        {"ALLOW", "", "Users that are served beside this process's own: numbers, separated by commas.",
+         offsetof(config, allow), type.string()},
+        {"IMPORTS", "256", "How many imports of other processes' memory are kept although nobody uses them.",
+         offsetof(config, imports), type.unsigned_number()},
+        {"STATISTICS", "n", "Print which way memory went between processes when a memory domain is closed.",
+         offsetof(config, statistics), type.boolean()},
+        {nullptr, nullptr, nullptr, 0, {}}};
+}
+
+uct_md_ops_t md_ops = {
+    .close = uct_gaudi_ipc_md_close,
+    .query = uct_gaudi_ipc_md_query,
+    .mem_alloc = [](uct_md_h, size_t*, void**, ucs_memory_type_t, ucs_sys_device_t, unsigned, const char*,
+                    uct_mem_h*) { return UCS_ERR_UNSUPPORTED; },
+    .mem_free = [](uct_md_h, uct_mem_h) { return UCS_ERR_UNSUPPORTED; },
+    .mem_advise = [](uct_md_h, uct_mem_h, void*, size_t, unsigned) { return UCS_ERR_UNSUPPORTED; },
+    .mem_reg = uct_gaudi_ipc_mem_reg,
+    .mem_dereg = uct_gaudi_ipc_mem_dereg,
+    .mem_query = [](uct_md_h, const void*, size_t, uct_md_mem_attr_v2_t*) { return UCS_ERR_UNSUPPORTED; },
+    .mkey_pack = uct_gaudi_ipc_mkey_pack,
+    .mem_attach = [](uct_md_h, const void*, uct_md_mem_attach_params_t*,
+                     uct_mem_h*) { return UCS_ERR_UNSUPPORTED; },
+    .detect_memory_type = [](uct_md_h, const void*, size_t,
+                             ucs_memory_type_t*) { return UCS_ERR_UNSUPPORTED; },
+    .mem_elem_pack = [] { return UCS_ERR_UNSUPPORTED; },
+    .mem_elem_release = [] {},
+};
+
+ucs_status_t uct_gaudi_ipc_md_open(uct_component_t* component, const char*, const uct_md_config_t* tl_config,
+                                   uct_md_h* md_p) {
+    return guarded([&]() -> ucs_status_t {
+        auto& module = module_of(component);
+        const auto& config = *reinterpret_cast<const uct_gaudi_ipc_md_config_t*>(tl_config);
+        const auto settings = gaudi::parse_ipc(config.give, config.allow);
+        if (!settings || config.imports == 0) {
+            gaudi_log(module, ERROR, "{}",
+                      settings ? "UCX_GAUDI_IPC_IMPORTS=0: use 1 or more"
+                               : fmt::format("UCX_GAUDI_IPC_GIVE, UCX_GAUDI_IPC_ALLOW: {}",
+                                             settings.error().observed()));
+            return UCS_ERR_INVALID_PARAM;
+        }
+        auto chosen = *settings;
+        chosen.imports = config.imports;
+        gaudi::set_ipc(chosen);
+        auto made = std::make_unique<uct_gaudi_ipc_md_t>();
+        made->super = {&md_ops, component};
+        made->module = &module;
+        made->statistics = config.statistics != 0;
+        publisher::start(module);
+        *md_p = &made.release()->super;
+        return UCS_OK;
+    });
+}
+
+} // namespace
+
+void fill_ipc_component(uct_gaudi_module& module) {
+    auto& component = module.ipc_component();
+    component = {};
+    std::strcpy(component.name, "gaudi_ipc");
+    component.query_md_resources = query_if_any_gaudi;
+    component.md_open = uct_gaudi_ipc_md_open;
+    component.cm_open = [](uct_component_t*, uct_worker_h, const uct_cm_config_t*, uct_cm_h*) {
+        return UCS_ERR_UNSUPPORTED;
+    };
+    component.rkey_unpack = uct_gaudi_ipc_rkey_unpack;
+    component.rkey_ptr = [](uct_component_t*, uct_rkey_t, void*, uint64_t, void**) {
+        return UCS_ERR_UNSUPPORTED; // no CPU reaches HBM
+    };
+    component.rkey_release = uct_gaudi_ipc_rkey_release;
+    component.rkey_compare = uct_gaudi_ipc_rkey_compare;
+    component.md_config.name = "Gaudi IPC memory domain";
+    component.md_config.prefix = "GAUDI_IPC_";
+    component.md_config.table = md_settings(module.ucx);
+    component.md_config.size = sizeof(uct_gaudi_ipc_md_config_t);
+    component.cm_config.name = "";
+    component.cm_config.prefix = "";
+    component.tl_list = {&component.tl_list, &component.tl_list};
+    component.md_vfs_init = [](uct_md_h md) {
+        auto& owner = *ipc_md(md).module;
+        owner.ucx.ucs_vfs_obj_add_ro_file(md, show_counters, &owner, 0, "counters");
+    };
+}
+
+} // namespace gaudi_ucx

@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Between processes of one host: gaudi::imported_buffer as a transport.
+#include "ucx/base/operations.hpp"
+#include "ucx/base/settings.hpp"
+#include "ucx/base/transport.hpp"
+#include "ucx/copy/copy_md.hpp"
+#include "ucx/ipc/ipc_md.hpp"
+
+#include <array>
+#include <cstring>
+#include <sys/stat.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+namespace gaudi_ucx {
+namespace {
+
+struct uct_gaudi_ipc_iface_config_t {
+    uct_iface_config_t super;
+    double bandwidth, latency, overhead;
+};
+
+// Abstract sockets, which importers are served on, belong to a network namespace.
+std::uint64_t network_namespace() {
+    struct stat status {};
+    return ::stat("/proc/self/ns/net", &status) == 0 ? status.st_ino : 0;
+}
+
+class ipc_transport : public transport {
+public:
+    ipc_transport(uct_gaudi_module& module, const uct_gaudi_ipc_iface_config_t& config)
+        : transport(module), config_(config) {
+        machine_ = {process_.machine, network_namespace()};
+    }
+    ~ipc_transport() override {
+        if (timer_ >= 0)
+            ::close(timer_);
+    }
+
+    void describe(uct_iface_attr_t& attr) override {
+        attr.cap.flags |= UCT_IFACE_FLAG_ERRHANDLE_PEER_FAILURE | UCT_IFACE_FLAG_EP_CHECK;
+        attr.latency = {config_.latency, 0};
+        attr.bandwidth = {0, config_.bandwidth};
+        attr.overhead = config_.overhead;
+    }
+    void estimate(uct_perf_attr_t& attr) override {
+        give_estimates(attr, config_.bandwidth, config_.latency, config_.overhead);
+    }
+    std::vector<std::byte> machine_address() override { return bytes_of(machine_); }
+    std::vector<std::byte> process_address() override { return bytes_of(std::array{process_}); }
+    const char* why_unreachable(const void* machine, const void* process) override {
+        if (machine == nullptr || std::memcmp(machine, &machine_[0], sizeof(machine_[0])) != 0)
+            return "another host";
+        if (std::memcmp(machine, machine_.data(), sizeof(machine_)) != 0)
+            return "another network namespace, which the owner's socket cannot be reached from";
+        if (process != nullptr && std::memcmp(process, &process_, sizeof(process_)) == 0)
+            return "the same process, which gaudi_cpy and gaudi_dma serve";
+        return nullptr;
+    }
+
+    ucs_status_t begin(const uct_iov_t& local, std::uint64_t remote, uct_rkey_t rkey, bool put,
+                       uct_completion_t* comp) override {
+        if (operations_.take_fence())
+            operations_.for_each([](gaudi::ipc_ticket& before) { (void)before.wait(); });
+        auto& key = *reinterpret_cast<uct_gaudi_ipc_rkey_t*>(rkey);
+        auto started = start(key, local, remote, put);
+        if (!started) {
+            if (started.error().code() == gaudi::errc::too_many_operations)
+                return UCS_ERR_NO_RESOURCE;
+            return refused(started.error(), local.length, remote);
+        }
+        module().counters.ipc_bytes.fetch_add(local.length, std::memory_order_relaxed);
+        gaudi_log(module(), TRACE, "{} of {} bytes at {:#x} by {}", put ? "put" : "get", local.length, remote,
+                  gaudi::name_of(started->way()));
+        if (started->done()) {
+            const auto outcome = started->wait();
+            return outcome ? UCS_OK : refused(outcome.error(), local.length, remote);
+        }
+        operations_.add(std::move(*started), comp);
+        return UCS_INPROGRESS;
+    }
+    bool idle() const override { return operations_.idle(); }
+    unsigned progress() override {
+        return operations_.progress([](gaudi::ipc_ticket& each) { return each.done(); },
+                                    [&](gaudi::ipc_ticket& each) {
+                                        const auto outcome = each.wait();
+                                        if (outcome)
+                                            return UCS_OK;
+                                        gaudi_log(module(), ERROR, "copy between processes: {}",
+                                                  outcome.error().message());
+                                        return status_of(outcome.error());
+                                    });
+    }
+    ucs_status_t flush(uct_completion_t* comp) override { return operations_.flush(comp); }
+    void fence() override { operations_.fence(); }
+    ucs_status_t check_peer(const std::vector<std::byte>& peer) override {
+        gaudi::process_name process;
+        if (peer.size() != sizeof(process))
+            return UCS_OK;
+        std::memcpy(&process, peer.data(), sizeof(process));
+        return gaudi::has_ended(process) ? UCS_ERR_ENDPOINT_TIMEOUT : UCS_OK;
+    }
+    ucs_status_t wait_for_room(uct_ep_h ep, uct_pending_req_t* request) override {
+        if (operations_.none_running() && !operations_.anybody_waits())
+            return UCS_ERR_BUSY;
+        operations_.wait_for_room(ep, request);
+        return UCS_OK;
+    }
+    void purge(uct_ep_h ep, uct_pending_purge_callback_t visit, void* arg) override {
+        operations_.purge(ep, [&](uct_pending_req_t* request) { visit(request, arg); });
+    }
+
+    // Some ways need this thread to drive them, whatever it waits for: while copies are under way it is woken
+    // now and then.
+    ucs_status_t event_fd(int* fd) override {
+        if (timer_ < 0)
+            timer_ = ::timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
+        *fd = timer_;
+        return timer_ >= 0 ? UCS_OK : UCS_ERR_IO_ERROR;
+    }
+    ucs_status_t arm() override {
+        if (timer_ < 0)
+            return UCS_OK;
+        std::uint64_t fired = 0;
+        (void)!::read(timer_, &fired, sizeof(fired));
+        if (operations_.any([](gaudi::ipc_ticket& each) { return each.done(); }))
+            return UCS_ERR_BUSY; // progress first
+        itimerspec soon{};
+        if (!operations_.idle())
+            soon.it_value.tv_nsec = 50000;
+        ::timerfd_settime(timer_, 0, &soon, nullptr);
+        return UCS_OK;
+    }
+    void drain() override {
+        while (!operations_.none_running()) {
+            operations_.for_each([](gaudi::ipc_ticket& each) { (void)each.wait(); });
+            progress();
+        }
+    }
+
+private:
+    template <typename T, std::size_t count>
+    static std::vector<std::byte> bytes_of(const std::array<T, count>& words) {
+        const auto bytes = std::as_bytes(std::span(words));
+        return {bytes.begin(), bytes.end()};
+    }
+
+    gaudi::result<gaudi::ipc_ticket> start(uct_gaudi_ipc_rkey_t& key, const uct_iov_t& local,
+                                           std::uint64_t remote, bool put) {
+        const std::lock_guard guard(key.mutex);
+        if (!key.opened || key.opened->gone()) {
+            auto opened = gaudi::import_memory(key.handle);
+            if (!opened)
+                return tl::unexpected(opened.error());
+            key.opened = std::move(*opened);
+        }
+        const auto offset = remote - key.base; // what lies before it is beyond the end as well
+        const auto address = number(local.buffer);
+        const auto where = locate(address);
+        if (where.device)
+            keep_engine(where.index);
+        if (where.device || in_device_space(address))
+            return put ? key.opened->write(offset, gaudi::device_address(address), local.length)
+                       : key.opened->read(gaudi::device_address(address), offset, local.length);
+        const std::span<std::byte> host(static_cast<std::byte*>(local.buffer), local.length);
+        return put ? key.opened->write(offset, host) : key.opened->read(host, offset);
+    }
+    // Made once: an engine that nobody holds goes with its last copy.
+    void keep_engine(unsigned index) {
+        const auto [known, fresh] = engines_.try_emplace(index);
+        if (!fresh && (!known->second || !known->second->lost()))
+            return;
+        known->second.reset();
+        if (const auto device = gaudi::find_open_device(index))
+            if (auto engine = device->copies())
+                known->second = std::move(*engine);
+    }
+    ucs_status_t refused(const gaudi::error& why, std::size_t length, std::uint64_t remote) {
+        gaudi_log(module(), ERROR, "{} bytes at {:#x} of another process: {}", length, remote, why.message());
+        return status_of(why);
+    }
+
+    const uct_gaudi_ipc_iface_config_t config_;
+    const gaudi::process_name process_ = gaudi::own_process();
+    std::array<std::uint64_t, 2> machine_{};
+    operations<gaudi::ipc_ticket> operations_;
+    std::map<unsigned, std::optional<gaudi::copy_engine>> engines_; // by device; empty: it has none
+    int timer_ = -1;
+};
+
+ucs_status_t uct_gaudi_ipc_iface_open(uct_md_h md, uct_worker_h worker, const uct_iface_params_t* params,
+                                      const uct_iface_config_t* tl_config, uct_iface_h* iface_p) {
+    return guarded([&]() -> ucs_status_t {
+        auto& module = *ipc_md(md).module;
+        const auto& config = *reinterpret_cast<const uct_gaudi_ipc_iface_config_t*>(tl_config);
+        if (config.bandwidth <= 0) {
+            gaudi_log(module, ERROR, "UCX_GAUDI_IPC_BW: a bandwidth must be more than 0");
+            return UCS_ERR_INVALID_PARAM;
+        }
+        return open_interface(std::make_unique<ipc_transport>(module, config), md, worker, params, tl_config,
+                              iface_p);
+    });
+}
+
+ucs_config_field_t* iface_settings(const ucx_api& ucx) {
+    const setting_types type(ucx);
+    using config = uct_gaudi_ipc_iface_config_t;
+    return new ucs_config_field_t[]{
+        // one per UCX, for as long as the process lives
+        {"", "", nullptr, offsetof(config, super), type.table(*ucx.uct_iface_config_table)},
+        {"BW", "16000MBs", "Bandwidth between processes, for UCX's choice of protocols.",
+         offsetof(config, bandwidth), type.bandwidth()},
+        {"LATENCY", "10us", "Time that a copy of a few bytes takes.", offsetof(config, latency), type.time()},
+        {"OVERHEAD", "2us", "CPU time that starting a copy takes.", offsetof(config, overhead), type.time()},
+        {nullptr, nullptr, nullptr, 0, {}}};
+}
+
+} // namespace
+
+void fill_ipc_tl(uct_gaudi_module& module) {
+    auto& tl = module.ipc_tl;
+    tl = {};
+    std::strcpy(tl.name, "gaudi_ipc");
+    tl.query_devices = [](uct_md_h md, uct_tl_device_resource_t** devices_p, unsigned* num_devices_p) {
+        return ipc_md(md).module->ucx.uct_single_device_resource(
+            md, "gaudi_ipc", UCT_DEVICE_TYPE_SHM, UCS_SYS_DEVICE_ID_UNKNOWN, devices_p, num_devices_p);
+    };
+    tl.iface_open = uct_gaudi_ipc_iface_open;
+    tl.config.name = "gaudi_ipc transport";
+    tl.config.prefix = "GAUDI_IPC_";
+    tl.config.table = iface_settings(module.ucx);
+    tl.config.size = sizeof(uct_gaudi_ipc_iface_config_t);
+}
+
+} // namespace gaudi_ucx
