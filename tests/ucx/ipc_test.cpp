@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// gaudi_ipc under stock UCX: between two processes, by every way, every byte checked.
+#include "tests/ucx/ucx_fixture.hpp"
+
+namespace {
+
+using namespace testing_support;
+
+enum { own, context, import, nic, staged, proxy };
+
+struct ipc_case {
+    const char* name;
+    const char* version;
+    const char* description;
+    const char* environment;
+    int way;
+};
+
+class between_processes : public ucx_test, public ::testing::WithParamInterface<ipc_case> {};
+INSTANTIATE_TEST_SUITE_P(
+    ucx, between_processes,
+    ::testing::Values(
+        ipc_case{"vendor_import_1_22", "1.22", "gaudis = 2\nhcas = 1\ndmabuf_import = yes\n", "", import},
+        ipc_case{"vendor_import_1_23", "1.23", "gaudis = 2\nhcas = 1\ndmabuf_import = yes\n", "", import},
+        ipc_case{"nic_1_22", "1.22", "gaudis = 2\nhcas = 1\n", "", nic},
+        ipc_case{"nic_1_23", "1.23", "gaudis = 2\nhcas = 1\n", "", nic},
+        ipc_case{"staged_1_22", "1.22", "gaudis = 2\nhcas = 0\n", "", staged},
+        ipc_case{"staged_1_23", "1.23", "gaudis = 2\nhcas = 0\n", "", staged},
+        ipc_case{"proxy_1_22", "1.22", "gaudis = 2\nhcas = 0\n", "UCX_GAUDI_IPC_GIVE=nothing", proxy},
+        ipc_case{"proxy_1_23", "1.23", "gaudis = 2\nhcas = 0\n", "UCX_GAUDI_IPC_GIVE=nothing", proxy}),
+    [](const auto& each) { return std::string(each.param.name); });
+
+TEST_P(between_processes, every_byte_is_right_and_goes_the_way_it_should) {
+    const auto& [name, version, description, environment, way] = GetParam();
+    describe_lab(description);
+    auto variables = counting();
+    for (const auto& each : words(environment))
+        variables.push_back(each);
+    const auto done = peers(prefix_of(version), "posix,gaudi_ipc",
+                            "--operations put,get,tag,am --rounds 1 --sizes 1,4099,100k,1m,9m", variables);
+    EXPECT_EQ(done.status, 0) << done.output;
+    const auto bytes = ipc_bytes();
+    for (int each = 0; each < 6; ++each)
+        if (each == way)
+            EXPECT_GE(bytes[static_cast<std::size_t>(each)], 4U * 9 << 20) << each;
+        else
+            EXPECT_EQ(bytes[static_cast<std::size_t>(each)], 0U) << each;
+}
+
+class ipc_on_both_versions : public ucx_test, public ::testing::WithParamInterface<const char*> {};
+INSTANTIATE_TEST_SUITE_P(ucx, ipc_on_both_versions, ::testing::Values("1.22", "1.23"),
+                         [](const auto& each) { return name_of(each.param); });
+
+TEST_P(ipc_on_both_versions, is_listed) {
+    const auto shown = run(prefix_of(GetParam()), "ucx_info -d");
+    const auto at = shown.output.find("# Memory domain: gaudi_ipc\n");
+    ASSERT_NE(at, std::string::npos) << shown.output;
+    const auto block = shown.output.substr(at, 1500);
+    for (const auto* line :
+         {"#     Component: gaudi_ipc\n", "gaudi (access,reg,cache)", "#      Transport: gaudi_ipc\n",
+          "#         Device: gaudi_ipc\n", "put_zcopy: unlimited", "get_zcopy: unlimited",
+          "error handling: peer failure, ep_check"})
+        EXPECT_HAS(block, line);
+    const auto settings = run(prefix_of(GetParam()), "ucx_info -cf");
+    for (const auto* line : {"UCX_GAUDI_IPC_GIVE=context\n", "UCX_GAUDI_IPC_ALLOW=\n",
+                             "UCX_GAUDI_IPC_IMPORTS=256\n", "UCX_GAUDI_IPC_STATISTICS=n\n"})
+        EXPECT_HAS(settings.output, line);
+}
+
+TEST_P(ipc_on_both_versions, ucp_takes_it_before_shared_memory_and_before_a_nic) {
+    // Nobody says which transports to use.
+    const auto done =
+        run(prefix_of(GetParam()), fmt::format("{} --operations tag --rounds 1 --sizes 1m", UCP_PEERS),
+            {"UCX_PROTO_INFO=y", "UCX_NET_DEVICES=lo,vhca0:1"});
+    EXPECT_EQ(done.status, 0) << done.output;
+    EXPECT_TRUE(std::regex_search(
+        done.output,
+        std::regex("rendezvous zero-copy (read from|write to) remote *\\| *gaudi_ipc/gaudi_ipc")))
+        << done.output;
+}
+
+TEST_P(ipc_on_both_versions, a_worker_that_sleeps_is_woken) {
+    const auto done = peers(prefix_of(GetParam()), "posix,gaudi_ipc",
+                            "--operations tag,put --rounds 1 --sleep --sizes 4096,4m");
+    EXPECT_EQ(done.status, 0) << done.output;
+}
+
+TEST_P(ipc_on_both_versions, a_killed_peer_is_an_error_at_the_endpoint) {
+    for (const auto* operation : {"put", "get", "tag"}) {
+        const auto left = peers(prefix_of(GetParam()), "posix,tcp,gaudi_ipc",
+                                fmt::format("--operations {} --rounds 5 --sizes 1m --die 4", operation),
+                                {"UCX_POSIX_ERROR_HANDLING=y", "UCX_KEEPALIVE_INTERVAL=100ms"});
+        EXPECT_EQ(left.status, 1) << left.output;
+        EXPECT_HAS(left.output, "passive: ended by signal 9");
+        EXPECT_TRUE(std::regex_search(
+            left.output,
+            std::regex("active: (ucp_\\w+: (Connection reset by remote peer|Endpoint timeout|"
+                       "Endpoint is not connected|Input/output error|Request canceled)|the peer is gone)")))
+            << left.output;
+    }
+}
+
+TEST_P(ipc_on_both_versions, settings_without_sense_are_refused) {
+    const auto prefix = prefix_of(GetParam());
+    for (const auto& [setting, said] :
+         {std::pair("UCX_GAUDI_IPC_GIVE=all", "all: use context, dmabuf or nothing"),
+          std::pair("UCX_GAUDI_IPC_ALLOW=root", "root: use numbers of users"),
+          std::pair("UCX_GAUDI_IPC_IMPORTS=0", "UCX_GAUDI_IPC_IMPORTS=0: use 1 or more")}) {
+        const auto shown = run(prefix, "ucx_info -d", {setting});
+        EXPECT_HAS(shown.output, said);
+        EXPECT_HAS_NOT(shown.output, "Transport: gaudi_ipc");
+        EXPECT_HAS(shown.output, "Transport: gaudi_cpy"); // nothing else suffers
+    }
+}
+
+} // namespace

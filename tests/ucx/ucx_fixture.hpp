@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include "tests/judges/two_programs.hpp"
+#include "tests/support/expect_has.hpp"
+
+#include <array>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <regex>
+
+namespace testing_support {
+
+using json = nlohmann::json;
+
+inline const std::string old_ucx = UCX_1_22, new_ucx = UCX_1_23;
+
+inline std::string prefix_of(std::string_view version) {
+    return version == "1.22" ? old_ucx : new_ucx;
+}
+
+class ucx_test : public judge {
+protected:
+    ucx_test() { hurry_ucx(); }
+    // The tests make the lab themselves: two Gaudis, one NIC.
+    void describe_lab(const std::string& text) {
+        std::ofstream(root() / "ucx.lab") << text;
+        described_ = true;
+    }
+    [[nodiscard]] std::vector<std::string> lab(const std::string& prefix, const std::string& command) {
+        if (!described_)
+            describe_lab("gaudis = 2\nhcas = 1\n");
+        return in_lab(fmt::format("--config {} --ucx {}", (root() / "ucx.lab").string(), prefix), command);
+    }
+    program_result run(const std::string& prefix, const std::string& command,
+                       std::vector<std::string> environment = {}, int limit = 60) {
+        environment.emplace_back("GAUDI_DIRECT_HLTHUNK");
+        return run_program(lab(prefix, command), environment, std::chrono::seconds(limit));
+    }
+    program_result peers(const std::string& prefix, const std::string& transports, const std::string& more,
+                         std::vector<std::string> environment = {}, int limit = 60) {
+        environment.push_back(fmt::format("UCX_TLS={},gaudi_cpy", transports));
+        environment.push_back(devices_for(transports));
+        return run(prefix, fmt::format("{} {}", UCP_PEERS, more), environment, limit);
+    }
+    // TCP stays on the loopback interface.
+    static std::string devices_for(const std::string& transports) {
+        const bool tcp = transports.find("tcp") != transports.npos,
+                   nic = transports.find("_v") != transports.npos;
+        return !tcp ? "UCX_NET_DEVICES=all" : nic ? "UCX_NET_DEVICES=lo,vhca0:1" : "UCX_NET_DEVICES=lo";
+    }
+    void expect_right(const program_result& result) {
+        EXPECT_EQ(result.status, 0) << result.output;
+        EXPECT_HAS(result.output, "active: ");
+        EXPECT_HAS(result.output, "passive: ");
+        EXPECT_HAS_NOT(result.output, "WARN");
+        EXPECT_HAS_NOT(result.output, "ERROR");
+    }
+
+    // Sums of what the virtual NIC reported, and what our component printed.
+    struct ways {
+        std::uint64_t bytes = 0, from_dmabuf = 0, to_dmabuf = 0, staged = 0, exports = 0;
+    };
+    // Each process writes into a file of its own: lines of two would mingle.
+    [[nodiscard]] std::vector<std::string> counting() {
+        return {"UCX_GAUDI_COPY_STATISTICS=y", "UCX_GAUDI_IPC_STATISTICS=y",
+                "GAUDI_LAB_HCA_REPORT=" + (root() / "report").string(),
+                "UCX_LOG_FILE=" + (root() / "ucx.log.%p").string()};
+    }
+    void forget_counts() {
+        for (const auto& file : std::filesystem::directory_iterator(root()))
+            if (file.path().filename() == "report" || file.path().filename().string().starts_with("ucx.log."))
+                std::filesystem::remove(file.path());
+    }
+    ways ways_of() {
+        ways sum;
+        std::ifstream file(root() / "report");
+        for (std::string line; std::getline(file, line);) {
+            const auto counted = json::parse(line);
+            sum.bytes += counted["bytes"].get<std::uint64_t>();
+            sum.from_dmabuf += counted["bytes_from_dmabuf"].get<std::uint64_t>();
+            sum.to_dmabuf += counted["bytes_to_dmabuf"].get<std::uint64_t>();
+        }
+        const std::regex printed(
+            R"((\d+) DMA-BUFs given; copied (\d+) bytes short, (\d+) bcopy, (\d+) zcopy)");
+        for (const auto& each : std::filesystem::directory_iterator(root())) {
+            if (!each.path().filename().string().starts_with("ucx.log."))
+                continue;
+            std::ifstream log(each.path());
+            std::smatch match;
+            for (std::string line; std::getline(log, line);)
+                if (std::regex_search(line, match, printed)) {
+                    sum.exports += std::stoull(match[1]);
+                    sum.staged += std::stoull(match[2]) + std::stoull(match[3]) + std::stoull(match[4]);
+                }
+        }
+        return sum;
+    }
+
+    // Bytes by the ways of gaudi_ipc, both processes together, in the order of gaudi::ipc_way.
+    std::array<std::uint64_t, 6> ipc_bytes() {
+        std::array<std::uint64_t, 6> sum{};
+        const std::regex printed(
+            R"(bytes: (\d+) by [^,]*, (\d+) by [^,]*, (\d+) by [^,]*, (\d+) by [^,]*, (\d+) by [^,]*, (\d+) by )");
+        for (const auto& each : std::filesystem::directory_iterator(root())) {
+            if (!each.path().filename().string().starts_with("ucx.log."))
+                continue;
+            std::ifstream log(each.path());
+            std::smatch match;
+            for (std::string line; std::getline(log, line);)
+                if (std::regex_search(line, match, printed))
+                    for (std::size_t i = 0; i < sum.size(); ++i)
+                        sum[i] += std::stoull(match[i + 1]);
+        }
+        return sum;
+    }
+
+private:
+    bool described_ = false;
+};
+
+inline std::string name_of(const auto& info) {
+    std::string made;
+    for (const char c : std::string(info))
+        made += std::isalnum(static_cast<unsigned char>(c)) != 0 ? c : '_';
+    return made;
+}
+
+} // namespace testing_support
