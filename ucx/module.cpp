@@ -3,6 +3,7 @@
 #include "ucx/base/module.hpp"
 #include "ucx/copy/copy_iface.hpp"
 #include "ucx/copy/copy_md.hpp"
+#include "ucx/dma/dma_transport.hpp"
 #include "ucx/ipc/ipc_md.hpp"
 
 #include <cstring>
@@ -32,11 +33,13 @@ ucs_status_t enter(const void* caller) {
     }
     fill_copy_component(*module);
     fill_copy_tl(*module);
+    fill_dma_tl(*module);
     fill_ipc_component(*module);
     fill_ipc_tl(*module);
     auto& stays = *module.release();
     stays.ucx.uct_component_register(&stays.copy_component());
     stays.ucx.uct_tl_register(&stays.copy_component(), &stays.copy_tl);
+    stays.ucx.uct_tl_register(&stays.copy_component(), &stays.dma_tl);
     stays.ucx.uct_component_register(&stays.ipc_component());
     stays.ucx.uct_tl_register(&stays.ipc_component(), &stays.ipc_tl);
     gaudi_log(stays, DEBUG, "libuct_gaudi serves UCX {}", stays.ucx.version);

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 namespace gaudi {
 
@@ -62,6 +63,20 @@ struct copy_options {
     unsigned in_flight = 0; // 0: the driver's limit; never more than that
 };
 
+// How one copy is spread; 0: as the engine's options say.
+struct copy_hints {
+    unsigned queues = 0;
+    std::uint64_t stripe_bytes = 0;
+};
+
+// One of the device's queues, as this engine uses it.
+struct queue_use {
+    std::uint32_t queue = 0; // the driver's number
+    std::uint64_t bytes = 0;
+    std::uint64_t busy_ns = 0; // something of ours was on it, as far as was noticed
+    unsigned depth = 0;        // packets on it now
+};
+
 struct copy_statistics {
     std::uint64_t copies = 0, bytes = 0;
     std::uint64_t landed = 0, failed = 0; // finished, well or not; those that did not go well
@@ -80,9 +95,12 @@ class copy_engine {
 public:
     explicit copy_engine(std::shared_ptr<copy_core> core) : core_(std::move(core)) {}
 
-    [[nodiscard]] result<copy_ticket> write(device_address to, std::span<const std::byte> from);
-    [[nodiscard]] result<copy_ticket> read(std::span<std::byte> to, device_address from);
-    [[nodiscard]] result<copy_ticket> copy(device_address to, device_address from, std::uint64_t length);
+    [[nodiscard]] result<copy_ticket> write(device_address to, std::span<const std::byte> from,
+                                            const copy_hints& hints = {});
+    [[nodiscard]] result<copy_ticket> read(std::span<std::byte> to, device_address from,
+                                           const copy_hints& hints = {});
+    [[nodiscard]] result<copy_ticket> copy(device_address to, device_address from, std::uint64_t length,
+                                           const copy_hints& hints = {});
 
     // Submits what waits and collects what finished, without blocking. Returns how many copies finished.
     std::size_t poll();
@@ -91,6 +109,7 @@ public:
     [[nodiscard]] result<int> event_fd();
     [[nodiscard]] result<pinned_memory> pin(std::span<std::byte> memory);
     [[nodiscard]] copy_statistics statistics() const;
+    [[nodiscard]] std::vector<queue_use> queues() const;
     // The device failed or was reset: everything fails from now on.
     [[nodiscard]] bool lost() const;
 

@@ -11,6 +11,8 @@ namespace gaudi {
 enum class generation { gaudi, gaudi2, gaudi3 };
 
 [[nodiscard]] std::string_view name_of(generation value);
+// Whether its driver lets programs submit copies. Where it does not, SynapseAI or a NIC has to copy.
+[[nodiscard]] bool has_user_queues(generation value);
 
 // What is known of a device without opening it for compute.
 struct device_info {

@@ -123,8 +123,9 @@ void copy_core::release(std::uint32_t slot) {
 }
 
 result<std::uint32_t> copy_core::start(std::uint32_t slot, std::uint64_t source, std::uint64_t destination,
-                                       std::uint64_t length, copy_direction direction) {
-    enqueue(slot, source, destination, length, direction);
+                                       std::uint64_t length, copy_direction direction,
+                                       const copy_hints& hints) {
+    enqueue(slot, source, destination, length, direction, hints);
     submit_waiting(false);
     signal();
     return slot;
@@ -144,7 +145,8 @@ result<void> copy_core::check_own(device_address address, std::uint64_t length) 
     return {};
 }
 
-result<std::uint32_t> copy_core::write(device_address to, std::span<const std::byte> from) {
+result<std::uint32_t> copy_core::write(device_address to, std::span<const std::byte> from,
+                                       const copy_hints& hints) {
     if (device_->lost())
         return tl::unexpected(device_->lost_error("copy to the device"));
     if (from.empty())
@@ -160,10 +162,10 @@ result<std::uint32_t> copy_core::write(device_address to, std::span<const std::b
         release(slot);
         return tl::unexpected(source.error());
     }
-    return start(slot, *source, to.value(), from.size(), copy_direction::down);
+    return start(slot, *source, to.value(), from.size(), copy_direction::down, hints);
 }
 
-result<std::uint32_t> copy_core::read(std::span<std::byte> to, device_address from) {
+result<std::uint32_t> copy_core::read(std::span<std::byte> to, device_address from, const copy_hints& hints) {
     if (device_->lost())
         return tl::unexpected(device_->lost_error("copy from the device"));
     if (to.empty())
@@ -177,10 +179,11 @@ result<std::uint32_t> copy_core::read(std::span<std::byte> to, device_address fr
         release(slot);
         return tl::unexpected(destination.error());
     }
-    return start(slot, from.value(), *destination, to.size(), copy_direction::up);
+    return start(slot, from.value(), *destination, to.size(), copy_direction::up, hints);
 }
 
-result<std::uint32_t> copy_core::copy(device_address to, device_address from, std::uint64_t length) {
+result<std::uint32_t> copy_core::copy(device_address to, device_address from, std::uint64_t length,
+                                      const copy_hints& hints) {
     if (length == 0)
         return tl::unexpected(error(errc::size_zero, "copy of 0 bytes within the device"));
     for (const auto address : {to, from})
@@ -189,15 +192,15 @@ result<std::uint32_t> copy_core::copy(device_address to, device_address from, st
     if (to < from + length && from < to + length)
         return tl::unexpected(error(errc::ranges_overlap, fmt::format("copy of {} bytes from {:#x} to {:#x}",
                                                                       length, from.value(), to.value())));
-    return copy_unchecked(to, from, length, copy_direction::within);
+    return copy_unchecked(to, from, length, copy_direction::within, hints);
 }
 
 result<std::uint32_t> copy_core::copy_unchecked(device_address to, device_address from, std::uint64_t length,
-                                                copy_direction direction) {
+                                                copy_direction direction, const copy_hints& hints) {
     if (device_->lost())
         return tl::unexpected(device_->lost_error("copy"));
     const std::lock_guard guard(mutex_);
-    return start(new_operation(), from.value(), to.value(), length, direction);
+    return start(new_operation(), from.value(), to.value(), length, direction, hints);
 }
 
 void copy_core::signal() {
@@ -308,6 +311,14 @@ void copy_core::watch() {
         submit_waiting(true);
         signal();
     }
+}
+
+std::vector<queue_use> copy_core::queues() {
+    const std::lock_guard guard(mutex_);
+    std::vector<queue_use> all;
+    for (const auto& [number, use] : queues_)
+        all.push_back({number, use.bytes, use.busy_ns, use.depth});
+    return all;
 }
 
 copy_statistics copy_core::statistics() {

@@ -34,12 +34,14 @@ public:
     copy_core(const copy_core&) = delete;
     copy_core& operator=(const copy_core&) = delete;
 
-    result<std::uint32_t> write(device_address to, std::span<const std::byte> from);
-    result<std::uint32_t> read(std::span<std::byte> to, device_address from);
-    result<std::uint32_t> copy(device_address to, device_address from, std::uint64_t length);
+    result<std::uint32_t> write(device_address to, std::span<const std::byte> from,
+                                const copy_hints& hints = {});
+    result<std::uint32_t> read(std::span<std::byte> to, device_address from, const copy_hints& hints = {});
+    result<std::uint32_t> copy(device_address to, device_address from, std::uint64_t length,
+                               const copy_hints& hints = {});
     // Addresses that are known to be mapped for the device, without a look into the address map (imports).
     result<std::uint32_t> copy_unchecked(device_address to, device_address from, std::uint64_t length,
-                                         copy_direction direction);
+                                         copy_direction direction, const copy_hints& hints = {});
 
     std::size_t poll();
     [[nodiscard]] bool done(std::uint32_t slot);
@@ -50,6 +52,7 @@ public:
     result<pinned_memory> pin(std::span<std::byte> memory);
     void unpin(const host_mapping& gone);
     [[nodiscard]] copy_statistics statistics();
+    [[nodiscard]] std::vector<queue_use> queues();
     [[nodiscard]] hl_device& device() { return *device_; }
 
 private:
@@ -81,6 +84,12 @@ private:
         std::uint64_t sequence;
         unsigned slot;
         std::vector<std::uint32_t> operations; // one entry a piece
+        std::vector<std::uint32_t> queues;     // the driver's numbers, likewise
+    };
+    struct queue_state {
+        std::uint64_t bytes = 0, busy_ns = 0;
+        unsigned depth = 0;
+        std::chrono::steady_clock::time_point since;
     };
 
     struct pinned_range {
@@ -93,7 +102,9 @@ private:
     // All with the mutex held.
     std::uint32_t new_operation();
     void enqueue(std::uint32_t slot, std::uint64_t source, std::uint64_t destination, std::uint64_t length,
-                 copy_direction direction);
+                 copy_direction direction, const copy_hints& hints);
+    void enter_queue(std::uint32_t queue, std::uint64_t bytes);
+    void leave_queue(std::uint32_t queue);
     std::optional<std::uint64_t> pinned_address(const void* begin, std::size_t length) const;
     result<host_mapping> map_for_copy(operation& owner, std::span<std::byte> memory, bool writes);
     result<std::uint64_t> reach_host(operation& owner, std::span<std::byte> memory, bool writes);
@@ -111,7 +122,7 @@ private:
     void signal();
     void watch();
     result<std::uint32_t> start(std::uint32_t slot, std::uint64_t source, std::uint64_t destination,
-                                std::uint64_t length, copy_direction direction);
+                                std::uint64_t length, copy_direction direction, const copy_hints& hints);
 
     const std::shared_ptr<hl_device> device_;
     const address_map* const known_;
@@ -133,6 +144,7 @@ private:
     unsigned next_queue_ = 0;
     std::uint64_t finished_ = 0; // on a context with guests: every submission up to here is
     copy_statistics statistics_;
+    std::map<std::uint32_t, queue_state> queues_; // by the driver's number
 
     // For event_fd(): a thread that waits for submissions, started at its first use.
     unique_fd event_;

@@ -61,16 +61,18 @@ bool copy_engine::lost() const {
     return core_->device().lost();
 }
 
-result<copy_ticket> copy_engine::write(device_address to, std::span<const std::byte> from) {
-    return ticket_of(core_, core_->write(to, from));
+result<copy_ticket> copy_engine::write(device_address to, std::span<const std::byte> from,
+                                       const copy_hints& hints) {
+    return ticket_of(core_, core_->write(to, from, hints));
 }
 
-result<copy_ticket> copy_engine::read(std::span<std::byte> to, device_address from) {
-    return ticket_of(core_, core_->read(to, from));
+result<copy_ticket> copy_engine::read(std::span<std::byte> to, device_address from, const copy_hints& hints) {
+    return ticket_of(core_, core_->read(to, from, hints));
 }
 
-result<copy_ticket> copy_engine::copy(device_address to, device_address from, std::uint64_t length) {
-    return ticket_of(core_, core_->copy(to, from, length));
+result<copy_ticket> copy_engine::copy(device_address to, device_address from, std::uint64_t length,
+                                      const copy_hints& hints) {
+    return ticket_of(core_, core_->copy(to, from, length, hints));
 }
 
 std::size_t copy_engine::poll() {
@@ -83,6 +85,10 @@ result<int> copy_engine::event_fd() {
 
 result<pinned_memory> copy_engine::pin(std::span<std::byte> memory) {
     return core_->pin(memory);
+}
+
+std::vector<queue_use> copy_engine::queues() const {
+    return core_->queues();
 }
 
 copy_statistics copy_engine::statistics() const {

@@ -19,13 +19,15 @@ std::span<const std::uint32_t> copy_core::queues_of(copy_direction direction) co
 }
 
 void copy_core::enqueue(std::uint32_t slot, std::uint64_t source, std::uint64_t destination,
-                        std::uint64_t length, copy_direction direction) {
-    const auto queues = std::min<std::size_t>(queues_of(direction).size(), options_.queues);
-    const bool striped = length >= options_.stripe_bytes && queues > 1;
+                        std::uint64_t length, copy_direction direction, const copy_hints& hints) {
+    const auto queues = std::min<std::size_t>(queues_of(direction).size(),
+                                              hints.queues != 0 ? hints.queues : options_.queues);
+    const auto stripe = hints.stripe_bytes != 0 ? std::max<std::uint64_t>(hints.stripe_bytes, 64 * 1024)
+                                                : options_.stripe_bytes;
+    const bool striped = length >= stripe && queues > 1;
     const auto piece_bytes =
-        striped
-            ? std::min(std::max(length / queues / 4096 * 4096, options_.stripe_bytes / 2), max_packet_bytes)
-            : max_packet_bytes;
+        striped ? std::min(std::max(length / queues / 4096 * 4096, stripe / 2), max_packet_bytes)
+                : max_packet_bytes;
     // Small copies stay on one queue, so that one command buffer carries them all; larger ones take turns.
     constexpr std::uint64_t small = 64 * 1024;
     auto queue = length < small ? 0 : next_queue_++;
@@ -93,6 +95,9 @@ std::size_t copy_core::gather(flight& into, std::vector<hl_cs_chunk>& chunks) {
             std::memcpy(bytes + offset, &packet, sizeof(packet));
             offset += sizeof(packet);
             into.operations.push_back(next.operation);
+            const auto number = queues_of(next.direction)[next.queue];
+            into.queues.push_back(number);
+            enter_queue(number, next.size);
             used[i] = true;
             ++taken;
         }
@@ -118,6 +123,7 @@ bool copy_core::submit_one() {
     }
     next.slot = free_slots_.back();
     next.operations.clear();
+    next.queues.clear();
     std::vector<hl_cs_chunk> chunks;
     statistics_.packets += gather(next, chunks);
     hlthunk_cs_in in{};
@@ -135,6 +141,8 @@ bool copy_core::submit_one() {
             fail_all(why);
             return false;
         }
+        for (const auto queue : next.queues)
+            leave_queue(queue);
         for (const auto slot : next.operations) {
             operations_[slot].failure = why;
             if (--operations_[slot].pieces_left == 0)
@@ -177,7 +185,23 @@ std::size_t copy_core::finish(std::uint32_t slot) {
     return 1;
 }
 
+void copy_core::enter_queue(std::uint32_t queue, std::uint64_t bytes) {
+    auto& use = queues_[queue];
+    use.bytes += bytes;
+    if (use.depth++ == 0)
+        use.since = std::chrono::steady_clock::now();
+}
+
+void copy_core::leave_queue(std::uint32_t queue) {
+    auto& use = queues_[queue];
+    if (--use.depth == 0)
+        use.busy_ns += static_cast<std::uint64_t>(
+            std::chrono::nanoseconds(std::chrono::steady_clock::now() - use.since).count());
+}
+
 void copy_core::land(flight& landed) {
+    for (const auto queue : landed.queues)
+        leave_queue(queue);
     free_slots_.push_back(landed.slot);
     spare_flights_.push_back(std::move(landed));
 }

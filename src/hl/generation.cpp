@@ -65,6 +65,10 @@ std::span<const memory_window> address_spaces() {
     return spaces;
 }
 
+bool has_user_queues(generation value) {
+    return !traits_of(value).down_queues.empty();
+}
+
 std::optional<generation> generation_of(hlthunk_device_name name) {
     switch (name) {
     case HLTHUNK_DEVICE_GAUDI:

@@ -47,12 +47,30 @@ TEST_P(between_processes, every_byte_is_right_and_goes_the_way_it_should) {
             EXPECT_EQ(bytes[static_cast<std::size_t>(each)], 0U) << each;
 }
 
+TEST_F(ucx_test, gaudi_dma_stands_alone_and_beside_the_others) {
+    for (const auto* version : {"1.22", "1.23"})
+        for (const auto* transports :
+             {"posix,gaudi_dma", "tcp,gaudi_dma", "posix,gaudi_dma,gaudi_cpy,gaudi_ipc"}) {
+            SCOPED_TRACE(fmt::format("{} {}", version, transports));
+            forget_counts();
+            auto variables = counting();
+            variables.push_back(fmt::format("UCX_TLS={}", transports));
+            variables.push_back(devices_for(transports));
+            const auto done =
+                run(prefix_of(version),
+                    fmt::format("{} --rounds 1 --operations put,get,tag,am --sizes 1,4099,1m,9m", UCP_PEERS),
+                    variables);
+            EXPECT_EQ(done.status, 0) << done.output;
+        }
+}
+
 class ipc_on_both_versions : public ucx_test, public ::testing::WithParamInterface<const char*> {};
 INSTANTIATE_TEST_SUITE_P(ucx, ipc_on_both_versions, ::testing::Values("1.22", "1.23"),
                          [](const auto& each) { return name_of(each.param); });
 
 TEST_P(ipc_on_both_versions, is_listed) {
     const auto shown = run(prefix_of(GetParam()), "ucx_info -d");
+    EXPECT_HAS(shown.output, "#      Transport: gaudi_dma\n");
     const auto at = shown.output.find("# Memory domain: gaudi_ipc\n");
     ASSERT_NE(at, std::string::npos) << shown.output;
     const auto block = shown.output.substr(at, 1500);
@@ -61,9 +79,16 @@ TEST_P(ipc_on_both_versions, is_listed) {
           "#         Device: gaudi_ipc\n", "put_zcopy: unlimited", "get_zcopy: unlimited",
           "error handling: peer failure, ep_check"})
         EXPECT_HAS(block, line);
+    describe_lab("gaudis = 1\ngeneration = gaudi3\n");
+    const auto third = run(prefix_of(GetParam()), "ucx_info -d", {"UCX_LOG_LEVEL=diag"});
+    EXPECT_HAS_NOT(third.output, "gaudi_dma\n");
+    EXPECT_HAS(third.output,
+               "gaudi_dma is absent: the driver of 0000:19:00.0 offers no queue for user submissions");
     const auto settings = run(prefix_of(GetParam()), "ucx_info -cf");
-    for (const auto* line : {"UCX_GAUDI_IPC_GIVE=context\n", "UCX_GAUDI_IPC_ALLOW=\n",
-                             "UCX_GAUDI_IPC_IMPORTS=256\n", "UCX_GAUDI_IPC_STATISTICS=n\n"})
+    for (const auto* line :
+         {"UCX_GAUDI_IPC_GIVE=context\n", "UCX_GAUDI_IPC_ALLOW=\n", "UCX_GAUDI_IPC_IMPORTS=256\n",
+          "UCX_GAUDI_IPC_STATISTICS=n\n", "UCX_GAUDI_DMA_QUEUES=4\n", "UCX_GAUDI_DMA_STRIPE=8M\n",
+          "UCX_GAUDI_DMA_BATCH=256\n", "UCX_GAUDI_DMA_IN_FLIGHT=256\n"})
         EXPECT_HAS(settings.output, line);
 }
 

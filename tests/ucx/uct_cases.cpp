@@ -23,13 +23,6 @@ namespace {
 using namespace testing_ucx;
 using gaudi_ucx::memory_key;
 
-std::vector<std::byte> numbered(std::size_t size, unsigned seed) {
-    std::vector<std::byte> bytes(size);
-    for (std::size_t i = 0; i < size; ++i)
-        bytes[i] = static_cast<std::byte>(i * 7 + i / 251 + seed);
-    return bytes;
-}
-
 class uct_case : public ::testing::Test {
 protected:
     memory_domain domain{"gaudi_copy", "gaudi_copy"};
@@ -297,16 +290,6 @@ TEST_F(uct_case, a_key_dies_with_its_allocation) {
 }
 
 // ---- copies ----
-
-struct finished {
-    uct_completion_t comp{};
-    int times = 0;
-    finished() {
-        comp.func = [](uct_completion_t* self) { ++reinterpret_cast<finished*>(self)->times; };
-        comp.count = 1;
-        comp.status = UCS_OK;
-    }
-};
 
 // Starts a zcopy and drives it to its end.
 ucs_status_t complete(copier& copies, bool put, void* local, std::size_t length, uint64_t remote,

@@ -102,11 +102,29 @@ inline uct_iface_h open_interface(const memory_domain& domain, const worker& on,
     return made;
 }
 
-// The copy transport with an endpoint to itself.
+inline std::vector<std::byte> numbered(std::size_t size, unsigned seed) {
+    std::vector<std::byte> bytes(size);
+    for (std::size_t i = 0; i < size; ++i)
+        bytes[i] = static_cast<std::byte>(i * 7 + i / 251 + seed);
+    return bytes;
+}
+
+struct finished {
+    uct_completion_t comp{};
+    int times = 0;
+    finished() {
+        comp.func = [](uct_completion_t* self) { ++reinterpret_cast<finished*>(self)->times; };
+        comp.count = 1;
+        comp.status = UCS_OK;
+    }
+};
+
+// A transport of this process with an endpoint to itself.
 class copier {
 public:
-    explicit copier(const memory_domain& domain) {
-        iface = open_interface(domain, worker_, "gaudi_cpy", "gaudi_copy");
+    explicit copier(const memory_domain& domain, const char* transport = "gaudi_cpy",
+                    const char* device = "gaudi_copy") {
+        iface = open_interface(domain, worker_, transport, device);
         uint64_t address = 0;
         check(uct_iface_get_address(iface, reinterpret_cast<uct_iface_addr_t*>(&address)),
               "uct_iface_get_address");

@@ -34,6 +34,10 @@ ucs_status_t uct_gaudi_iface_query(uct_iface_h iface, uct_iface_attr_t* attr) {
         attr->cap.am.opt_zcopy_align = attr->cap.am.align_mtu = 1;
         attr->cap.am.max_iov = 1;
         attr->priority = 0;
+        if (const auto longest = self.longest_short(); longest != 0) {
+            attr->cap.flags |= UCT_IFACE_FLAG_PUT_SHORT | UCT_IFACE_FLAG_GET_SHORT;
+            attr->cap.put.max_short = attr->cap.get.max_short = longest;
+        }
         self.describe(*attr);
         return UCS_OK;
     });
@@ -120,6 +124,19 @@ uct_iface_ops_t* iface_ops() {
         made.ep_get_zcopy = [](uct_ep_h ep, const uct_iov_t* iov, size_t count, uint64_t remote,
                                uct_rkey_t rkey, uct_completion_t* comp) {
             return zcopy(ep, iov, count, remote, rkey, comp, false);
+        };
+        made.ep_put_short = [](uct_ep_h ep, const void* buffer, unsigned length, uint64_t remote,
+                               uct_rkey_t rkey) {
+            return guarded([&] {
+                return length == 0
+                           ? UCS_OK
+                           : of(ep->iface).copy_now(const_cast<void*>(buffer), length, remote, rkey, true);
+            });
+        };
+        made.ep_get_short = [](uct_ep_h ep, void* buffer, unsigned length, uint64_t remote, uct_rkey_t rkey) {
+            return guarded([&] {
+                return length == 0 ? UCS_OK : of(ep->iface).copy_now(buffer, length, remote, rkey, false);
+            });
         };
         made.ep_pending_add = [](uct_ep_h ep, uct_pending_req_t* request, unsigned) {
             return guarded([&] { return of(ep->iface).wait_for_room(ep, request); });

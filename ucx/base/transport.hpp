@@ -31,6 +31,11 @@ public:
     // Begins a copy: UCS_OK, UCS_INPROGRESS, UCS_ERR_NO_RESOURCE or an error.
     virtual ucs_status_t begin(const uct_iov_t& local, std::uint64_t remote, uct_rkey_t rkey, bool put,
                                uct_completion_t* comp) = 0;
+    // A short one, which is over when it returns; 0 bytes: the transport has none.
+    [[nodiscard]] virtual std::size_t longest_short() const { return 0; }
+    virtual ucs_status_t copy_now(void*, std::size_t, std::uint64_t, uct_rkey_t, bool) {
+        return UCS_ERR_UNSUPPORTED;
+    }
     [[nodiscard]] virtual bool idle() const = 0;
     virtual unsigned progress() = 0;
     virtual ucs_status_t flush(uct_completion_t* comp) = 0;

@@ -114,20 +114,13 @@ ucs_status_t checked_copy(uct_gaudi_copy_iface_t& iface, bool put, std::uint64_t
     return copy_now(iface, put ? remote : local, put ? local : remote, length);
 }
 
-// Host memory that was registered stays mapped for the device once it was used: mapping it costs more than
-// many a copy.
+// Registered host memory stays pinned for the engine that is used with it.
 void keep_pinned(uct_gaudi_copy_iface_t& iface, const uct_iov_t& iov, std::uint64_t other) {
-    constexpr std::size_t worth_it = 16 * 1024; // up to here the engine has a slab of its own
-    auto* memh = static_cast<uct_gaudi_memh_t*>(iov.memh);
     const auto device = locate(other);
-    if (memh == UCT_MEM_HANDLE_NULL || memh->is_device() || !device.device || iov.length <= worth_it)
+    if (!device.device || !worth_pinning(iov))
         return;
-    const std::lock_guard guard(memh->mutex);
-    auto engine = engine_of(iface, device.index);
-    if (!engine || memh->pins.contains(engine->core().get()))
-        return;
-    auto pinned = engine->pin({host_pointer(memh->key.base), memh->key.length});
-    memh->pins.emplace(engine->core().get(), pinned ? std::move(*pinned) : gaudi::pinned_memory()); // one try
+    if (auto engine = engine_of(iface, device.index))
+        pin(iov, *engine);
 }
 
 ucs_status_t zcopy(uct_ep_h ep, const uct_iov_t* iov, size_t iovcnt, std::uint64_t remote, uct_rkey_t rkey,

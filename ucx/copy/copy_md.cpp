@@ -349,13 +349,14 @@ std::string apply(uct_gaudi_copy_md_t& md, const uct_gaudi_copy_md_config_t& con
 
 std::string statistics_line(const uct_gaudi_module& module) {
     const auto& counted = module.counters;
-    return fmt::format("gaudi_copy: {} allocations, {} bytes; {} registrations; {} DMA-BUFs given; copied {} "
-                       "bytes short, {} "
-                       "bcopy, {} zcopy, {} of them by a NIC in loopback; {} frees announced",
-                       counted.allocations.load(), counted.allocated_bytes.load(),
-                       counted.registrations.load(), counted.exports.load(), counted.short_bytes.load(),
-                       counted.bcopy_bytes.load(), counted.zcopy_bytes.load(), counted.loopback_bytes.load(),
-                       counted.frees_announced.load());
+    return fmt::format(
+        "gaudi_copy: {} allocations, {} bytes; {} registrations; {} DMA-BUFs given; copied {} "
+        "bytes short, {} "
+        "bcopy, {} zcopy, {} of them by a NIC in loopback, {} by gaudi_dma; {} frees announced",
+        counted.allocations.load(), counted.allocated_bytes.load(), counted.registrations.load(),
+        counted.exports.load(), counted.short_bytes.load(), counted.bcopy_bytes.load(),
+        counted.zcopy_bytes.load(), counted.loopback_bytes.load(), counted.dma_bytes.load(),
+        counted.frees_announced.load());
 }
 
 void uct_gaudi_copy_md_close(uct_md_h tl_md) {
@@ -423,6 +424,11 @@ void show_devices(void*, ucs_string_buffer_t* text, void* arg, uint64_t) {
                     text, "%u %s: %lu bytes in %lu buffers, %lu chunks, %lu exported\n", index,
                     device->info().bus_id.c_str(), held.buffer_bytes, held.buffers, held.chunks,
                     held.exports);
+                if (const auto engine = device->copies())
+                    for (const auto& queue : engine->queues())
+                        module->ucx.ucs_string_buffer_appendf(
+                            text, "  queue %u: %lu bytes, busy for %.3f ms, %u packets on it\n", queue.queue,
+                            queue.bytes, static_cast<double>(queue.busy_ns) / 1e6, queue.depth);
             }
         return UCS_OK;
     });
@@ -468,6 +474,21 @@ ucs_config_field_t* md_settings(const ucx_api& ucx) {
 }
 
 } // namespace
+
+bool worth_pinning(const uct_iov_t& iov) {
+    constexpr std::size_t slab = 16 * 1024;
+    const auto* memh = static_cast<const uct_gaudi_memh_t*>(iov.memh);
+    return memh != UCT_MEM_HANDLE_NULL && !memh->is_device() && iov.length > slab;
+}
+
+void pin(const uct_iov_t& iov, gaudi::copy_engine& engine) {
+    auto& memh = *static_cast<uct_gaudi_memh_t*>(iov.memh);
+    const std::lock_guard guard(memh.mutex);
+    if (memh.pins.contains(engine.core().get()))
+        return;
+    auto pinned = engine.pin({reinterpret_cast<std::byte*>(memh.key.base), memh.key.length});
+    memh.pins.emplace(engine.core().get(), pinned ? std::move(*pinned) : gaudi::pinned_memory()); // one try
+}
 
 located locate(std::uint64_t address) {
     const auto index = gaudi::known_memory().device_of(gaudi::device_address(address));

@@ -60,7 +60,12 @@ inline uct_gaudi_copy_md_t& copy_md(uct_md_h md) {
 // Settings and functions of the component, for registering it with UCX.
 void fill_copy_component(uct_gaudi_module& module);
 
-// For the transport: is this device memory, and may this key reach it?
+// Host memory that was registered stays mapped for a device once it was used: mapping it costs more than many
+// a copy. Not for what fits into the engine's own slab.
+[[nodiscard]] bool worth_pinning(const uct_iov_t& iov);
+void pin(const uct_iov_t& iov, gaudi::copy_engine& engine);
+
+// For the transports: is this device memory, and may this key reach it?
 struct located {
     bool device = false;
     unsigned index = 0;

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// gaudi_dma, call by call: asynchrony, limits, queues. Runs in the lab, under either UCX.
+#include "tests/ucx/uct_fixture.hpp"
+
+#include <gaudi/device.hpp>
+
+#include <cstdlib>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <set>
+
+namespace {
+
+using namespace testing_ucx;
+
+class uct_dma : public ::testing::Test {
+protected:
+    memory_domain domain{"gaudi_copy", "gaudi_copy"};
+
+    // A copy that is begun and ended: what it was told, in the end.
+    static void whole(copier& with, bool put, std::vector<std::byte>& bytes, uint64_t remote) {
+        finished done;
+        uct_iov_t iov{bytes.data(), bytes.size(), nullptr, 0, 1};
+        const auto begun = put ? uct_ep_put_zcopy(with.ep, &iov, 1, remote, UCT_INVALID_RKEY, &done.comp)
+                               : uct_ep_get_zcopy(with.ep, &iov, 1, remote, UCT_INVALID_RKEY, &done.comp);
+        ASSERT_EQ(begun, UCS_INPROGRESS);
+        while (done.times == 0)
+            with.progress();
+        EXPECT_EQ(done.comp.status, UCS_OK);
+    }
+};
+
+TEST_F(uct_dma, every_size_arrives) {
+    copier dma(domain, "gaudi_dma", "gaudi_dma");
+    for (const std::size_t size : {1UL, 8UL, 4099UL, 1UL << 20, (64UL << 20) + 17}) {
+        const allocated memory(domain, size);
+        auto out = numbered(size, 3), in = numbered(size, 4);
+        whole(dma, true, out, memory.number());
+        whole(dma, false, in, memory.number());
+        EXPECT_EQ(in, out) << size;
+    }
+}
+
+TEST_F(uct_dma, within_a_device_too) {
+    copier dma(domain, "gaudi_dma", "gaudi_dma");
+    const allocated one(domain, 1 << 20), other(domain, 1 << 20);
+    auto out = numbered(1 << 20, 5), in = numbered(1 << 20, 6);
+    whole(dma, true, out, one.number());
+    finished done;
+    uct_iov_t iov{one.memory.address, 1 << 20, nullptr, 0, 1};
+    ASSERT_EQ(uct_ep_put_zcopy(dma.ep, &iov, 1, other.number(), UCT_INVALID_RKEY, &done.comp),
+              UCS_INPROGRESS);
+    while (done.times == 0)
+        dma.progress();
+    whole(dma, false, in, other.number());
+    EXPECT_EQ(in, out);
+}
+
+TEST_F(uct_dma, the_processor_works_on_while_the_device_copies) {
+    copier dma(domain, "gaudi_dma", "gaudi_dma");
+    const std::size_t size = 256 << 20;
+    const allocated memory(domain, size);
+    auto out = numbered(size, 7);
+    finished done;
+    uct_iov_t iov{out.data(), out.size(), nullptr, 0, 1};
+    ASSERT_EQ(uct_ep_put_zcopy(dma.ep, &iov, 1, memory.number(), UCT_INVALID_RKEY, &done.comp),
+              UCS_INPROGRESS);
+    std::uint64_t computed = 0, state = 1;
+    while (done.times == 0) {
+        for (int i = 0; i < 10000; ++i, ++computed)
+            state = state * 6364136223846793005 + 1;
+        dma.progress();
+    }
+    EXPECT_NE(state, 0U);
+    EXPECT_GT(computed, 10000U) << "it was over before anything else could be done";
+}
+
+// A request that waits for room, and what became of it.
+struct waiter {
+    uct_pending_req_t request{};
+    copier* with = nullptr;
+    uint64_t remote = 0;
+    std::vector<std::byte> bytes = numbered(4096, 1);
+    finished done;
+    int calls = 0;
+
+    static ucs_status_t go(uct_pending_req_t* request) {
+        auto& self = *reinterpret_cast<waiter*>(request);
+        ++self.calls;
+        uct_iov_t iov{self.bytes.data(), self.bytes.size(), nullptr, 0, 1};
+        const auto begun =
+            uct_ep_put_zcopy(self.with->ep, &iov, 1, self.remote, UCT_INVALID_RKEY, &self.done.comp);
+        return begun == UCS_INPROGRESS ? UCS_OK : begun;
+    }
+};
+
+TEST_F(uct_dma, who_finds_no_room_waits_for_it) {
+    ::setenv("UCX_GAUDI_DMA_IN_FLIGHT", "4", 1);
+    copier dma(domain, "gaudi_dma", "gaudi_dma");
+    ::unsetenv("UCX_GAUDI_DMA_IN_FLIGHT");
+    const allocated memory(domain, 64 << 20);
+    waiter late, never;
+    for (auto* each : {&late, &never}) {
+        each->request.func = waiter::go;
+        each->with = &dma;
+        each->remote = memory.number();
+    }
+    EXPECT_EQ(uct_ep_pending_add(dma.ep, &late.request, 0), UCS_ERR_BUSY) << "there is room: try again now";
+    auto out = numbered(16 << 20, 8);
+    finished four[4];
+    uct_iov_t iov{out.data(), out.size(), nullptr, 0, 1};
+    for (auto& each : four)
+        ASSERT_EQ(uct_ep_put_zcopy(dma.ep, &iov, 1, memory.number(), UCT_INVALID_RKEY, &each.comp),
+                  UCS_INPROGRESS);
+    finished fifth;
+    EXPECT_EQ(uct_ep_put_zcopy(dma.ep, &iov, 1, memory.number(), UCT_INVALID_RKEY, &fifth.comp),
+              UCS_ERR_NO_RESOURCE);
+    ASSERT_EQ(uct_ep_pending_add(dma.ep, &late.request, 0), UCS_OK);
+    ASSERT_EQ(uct_ep_pending_add(dma.ep, &never.request, 0), UCS_OK);
+    EXPECT_EQ(late.calls, 0);
+    int purged = 0;
+    uct_ep_pending_purge(
+        dma.ep,
+        [](uct_pending_req_t* request, void* arg) {
+            ++*static_cast<int*>(arg);
+            EXPECT_EQ(reinterpret_cast<waiter*>(request)->calls, 0);
+        },
+        &purged);
+    EXPECT_EQ(purged, 2);
+    ASSERT_EQ(uct_ep_pending_add(dma.ep, &late.request, 0), UCS_OK);
+    while (late.done.times == 0)
+        dma.progress();
+    EXPECT_GE(late.calls, 1);
+    EXPECT_EQ(never.calls, 0);
+    while (uct_iface_flush(dma.iface, 0, nullptr) == UCS_INPROGRESS)
+        dma.progress();
+    for (const auto& each : four)
+        EXPECT_EQ(each.times, 1);
+}
+
+TEST_F(uct_dma, a_sleeper_is_woken_by_the_end_of_a_copy) {
+    copier dma(domain, "gaudi_dma", "gaudi_dma");
+    int event = -1;
+    ASSERT_EQ(uct_iface_event_fd_get(dma.iface, &event), UCS_OK);
+    const allocated memory(domain, 32 << 20);
+    auto out = numbered(32 << 20, 9);
+    for (int round = 0; round < 5; ++round) {
+        finished done;
+        uct_iov_t iov{out.data(), out.size(), nullptr, 0, 1};
+        ASSERT_EQ(uct_ep_put_zcopy(dma.ep, &iov, 1, memory.number(), UCT_INVALID_RKEY, &done.comp),
+                  UCS_INPROGRESS);
+        while (done.times == 0) {
+            if (uct_iface_event_arm(dma.iface, UCT_EVENT_SEND_COMP) == UCS_OK) {
+                pollfd waiting{event, POLLIN, 0};
+                ASSERT_EQ(::poll(&waiting, 1, 10000), 1) << "nothing woke the sleeper";
+            }
+            dma.progress();
+        }
+    }
+}
+
+TEST_F(uct_dma, a_fence_keeps_the_order_and_a_flush_waits) {
+    copier dma(domain, "gaudi_dma", "gaudi_dma");
+    const allocated memory(domain, 32 << 20);
+    auto first = numbered(32 << 20, 1), second = numbered(4096, 2), seen = numbered(4096, 3);
+    finished one, two, all;
+    uct_iov_t large{first.data(), first.size(), nullptr, 0, 1},
+        small{second.data(), second.size(), nullptr, 0, 1};
+    for (int round = 0; round < 10; ++round) {
+        one = {};
+        two = {};
+        all = {};
+        ASSERT_EQ(uct_ep_put_zcopy(dma.ep, &large, 1, memory.number(), UCT_INVALID_RKEY, &one.comp),
+                  UCS_INPROGRESS);
+        ASSERT_EQ(uct_ep_fence(dma.ep, 0), UCS_OK);
+        ASSERT_EQ(uct_ep_put_zcopy(dma.ep, &small, 1, memory.number(), UCT_INVALID_RKEY, &two.comp),
+                  UCS_INPROGRESS);
+        ASSERT_EQ(uct_ep_flush(dma.ep, 0, &all.comp), UCS_INPROGRESS);
+        while (all.times == 0)
+            dma.progress();
+        EXPECT_EQ(one.times + two.times, 2);
+        ASSERT_EQ(uct_ep_get_short(dma.ep, seen.data(), 4096, memory.number(), UCT_INVALID_RKEY), UCS_OK);
+        ASSERT_EQ(seen, second);
+    }
+}
+
+TEST_F(uct_dma, large_copies_use_several_queues_and_say_so) {
+    copier dma(domain, "gaudi_dma", "gaudi_dma");
+    const allocated memory(domain, 64 << 20);
+    auto out = numbered(64 << 20, 1);
+    whole(dma, true, out, memory.number());
+    const auto index = gaudi::known_memory().device_of(gaudi::device_address(memory.number()));
+    ASSERT_TRUE(index);
+    auto engine = gaudi::expect(gaudi::find_open_device(*index)->copies());
+    std::set<std::uint32_t> used;
+    std::uint64_t bytes = 0;
+    for (const auto& queue : engine.queues()) {
+        if (queue.bytes != 0)
+            used.insert(queue.queue);
+        bytes += queue.bytes;
+        EXPECT_EQ(queue.depth, 0U);
+        EXPECT_GT(queue.busy_ns, 0U);
+    }
+    EXPECT_GE(used.size(), 2U);
+    EXPECT_EQ(bytes, out.size());
+}
+
+TEST_F(uct_dma, what_it_cannot_copy_is_refused) {
+    copier dma(domain, "gaudi_dma", "gaudi_dma");
+    const allocated memory(domain, 4096);
+    auto host = numbered(4096, 1), other = numbered(4096, 2);
+    finished done;
+    uct_iov_t iov{host.data(), host.size(), nullptr, 0, 1};
+    EXPECT_EQ(uct_ep_put_zcopy(dma.ep, &iov, 1, reinterpret_cast<uint64_t>(other.data()), UCT_INVALID_RKEY,
+                               &done.comp),
+              UCS_ERR_INVALID_ADDR);
+    EXPECT_EQ(uct_ep_put_zcopy(dma.ep, &iov, 1, memory.number() + 1, UCT_INVALID_RKEY, &done.comp),
+              UCS_ERR_INVALID_ADDR);
+    EXPECT_EQ(done.times, 0);
+}
+
+} // namespace
