@@ -132,6 +132,13 @@ result<void> revoke_handle(const memory_handle& handle, std::chrono::millisecond
     return {};
 }
 
+result<void> offer_device(device& shared) {
+    const auto service = broker::self();
+    if (!service)
+        return tl::unexpected(service.error());
+    return (*service)->offer(shared.core());
+}
+
 std::vector<lease_info> leases_of(device_address address) {
     const auto service = broker::running();
     return service ? service->leases_of(address) : std::vector<lease_info>{};

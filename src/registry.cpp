@@ -4,6 +4,7 @@
 #include "src/hl/discovery.hpp"
 #include "src/hl/synapse.hpp"
 #include "src/hl/visibility.hpp"
+#include "src/ipc/borrow.hpp"
 #include "src/memory/heap_core.hpp"
 
 #include <algorithm>
@@ -126,7 +127,7 @@ result<std::shared_ptr<device>> registry::open(const device_choice& wanted) {
             error(errc::device_unknown, fmt::format("{}; there are: {}", text_of(choice), listed(all))));
     if (std::holds_alternative<first_free>(choice))
         return open_first_free(candidates);
-    return open_one(candidates.front());
+    return open_one(candidates.front(), true);
 }
 
 result<std::shared_ptr<device>> registry::open_first_free(const std::vector<device_info>& candidates) {
@@ -139,18 +140,21 @@ result<std::shared_ptr<device>> registry::open_first_free(const std::vector<devi
     }
     std::string reasons;
     error last(errc::device_busy, "");
-    for (const auto& info : candidates) {
-        auto opened = open_one(info);
-        if (opened)
-            return opened;
-        reasons += fmt::format("{}{}", reasons.empty() ? "" : "; ", opened.error().observed());
-        last = opened.error();
-    }
+    for (const bool borrow : {false, true}) // a device of one's own is better than a part of another's
+        for (const auto& info : candidates) {
+            auto opened = open_one(info, borrow);
+            if (opened)
+                return opened;
+            if (borrow)
+                continue;
+            reasons += fmt::format("{}{}", reasons.empty() ? "" : "; ", opened.error().observed());
+            last = opened.error();
+        }
     return tl::unexpected(error(last.code(), reasons, last.system_error()));
 }
 
 result<std::shared_ptr<hl_device>> registry::open_or_attach(const std::shared_ptr<const hlthunk_api>& table,
-                                                            const device_info& info) {
+                                                            const device_info& info, bool borrow) {
     // SynapseAI numbers the devices it acquired itself; a process rarely has more than one.
     for (std::uint32_t id = 0; id < most_synapse_devices; ++id)
         if (const auto found = find_synapse_device(id);
@@ -162,6 +166,9 @@ result<std::shared_ptr<hl_device>> registry::open_or_attach(const std::shared_pt
             return attached;
         }
     auto opened = open_for_compute(table, info);
+    if (!opened && opened.error().code() == errc::device_busy && borrow)
+        if (auto borrowed = borrow_device(table, info))
+            opened = std::move(borrowed);
     if (opened)
         if (auto added = map_.add_window((*opened)->slice_begin(), (*opened)->slice_size(), info.index);
             !added)
@@ -169,7 +176,7 @@ result<std::shared_ptr<hl_device>> registry::open_or_attach(const std::shared_pt
     return opened;
 }
 
-result<std::shared_ptr<device>> registry::open_one(const device_info& info) {
+result<std::shared_ptr<device>> registry::open_one(const device_info& info, bool borrow) {
     const auto table = api();
     if (!table)
         return tl::unexpected(table.error());
@@ -182,7 +189,7 @@ result<std::shared_ptr<device>> registry::open_one(const device_info& info) {
     if (auto alive = known.whole.lock())
         return alive;
     if (!context) {
-        auto opened = open_or_attach(*table, info);
+        auto opened = open_or_attach(*table, info, borrow);
         if (!opened)
             return tl::unexpected(opened.error());
         context = *opened;
@@ -217,6 +224,21 @@ std::shared_ptr<device> registry::find_open(unsigned index) {
     return nullptr;
 }
 
+std::vector<std::shared_ptr<device>> registry::all_open() {
+    std::vector<unsigned> indices;
+    {
+        const std::lock_guard guard(mutex_);
+        for (const auto& [bus_id, known] : open_)
+            if (!known.context.expired())
+                indices.push_back(known.index);
+    }
+    std::vector<std::shared_ptr<device>> all;
+    for (const auto index : indices)
+        if (auto found = find_open(index))
+            all.push_back(std::move(found));
+    return all;
+}
+
 std::vector<std::shared_ptr<device>> registry::attach_all() {
     std::vector<std::shared_ptr<device>> attached;
     if (!find_synapse_device(0))
@@ -229,7 +251,7 @@ std::vector<std::shared_ptr<device>> registry::attach_all() {
         if (const auto found = find_synapse_device(id))
             for (const auto& info : *all)
                 if (info.bus_id == bus_id_of(**table, found->fd))
-                    if (auto opened = open_one(info))
+                    if (auto opened = open_one(info, false))
                         attached.push_back(*opened);
     return attached;
 }

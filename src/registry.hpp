@@ -21,6 +21,7 @@ public:
     result<std::vector<device_info>> visible_devices();
     result<std::shared_ptr<device>> open(const device_choice& choice);
     std::shared_ptr<device> find_open(unsigned index);
+    std::vector<std::shared_ptr<device>> all_open();
     std::vector<std::shared_ptr<device>> attach_all();
     [[nodiscard]] address_map& map() { return map_; }
 
@@ -42,11 +43,12 @@ private:
 
     registry();
     result<survey> look();
-    result<std::shared_ptr<device>> open_one(const device_info& info);
+    // `borrow`: where another process has it open and offers it, in that one's context.
+    result<std::shared_ptr<device>> open_one(const device_info& info, bool borrow);
     std::shared_ptr<device> assemble(in_use& known, const std::shared_ptr<hl_device>& context);
     result<std::shared_ptr<device>> open_first_free(const std::vector<device_info>& candidates);
     result<std::shared_ptr<hl_device>> open_or_attach(const std::shared_ptr<const hlthunk_api>& table,
-                                                      const device_info& info);
+                                                      const device_info& info, bool borrow);
 
     std::mutex mutex_;
     std::shared_ptr<const hlthunk_api> api_;

@@ -20,6 +20,7 @@
 // the handle, by whatever message, imports it and copies. docs/ipc.md tells which way the bytes go.
 namespace gaudi {
 
+class device;
 class lease_core;
 class ipc_transfer;
 
@@ -62,6 +63,12 @@ void set_ipc(const ipc_settings& settings);
 // Takes such a handle back, as revoke_leases does with all of them.
 result<void> revoke_handle(const memory_handle& handle,
                            std::chrono::milliseconds limit = std::chrono::seconds(5));
+
+// Lets other processes of this user open the device as well: open_device() there finds it busy and then joins
+// this process's context, with memory of its own on it. The driver allows one context a device, so whoever
+// joins could do anything to it. For as long as the device is open here. errc::address_in_use: another
+// process offers it. Gaudi2 and later.
+result<void> offer_device(device& shared);
 
 // Another process that has the memory open.
 struct lease_info {

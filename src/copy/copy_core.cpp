@@ -147,12 +147,17 @@ result<void> copy_core::check_own(device_address address, std::uint64_t length) 
 
 result<std::uint32_t> copy_core::write(device_address to, std::span<const std::byte> from,
                                        const copy_hints& hints) {
-    if (device_->lost())
-        return tl::unexpected(device_->lost_error("copy to the device"));
     if (from.empty())
         return tl::unexpected(error(errc::size_zero, "copy of 0 bytes to the device"));
     if (auto checked = check_own(to, from.size()); !checked)
         return tl::unexpected(checked.error());
+    return write_unchecked(to, from, hints);
+}
+
+result<std::uint32_t> copy_core::write_unchecked(device_address to, std::span<const std::byte> from,
+                                                 const copy_hints& hints) {
+    if (device_->lost())
+        return tl::unexpected(device_->lost_error("copy to the device"));
     const std::lock_guard guard(mutex_);
     const auto slot = new_operation();
     // The engine only reads the source; the driver pins it for writing all the same.
@@ -166,12 +171,17 @@ result<std::uint32_t> copy_core::write(device_address to, std::span<const std::b
 }
 
 result<std::uint32_t> copy_core::read(std::span<std::byte> to, device_address from, const copy_hints& hints) {
-    if (device_->lost())
-        return tl::unexpected(device_->lost_error("copy from the device"));
     if (to.empty())
         return tl::unexpected(error(errc::size_zero, "copy of 0 bytes from the device"));
     if (auto checked = check_own(from, to.size()); !checked)
         return tl::unexpected(checked.error());
+    return read_unchecked(to, from, hints);
+}
+
+result<std::uint32_t> copy_core::read_unchecked(std::span<std::byte> to, device_address from,
+                                                const copy_hints& hints) {
+    if (device_->lost())
+        return tl::unexpected(device_->lost_error("copy from the device"));
     const std::lock_guard guard(mutex_);
     const auto slot = new_operation();
     const auto destination = reach_host(operations_[slot], to, false);

@@ -43,6 +43,11 @@ public:
     result<std::uint32_t> copy_unchecked(device_address to, device_address from, std::uint64_t length,
                                          copy_direction direction, const copy_hints& hints = {});
 
+    result<std::uint32_t> write_unchecked(device_address to, std::span<const std::byte> from,
+                                          const copy_hints& hints = {});
+    result<std::uint32_t> read_unchecked(std::span<std::byte> to, device_address from,
+                                         const copy_hints& hints = {});
+
     std::size_t poll();
     [[nodiscard]] bool done(std::uint32_t slot);
     [[nodiscard]] bool finished(std::uint32_t slot);

@@ -185,6 +185,16 @@ std::vector<device_holder> find_holders(const hlthunk_api& api, unsigned index) 
     return holders;
 }
 
+std::uint64_t node_of_device(const hlthunk_api& api, const device_info& info) {
+    const int control = api.open_control(static_cast<int>(info.index), nullptr);
+    if (control < 0)
+        return 0;
+    const auto node = compute_node_of(link_of(fmt::format("/proc/self/fd/{}", control)));
+    api.close(control);
+    struct stat status {};
+    return ::stat(node.c_str(), &status) == 0 ? hl_device::node_of(status, info.bus_id) : 0;
+}
+
 result<std::shared_ptr<hl_device>> open_for_compute(const std::shared_ptr<const hlthunk_api>& api,
                                                     const device_info& info) {
     if (info.bus_id.empty())

@@ -33,15 +33,9 @@ std::uint64_t first_gap(const std::map<std::uint64_t, std::uint64_t>& taken, std
     return cursor < end && end - cursor >= size ? cursor : 0;
 }
 
-// A device node is known by its number, wherever it lies; anything else by its inode.
-std::uint64_t node_of(int fd, const std::string& bus_id) {
+std::uint64_t node_of_descriptor(int fd, const std::string& bus_id) {
     struct stat status {};
-    if (::fstat(fd, &status) != 0)
-        return 0;
-    const bool node = S_ISCHR(status.st_mode);
-    const std::uint64_t parts[] = {mix(bus_id.data(), bus_id.size()), node ? status.st_rdev : status.st_dev,
-                                   node ? 0 : status.st_ino};
-    return mix(parts, sizeof(parts));
+    return ::fstat(fd, &status) == 0 ? hl_device::node_of(status, bus_id) : 0;
 }
 
 constexpr std::string_view event_names[] = {"TPC assert",
@@ -58,9 +52,17 @@ constexpr std::string_view event_names[] = {"TPC assert",
 
 } // namespace
 
+// A device node is known by its number, wherever it lies; anything else by its inode.
+std::uint64_t hl_device::node_of(const struct stat& status, const std::string& bus_id) {
+    const bool node = S_ISCHR(status.st_mode);
+    const std::uint64_t parts[] = {mix(bus_id.data(), bus_id.size()), node ? status.st_rdev : status.st_dev,
+                                   node ? 0 : status.st_ino};
+    return mix(parts, sizeof(parts));
+}
+
 hl_device::hl_device(std::shared_ptr<const hlthunk_api> api, int fd, tenancy whose, identity who)
     : api_(std::move(api)), fd_(fd), forks_(fork_count()), whose_(whose), who_(std::move(who)),
-      node_(node_of(fd, who_.bus_id)) {
+      node_(node_of_descriptor(fd, who_.bus_id)) {
     const auto& row = traits();
     if (row.exports == export_call::physical) {
         slice_begin_ = device_address(who_.hw.dram_base_address);
@@ -133,7 +135,13 @@ result<device_memory> hl_device::allocate_mapped(std::uint64_t size) {
                                      fmt::format("hlthunk_device_memory_alloc of {} bytes on {}, {} free",
                                                  made.size_, who_.bus_id, usage().dram_free_mem),
                                      errno));
-    const auto hint = first_gap(taken_, slice_begin_.value(), slice_begin_.value() + slice_size_, made.size_);
+    // The owner of a context takes addresses from below; its guests have parts of the upper half.
+    const auto part =
+        whose_ == tenancy::guest
+            ? round_up(slice_size_ / 2 + slice_size_ / 2 / context_ledger::guests * place_, page_size())
+            : 0;
+    const auto hint =
+        first_gap(taken_, slice_begin_.value() + part, slice_begin_.value() + slice_size_, made.size_);
     const auto address = api_->device_memory_map(fd_, made.handle_, hint);
     if (address == 0) {
         const int reason = errno;
@@ -253,7 +261,8 @@ result<context_ledger*> hl_device::open_ledger() {
     return made->get();
 }
 
-void hl_device::join(std::shared_ptr<context_ledger> ledger, unsigned place) {
+void hl_device::join(std::shared_ptr<context_ledger> ledger, unsigned place, std::shared_ptr<void> host) {
+    host_ = std::move(host);
     place_ = place;
     kept_ledger_ = std::move(ledger);
     ledger_.store(kept_ledger_.get(), std::memory_order_release);

@@ -16,6 +16,7 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <sys/stat.h>
 
 namespace gaudi {
 
@@ -103,6 +104,7 @@ public:
     [[nodiscard]] tenancy whose() const { return whose_; }
     // Which device of this machine it is, whoever opened it: the same number in every process.
     [[nodiscard]] std::uint64_t node() const { return node_; }
+    [[nodiscard]] static std::uint64_t node_of(const struct stat& status, const std::string& bus_id);
     [[nodiscard]] const identity& who() const { return who_; }
     [[nodiscard]] const generation_traits& traits() const { return traits_of(who_.generation); }
     [[nodiscard]] std::uint64_t page_size() const;
@@ -119,8 +121,8 @@ public:
     // Shared with guests of this context, once there may be any.
     [[nodiscard]] context_ledger* ledger() const { return ledger_.load(std::memory_order_acquire); }
     result<context_ledger*> open_ledger();
-    // A guest takes its place.
-    void join(std::shared_ptr<context_ledger> ledger, unsigned place);
+    // A guest takes its place; `host` is what it must not outlive.
+    void join(std::shared_ptr<context_ledger> ledger, unsigned place, std::shared_ptr<void> host = {});
     void submitted(std::uint64_t sequence);
 
     // The one copy engine of this process on this context, if there is one: a second would not know what the
@@ -153,6 +155,7 @@ private:
     void forget_mapping(std::uint64_t address);
     [[nodiscard]] std::string pending_events();
 
+    std::shared_ptr<void> host_; // a guest's; first, so that it goes last
     std::shared_ptr<const hlthunk_api> api_;
     int fd_;
     const unsigned forks_; // a child must not undo what its parent did

@@ -155,6 +155,29 @@ result<void> broker::listen() {
     return {};
 }
 
+std::string device_name(std::uint64_t node) {
+    return fmt::format("gaudi-direct/device/{:016x}/{}", node, ::geteuid());
+}
+
+result<void> broker::offer(const std::shared_ptr<hl_device>& context) {
+    if (context->whose() != tenancy::opened || context->traits().exports == export_call::physical)
+        return tl::unexpected(error(errc::copies_absent,
+                                    fmt::format("{} is not this process's to share", context->who().bus_id)));
+    const std::lock_guard guard(mutex_);
+    std::erase_if(offered_, [](const auto& each) { return each.second.context.expired(); });
+    if (offered_.contains(context->node()))
+        return {};
+    auto made = listen_on(device_name(context->node()));
+    if (!made)
+        return tl::unexpected(
+            error(made.error().system_error() == EADDRINUSE ? errc::address_in_use : made.error().code(),
+                  made.error().observed(), made.error().system_error()));
+    if (auto added = add(made->get(), EPOLLIN); !added)
+        return added;
+    offered_[context->node()] = {context, lone_fd(std::move(*made))};
+    return {};
+}
+
 result<memory_handle> broker::share(device_address address, std::uint64_t length, bool apart) {
     if (length == 0)
         return tl::unexpected(error(errc::size_zero, "sharing 0 bytes"));

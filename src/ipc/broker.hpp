@@ -39,6 +39,8 @@ public:
 
     // `apart`: with a secret of its own.
     result<memory_handle> share(device_address address, std::uint64_t length, bool apart);
+    // Serves others that want to open the device.
+    result<void> offer(const std::shared_ptr<hl_device>& context);
     std::vector<lease_info> leases_of(device_address address, std::uint64_t secret = 0);
     // Marks the leases of the allocation and forgets that it is shared; with a secret: only what was opened
     // with that.
@@ -109,12 +111,14 @@ private:
     void run();
     // Whoever hung up is told afterwards, without the lock.
     void dispatch(int fd, std::vector<std::shared_ptr<hangup_watcher>>& hung_up);
-    void accept_all();
+    void accept_all(int listener);
     // Reads what the client sent. False: it has to go.
     bool serve(client& from);
     answer carry_out(client& from, const wire_request& asked, received_message& with, wire_reply& reply);
     answer open_lease(client& from, const wire_request& asked, wire_reply& reply);
     answer open_context(client& from, const wire_request& asked, wire_reply& reply);
+    answer open_device(client& from, const wire_request& asked, wire_reply& reply);
+    answer admit(client& from, const std::shared_ptr<hl_device>& context, wire_reply& reply);
     result<void> attach_slab(client& from, const wire_request& asked, received_message& with);
     result<void> start_copy(client& from, const wire_request& asked, const wire_reply& reply);
     result<void> open_window(std::uint64_t base, shared_allocation& of);
@@ -137,6 +141,11 @@ private:
     bool ending_ = false;
     ipc_settings settings_;
     std::map<std::uint64_t, shared_allocation> shared_; // by base
+    struct offered {
+        std::weak_ptr<hl_device> context;
+        lone_fd listener;
+    };
+    std::map<std::uint64_t, offered> offered_; // by node
     std::list<client> clients_;
     std::map<int, std::weak_ptr<hangup_watcher>> watched_;
 };

@@ -51,6 +51,7 @@ void broker::run() {
                 }
                 clients_.clear();
                 shared_.clear();
+                offered_.clear();
                 return;
             }
             pending = anything_pending();
@@ -85,7 +86,10 @@ void broker::dispatch(int fd, std::vector<std::shared_ptr<hangup_watcher>>& hung
         return;
     }
     if (fd == listener_.get())
-        return accept_all();
+        return accept_all(fd);
+    for (const auto& [node, each] : offered_)
+        if (fd == each.listener.get())
+            return accept_all(fd);
     if (const auto found = watched_.find(fd); found != watched_.end()) {
         if (auto watcher = found->second.lock())
             hung_up.push_back(std::move(watcher));
@@ -107,9 +111,9 @@ void broker::condemn(client& gone) {
             ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, each->get(), nullptr);
 }
 
-void broker::accept_all() {
+void broker::accept_all(int listener) {
     for (;;) {
-        unique_fd made(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+        unique_fd made(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
         if (!made)
             return;
         client fresh;
@@ -179,6 +183,8 @@ broker::answer broker::carry_out(client& from, const wire_request& asked, receiv
         return open_lease(from, asked, reply);
     case wire_ask::open_context:
         return open_context(from, asked, reply);
+    case wire_ask::open_device:
+        return open_device(from, asked, reply);
     case wire_ask::attach_slab:
         return nothing(attach_slab(from, asked, with));
     case wire_ask::copy_out:
@@ -263,16 +269,28 @@ broker::answer broker::open_context(client& from, const wire_request& asked, wir
     const auto device = find_open_device(known->device_index);
     if (!device || device->core()->whose() != tenancy::opened)
         return tl::unexpected(error(errc::copies_absent, "the device's context is not the owner's to give"));
-    const auto ledger = device->core()->open_ledger();
+    return admit(from, device->core(), reply);
+}
+
+broker::answer broker::open_device(client& from, const wire_request& asked, wire_reply& reply) {
+    const auto known = offered_.find(asked.offset);
+    const auto context = known != offered_.end() ? known->second.context.lock() : nullptr;
+    if (!context || context->lost())
+        return tl::unexpected(error(errc::device_unknown, "the device is not offered"));
+    return admit(from, context, reply);
+}
+
+broker::answer broker::admit(client& from, const std::shared_ptr<hl_device>& context, wire_reply& reply) {
+    const auto ledger = context->open_ledger();
     if (!ledger)
         return tl::unexpected(ledger.error());
     const auto place = (*ledger)->admit();
     if (!place)
         return tl::unexpected(
             error(errc::leases_exhausted, fmt::format("a context serves {} guests", context_ledger::guests)));
-    from.guests.push_back({device->core(), *place});
+    from.guests.push_back({context, *place});
     reply.place = *place;
-    return std::vector<int>{device->descriptor(), (*ledger)->descriptor()};
+    return std::vector<int>{context->fd(), (*ledger)->descriptor()};
 }
 
 result<void> broker::attach_slab(client& from, const wire_request& asked, received_message& with) {

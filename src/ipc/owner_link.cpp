@@ -29,7 +29,18 @@ error error_of(const wire_reply& reply, const process_identity& owner) {
 result<std::shared_ptr<owner_link>> owner_link::connect(const process_identity& owner,
                                                         const ipc_settings& settings,
                                                         std::function<void()> when_gone) {
-    auto socket = connect_to(broker_name(owner));
+    return connect(broker_name(owner), owner, settings, std::move(when_gone));
+}
+
+result<std::shared_ptr<owner_link>> owner_link::connect_to_device(std::uint64_t node,
+                                                                  const ipc_settings& settings) {
+    return connect(device_name(node), {}, settings, {});
+}
+
+result<std::shared_ptr<owner_link>> owner_link::connect(std::string_view name, const process_identity& owner,
+                                                        const ipc_settings& settings,
+                                                        std::function<void()> when_gone) {
+    auto socket = connect_to(name);
     if (!socket)
         return tl::unexpected(error(socket.error().code(),
                                     fmt::format("process {}: {}", owner.pid, socket.error().observed()),
@@ -176,7 +187,30 @@ result<void> owner_link::take_board(unique_fd descriptor) {
     return {};
 }
 
-result<copy_engine> owner_link::guest_engine(std::uint64_t node, unsigned device_index, std::uint32_t lease) {
+result<std::shared_ptr<hl_device>> owner_link::join(const std::shared_ptr<const hlthunk_api>& api,
+                                                    answered& passed, std::shared_ptr<void> host) {
+    auto ledger = context_ledger::of(std::move(passed.passed[1]));
+    if (!ledger)
+        return tl::unexpected(ledger.error());
+    const auto devices = discover(*api);
+    if (!devices)
+        return tl::unexpected(devices.error());
+    const auto bus_id = bus_id_of(*api, passed.passed[0].get());
+    const auto info = std::find_if(devices->begin(), devices->end(),
+                                   [&](const device_info& each) { return each.bus_id == bus_id; });
+    if (info == devices->end())
+        return tl::unexpected(
+            error(errc::device_unknown, fmt::format("a device of another process, bus id '{}'", bus_id)));
+    const int descriptor = passed.passed[0].get();
+    auto guest = attach(api, descriptor, *info, tenancy::guest);
+    if (!guest)
+        return tl::unexpected(guest.error());
+    (void)passed.passed[0].release(); // it is the guest's now
+    (*guest)->join(*ledger, passed.reply.place, std::move(host));
+    return guest;
+}
+
+result<copy_engine> owner_link::guest_engine(std::uint64_t node, std::uint32_t lease) {
     const std::lock_guard guard(guests_mutex_);
     if (const auto found = guests_.find(node); found != guests_.end())
         return found->second;
@@ -191,27 +225,12 @@ result<copy_engine> owner_link::guest_engine(std::uint64_t node, unsigned device
             refused_.emplace(node, answer.error());
         return tl::unexpected(answer.error());
     }
-    auto ledger = context_ledger::of(std::move(answer->passed[1]));
-    if (!ledger)
-        return tl::unexpected(ledger.error());
     const auto api = registry::self().api();
     if (!api)
         return tl::unexpected(api.error());
-    const auto devices = discover(**api);
-    if (!devices)
-        return tl::unexpected(devices.error());
-    const auto bus_id = bus_id_of(**api, answer->passed[0].get());
-    const auto info = std::find_if(devices->begin(), devices->end(),
-                                   [&](const device_info& each) { return each.bus_id == bus_id; });
-    if (info == devices->end())
-        return tl::unexpected(error(errc::device_unknown, fmt::format("device {} of process {}, bus id '{}'",
-                                                                      device_index, owner_.pid, bus_id)));
-    const int descriptor = answer->passed[0].get();
-    auto guest = attach(*api, descriptor, *info, tenancy::guest);
+    auto guest = join(*api, *answer);
     if (!guest)
         return tl::unexpected(guest.error());
-    (void)answer->passed[0].release(); // it is the guest's now
-    (*guest)->join(*ledger, answer->reply.place);
     auto core = copy_core::make(*guest, nullptr, {});
     if (!core) {
         refused_.emplace(node, core.error());

@@ -10,6 +10,7 @@
 namespace gaudi {
 
 class hl_device;
+class hlthunk_api;
 
 // An importer's connection to one owner. Requests may be made from any thread; answers come in any order.
 class owner_link : public hangup_watcher, public std::enable_shared_from_this<owner_link> {
@@ -17,6 +18,9 @@ public:
     // errc::peer_gone, peer_refused.
     static result<std::shared_ptr<owner_link>>
     connect(const process_identity& owner, const ipc_settings& settings, std::function<void()> when_gone);
+    // To whoever offers the device.
+    static result<std::shared_ptr<owner_link>> connect_to_device(std::uint64_t node,
+                                                                 const ipc_settings& settings);
     owner_link(lone_fd socket, process_identity owner, const ipc_settings& settings)
         : owner_(owner), settings_(settings), socket_(std::move(socket)) {}
     ~owner_link() override;
@@ -42,8 +46,11 @@ public:
     // The board, once the first lease brought it.
     [[nodiscard]] lease_word* board();
     result<void> take_board(unique_fd descriptor);
+    // The context that an answer passed: descriptor, ledger and place.
+    static result<std::shared_ptr<hl_device>> join(const std::shared_ptr<const hlthunk_api>& api,
+                                                   answered& passed, std::shared_ptr<void> host = {});
     // An engine on the owner's device, by the lease of memory on it.
-    result<copy_engine> guest_engine(std::uint64_t node, unsigned device_index, std::uint32_t lease);
+    result<copy_engine> guest_engine(std::uint64_t node, std::uint32_t lease);
     // Room that both sides see, for copies that the owner makes.
     struct slab {
         std::span<std::byte> bytes;
@@ -56,6 +63,9 @@ public:
     void hung_up() override;
 
 private:
+    static result<std::shared_ptr<owner_link>> connect(std::string_view name, const process_identity& owner,
+                                                       const ipc_settings& settings,
+                                                       std::function<void()> when_gone);
     result<void> collect();
     result<answered> fetched(const wire_reply& reply, received_message& with);
 

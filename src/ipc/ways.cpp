@@ -55,6 +55,15 @@ result<copy_ticket> unchecked(const copy_engine& engine, device_address to, devi
     return copy_ticket(engine.core(), *slot);
 }
 
+// Where this process is on the same context, whoever opened it.
+std::optional<copy_engine> own_engine(std::uint64_t node) {
+    for (const auto& device : registry::self().all_open())
+        if (device->core()->node() == node)
+            if (auto engine = device->copies())
+                return *engine;
+    return std::nullopt;
+}
+
 // Whether another way is worth a try: not where the request itself is wrong, or one of its sides is gone.
 bool is_final(const error& why) {
     return why.kind() == error_kind::invalid || why.kind() == error_kind::peer_gone ||
@@ -110,11 +119,18 @@ importer::started importer::by_context(const std::shared_ptr<lease_core>& lease,
                               unchecked(*engine, write ? remote : local.device, write ? local.device : remote,
                                         length, copy_direction::within));
     }
-    auto guest = lease->link()->guest_engine(handle.device, handle.device_index, lease->slot());
-    if (!guest)
-        return tl::unexpected(guest.error());
-    return engine_started(lease, ipc_way::context,
-                          write ? guest->write(remote, local.host) : guest->read(local.host, remote));
+    auto engine = own_engine(handle.device);
+    if (!engine) {
+        auto guest = lease->link()->guest_engine(handle.device, lease->slot());
+        if (!guest)
+            return tl::unexpected(guest.error());
+        engine = std::move(*guest);
+    }
+    const auto slot = write ? engine->core()->write_unchecked(remote, local.host)
+                            : engine->core()->read_unchecked(local.host, remote);
+    if (!slot)
+        return tl::unexpected(slot.error());
+    return std::make_unique<engine_transfer>(lease, ipc_way::context, copy_ticket(engine->core(), *slot));
 }
 
 importer::started importer::by_import(const std::shared_ptr<lease_core>& lease, bool write, const end& local,
@@ -198,7 +214,7 @@ importer::started importer::by_staging(const std::shared_ptr<lease_core>& lease,
     auto near = (*own)->copies();
     if (!near)
         return tl::unexpected(near.error());
-    auto far = lease->link()->guest_engine(handle.device, handle.device_index, lease->slot());
+    auto far = lease->link()->guest_engine(handle.device, lease->slot());
     if (!far)
         return tl::unexpected(far.error());
     mapping memory;

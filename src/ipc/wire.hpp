@@ -15,7 +15,8 @@ enum class wire_ask : std::uint16_t {
     open_context,   // lease: the device it lies on; answered with the device's descriptor and its ledger
     attach_slab,    // passes shared memory of `length` bytes that copies go through
     copy_out,       // lease: [offset, offset + length) to slab_offset
-    copy_in         // and back
+    copy_in,        // and back
+    open_device     // offset: the node; answered as open_context
 };
 
 struct wire_head {
@@ -67,5 +68,7 @@ struct lease_word {
 constexpr std::uint32_t leases_per_client = 4096;
 
 [[nodiscard]] std::string broker_name(const process_identity& owner);
+// Where a device that is offered to others is served.
+[[nodiscard]] std::string device_name(std::uint64_t node);
 
 } // namespace gaudi

@@ -170,6 +170,67 @@ TEST_F(ipc_test, part_of_a_buffer_is_shared_and_no_more) {
     EXPECT_EQ(share(device_buffer()).error().code(), errc::not_allocated);
 }
 
+// Two processes with memory on one device: the second joins the first's context.
+TEST_F(ipc_test, two_processes_on_one_device) {
+    describe("gaudis = 1\nhcas = 0");
+    gate offered, over;
+    int ends[2];
+    ASSERT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
+    child first([&] {
+        const auto card = expect(open_device(by_index{0}));
+        expect(offer_device(*card));
+        auto buffer = expect(card->heap().allocate(5 * mebibyte));
+        auto engine = expect(card->copies());
+        expect(expect(engine.write(buffer.address(), pattern(5 * mebibyte, 1))).wait());
+        const auto handle = expect(share(buffer));
+        if (::send(ends[1], &handle, sizeof(handle), 0) != sizeof(handle))
+            return 1;
+        memory_handle theirs; // and the owner imports its guest's memory
+        if (::recv(ends[1], &theirs, sizeof(theirs), 0) != sizeof(theirs))
+            return 2;
+        auto imported = expect(import_memory(theirs));
+        std::vector<std::byte> seen(mebibyte);
+        auto reading = expect(imported.read(seen));
+        if (!reading.wait() || reading.way() != ipc_way::context || seen != pattern(mebibyte, 3))
+            return 3;
+        offered.open();
+        if (!over.wait())
+            return 4;
+        std::vector<std::byte> mine(5 * mebibyte);
+        expect(expect(engine.read(mine, buffer.address())).wait());
+        buffer = {};
+        stop_ipc();
+        return mine == pattern(5 * mebibyte, 2) ? 0 : 5;
+    });
+    memory_handle handle;
+    ASSERT_EQ(::recv(ends[0], &handle, sizeof(handle), 0), static_cast<ssize_t>(sizeof(handle)));
+    {
+        const auto card = expect(open_device(by_index{0})); // busy, and joined
+        auto engine = expect(card->copies());
+        auto own = expect(card->heap().allocate(5 * mebibyte));
+        auto small = expect(card->heap().allocate(mebibyte));
+        expect(expect(engine.write(small.address(), pattern(mebibyte, 3))).wait());
+        const auto theirs = expect(share(small));
+        ASSERT_EQ(::send(ends[0], &theirs, sizeof(theirs), 0), static_cast<ssize_t>(sizeof(theirs)));
+        ASSERT_TRUE(offered.wait());
+        auto imported = expect(import_memory(handle));
+        auto reading = expect(imported.read(own.address(), 0, 5 * mebibyte));
+        EXPECT_EQ(reading.way(), ipc_way::context);
+        expect(reading.wait());
+        std::vector<std::byte> seen(5 * mebibyte);
+        expect(expect(engine.read(seen, own.address())).wait());
+        EXPECT_EQ(seen, pattern(5 * mebibyte, 1));
+        expect(expect(engine.write(own.address(), pattern(5 * mebibyte, 2))).wait());
+        expect(expect(imported.write(0, own.address(), 5 * mebibyte)).wait());
+    }
+    stop_ipc();
+    over.open();
+    EXPECT_EQ(first.wait(), 0);
+    ::close(ends[0]);
+    ::close(ends[1]);
+    EXPECT_TRUE(open_device(by_index{0})) << "free again";
+}
+
 // Both submit on one context at the same time, more than the driver takes: nobody may end up inside hl-thunk,
 // where the 65th spins.
 TEST_F(ipc_test, a_guest_and_the_owner_share_the_queues) {

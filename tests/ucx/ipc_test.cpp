@@ -26,6 +26,10 @@ INSTANTIATE_TEST_SUITE_P(
         ipc_case{"nic_1_23", "1.23", "gaudis = 2\nhcas = 1\n", "", nic},
         ipc_case{"staged_1_22", "1.22", "gaudis = 2\nhcas = 0\n", "", staged},
         ipc_case{"staged_1_23", "1.23", "gaudis = 2\nhcas = 0\n", "", staged},
+        ipc_case{"one_device_1_22", "1.22", "gaudis = 1\nhcas = 1\n", "UCX_GAUDI_COPY_SHARE_DEVICE=y",
+                 context},
+        ipc_case{"one_device_1_23", "1.23", "gaudis = 1\nhcas = 1\n", "UCX_GAUDI_COPY_SHARE_DEVICE=y",
+                 context},
         ipc_case{"proxy_1_22", "1.22", "gaudis = 2\nhcas = 0\n", "UCX_GAUDI_IPC_GIVE=nothing", proxy},
         ipc_case{"proxy_1_23", "1.23", "gaudis = 2\nhcas = 0\n", "UCX_GAUDI_IPC_GIVE=nothing", proxy}),
     [](const auto& each) { return std::string(each.param.name); });
@@ -61,6 +65,9 @@ TEST_F(ucx_test, gaudi_dma_stands_alone_and_beside_the_others) {
                     fmt::format("{} --rounds 1 --operations put,get,tag,am --sizes 1,4099,1m,9m", UCP_PEERS),
                     variables);
             EXPECT_EQ(done.status, 0) << done.output;
+            const auto counted = ways_of();
+            const bool alone = std::string_view(transports).find("gaudi_cpy") == std::string_view::npos;
+            EXPECT_TRUE(!alone || counted.dma >= 4U * 9 << 20) << counted.dma;
         }
 }
 

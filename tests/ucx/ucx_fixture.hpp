@@ -59,7 +59,7 @@ protected:
 
     // Sums of what the virtual NIC reported, and what our component printed.
     struct ways {
-        std::uint64_t bytes = 0, from_dmabuf = 0, to_dmabuf = 0, staged = 0, exports = 0;
+        std::uint64_t bytes = 0, from_dmabuf = 0, to_dmabuf = 0, staged = 0, exports = 0, dma = 0;
     };
     // Each process writes into a file of its own: lines of two would mingle.
     [[nodiscard]] std::vector<std::string> counting() {
@@ -82,7 +82,7 @@ protected:
             sum.to_dmabuf += counted["bytes_to_dmabuf"].get<std::uint64_t>();
         }
         const std::regex printed(
-            R"((\d+) DMA-BUFs given; copied (\d+) bytes short, (\d+) bcopy, (\d+) zcopy)");
+            R"((\d+) DMA-BUFs given; copied (\d+) bytes short, (\d+) bcopy, (\d+) zcopy.* (\d+) by gaudi_dma)");
         for (const auto& each : std::filesystem::directory_iterator(root())) {
             if (!each.path().filename().string().starts_with("ucx.log."))
                 continue;
@@ -92,6 +92,7 @@ protected:
                 if (std::regex_search(line, match, printed)) {
                     sum.exports += std::stoull(match[1]);
                     sum.staged += std::stoull(match[2]) + std::stoull(match[3]) + std::stoull(match[4]);
+                    sum.dma += std::stoull(match[5]);
                 }
         }
         return sum;

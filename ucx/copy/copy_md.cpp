@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "ucx/copy/copy_md.hpp"
 
+#include <gaudi/ipc.hpp>
+
 #include "ucx/base/publisher.hpp"
 #include "ucx/base/settings.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <string_view>
+#include <thread>
 #include <unistd.h>
 
 namespace gaudi_ucx {
@@ -78,8 +82,20 @@ gaudi::result<std::shared_ptr<gaudi::device>> device_for(uct_gaudi_copy_md_t& md
             !device->lost())
             return device;
     auto made = gaudi::open_device(choice);
-    if (made)
-        md.opened.insert_or_assign((*made)->info().index, *made);
+    // Whoever opened it may be about to offer it.
+    for (int tries = 0;
+         md.share_device && !made && made.error().code() == gaudi::errc::device_busy && tries < 100;
+         ++tries) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        made = gaudi::open_device(choice);
+    }
+    if (!made)
+        return made;
+    md.opened.insert_or_assign((*made)->info().index, *made);
+    if (md.share_device)
+        if (const auto offered = gaudi::offer_device(**made);
+            !offered) // a guest itself, or a first generation
+            gaudi_log(*md.module, DEBUG, "{}", offered.error().message());
     return made;
 }
 
@@ -343,6 +359,7 @@ std::string apply(uct_gaudi_copy_md_t& md, const uct_gaudi_copy_md_config_t& con
     md.dmabuf = static_cast<ucs_ternary_auto_value_t>(config.dmabuf);
     md.copies.queues = config.queues;
     md.statistics = config.statistics != 0;
+    md.share_device = config.share_device != 0;
     md.nic_max = md.dmabuf != UCS_NO ? config.nic_max : 0; // it takes one
     return {};
 }
@@ -468,6 +485,12 @@ ucs_config_field_t* md_settings(const ucx_api& ucx) {
          "registers\n"
          "DMA-BUFs: a few bytes take a fraction of the time that the device's engines need. 0: none.",
          offsetof(config, nic_max), type.bytes()},
+        {"SHARE_DEVICE", "n",
+         "Let other processes of this user allocate on a device that this one has open, and join one that "
+         "is\n"
+         "busy where its owner allows it. The driver has one context for them all: they must trust each "
+         "other.",
+         offsetof(config, share_device), type.boolean()},
         {"STATISTICS", "n", "Print what was allocated, exported and copied when a memory domain is closed.",
          offsetof(config, statistics), type.boolean()},
         {nullptr, nullptr, nullptr, 0, {}}};

@@ -22,6 +22,7 @@ struct uct_gaudi_copy_md_config_t {
     char* log_level;
     int statistics;
     size_t nic_max;
+    int share_device;
 };
 
 // Memory that was registered, allocated, or both. Host memory is pinned for an engine when it is first used
@@ -45,6 +46,7 @@ struct uct_gaudi_copy_md_t {
     std::size_t heap_chunk;
     gaudi::copy_options copies;
     bool statistics;
+    bool share_device;   // with other processes of this user
     std::size_t nic_max; // largest copy that goes through a NIC in loopback, where there is one
     std::mutex mutex;
     std::vector<std::shared_ptr<gaudi::device>> attached; // SynapseAI's, kept known while this domain lives
