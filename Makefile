@@ -9,7 +9,7 @@ SOURCES := $(shell find abi include src ucx lab tools examples tests bench -name
 CTEST := ctest --output-on-failure --no-tests=error --timeout 300
 TEST_ENV = unset GAUDI_LAB GAUDI_LAB_ROOT GAUDI_LAB_TRACE GAUDI_LAB_FAULTS GAUDI_DIRECT_HLTHUNK HLS_MODULE_ID HABANA_VISIBLE_DEVICES HABANA_VISIBLE_MODULES;
 
-.PHONY: release ucx setup setup-full build-% demo test test-full bench install format format-check lint help clean $(LABELS:%=test-%)
+.PHONY: release ucx setup setup-full build-% demo test test-full fuzz bench install format format-check lint help clean $(LABELS:%=test-%)
 
 release: setup ## build what users install, into build/release/bin and build/release/lib
 	@.ci/ucx || echo "ucx: not there, so the UCX plugin and its part of the demo are left out; make ucx tries again"
@@ -38,6 +38,15 @@ test-full: setup-full test build-tsan build-clang ## also the slow campaigns, th
 	@$(TEST_ENV) cd build/release && $(CTEST) -L full
 	@$(TEST_ENV) cd build/tsan && TSAN_OPTIONS="suppressions=$(CURDIR)/tests/tsan.supp die_after_fork=0" $(CTEST) -LE 'full|slow|no_tsan'
 	@$(TEST_ENV) cd build/clang && $(CTEST) -LE 'full|slow'
+	@$(MAKE) --no-print-directory fuzz
+
+FUZZ_SECONDS ?= 300
+fuzz: setup-full ## libFuzzer on handles and on the broker's messages, FUZZ_SECONDS each
+	@[ -f build/fuzz/build.ninja ] || cmake --preset fuzz >/dev/null
+	@cmake --build build/fuzz --target fuzzers -- --quiet
+	@for each in handle broker; do mkdir -p build/fuzz/corpus/$$each; \
+	 build/fuzz/bin/fuzz_$$each -max_total_time=$(FUZZ_SECONDS) -timeout=20 -verbosity=0 -print_final_stats=1 -artifact_prefix=build/fuzz/ \
+	 build/fuzz/corpus/$$each tests/fuzz/corpus/$$each || exit 1; done
 
 $(LABELS:%=test-%): test-%: setup ucx build-release ## the tests of one label
 	@$(TEST_ENV) cd build/release && $(CTEST) -L '^$*$$'
@@ -48,6 +57,8 @@ bench: setup ucx ## measure; a table with the limit of the same run beside each 
 	@build/release/bin/gaudi-direct lab run --lab bench --gaudis 1 --generation gaudi2 -- build/release/bin/bench_device_layer; \
 	 status=$$?; build/release/bin/gaudi-direct lab clean bench; exit $$status
 	@build/release/bin/gaudi-direct lab run --lab bench --gaudis 2 --generation gaudi2 -- build/release/bin/bench_connections; \
+	 status=$$?; build/release/bin/gaudi-direct lab clean bench; exit $$status
+	@build/release/bin/gaudi-direct lab run --lab bench --config bench/ipc.lab -- build/release/bin/bench_ipc; \
 	 status=$$?; build/release/bin/gaudi-direct lab clean bench; exit $$status
 	@build/release/bin/gaudi-direct lab run --lab bench --gaudis 2 --generation gaudi2 --hcas 1 --ucx .deps/ucx/1.23.0 -- build/release/bin/bench_ucx; \
 	 status=$$?; build/release/bin/gaudi-direct lab clean bench; exit $$status

@@ -140,15 +140,122 @@ void questions(table& results) {
 
 } // namespace
 
+// gaudi_dma beside the engine below it.
+void dma(table& results) {
+    using namespace testing_ucx;
+    memory_domain domain("gaudi_copy", "gaudi_copy");
+    constexpr std::size_t whole = 256 << 20;
+    const allocated memory(domain, whole);
+    std::vector<std::byte> host(whole, std::byte{1});
+    uct_md_mem_reg_params_t params{};
+    uct_mem_h memh = nullptr;
+    check(uct_md_mem_reg_v2(domain.md, host.data(), whole, &params, &memh), "uct_md_mem_reg_v2");
+    auto engine = gaudi::expect(gaudi::expect(gaudi::open_device())->copies());
+    const auto all = [&](copier& with, std::size_t size) {
+        std::vector<finished> done(whole / size);
+        for (std::size_t i = 0; i < done.size(); ++i) {
+            uct_iov_t iov{host.data() + i * size, size, memh, 0, 1};
+            while (uct_ep_put_zcopy(with.ep, &iov, 1, memory.number() + i * size, UCT_INVALID_RKEY,
+                                    &done[i].comp) == UCS_ERR_NO_RESOURCE)
+                with.progress();
+        }
+        while (uct_iface_flush(with.iface, 0, nullptr) == UCS_INPROGRESS)
+            with.progress();
+    };
+    ::setenv("UCX_GAUDI_DMA_QUEUES", "1", 1);
+    copier one(domain, "gaudi_dma", "gaudi_dma");
+    ::unsetenv("UCX_GAUDI_DMA_QUEUES");
+    copier four(domain, "gaudi_dma", "gaudi_dma");
+    auto pinned = gaudi::expect(engine.pin(host));
+    for (const std::size_t size : {std::size_t{1} << 20, std::size_t{16} << 20, std::size_t{64} << 20}) {
+        double by_engine = 0, by_four = 0, by_one = 0;
+        for (int round = 0; round < 7; ++round) {
+            by_engine = std::max(by_engine, bench::gigabytes_per_second(
+                                                [&] {
+                                                    std::vector<gaudi::copy_ticket> tickets;
+                                                    for (std::size_t i = 0; i < whole / size; ++i)
+                                                        tickets.push_back(gaudi::expect(engine.write(
+                                                            gaudi::device_address(memory.number() + i * size),
+                                                            std::span(host).subspan(i * size, size))));
+                                                    for (auto& each : tickets)
+                                                        gaudi::expect(each.wait());
+                                                },
+                                                whole));
+            by_four = std::max(by_four, bench::gigabytes_per_second([&] { all(four, size); }, whole));
+            by_one = std::max(by_one, bench::gigabytes_per_second([&] { all(one, size); }, whole));
+        }
+        results.row(
+            fmt::format("gaudi_dma, put of {} MiB", size >> 20), fmt::format("{:.1f} GB/s", by_four),
+            fmt::format("copy engine: {:.1f} GB/s; ratio {:.2f}, goal 0.95", by_engine, by_four / by_engine),
+            by_four / by_engine >= 0.95);
+        results.row(fmt::format("  four queues beside one, {} MiB", size >> 20),
+                    fmt::format("{:.1f} GB/s", by_four),
+                    fmt::format("one: {:.1f} GB/s; ratio {:.2f}, goal 1", by_one, by_four / by_one),
+                    by_four / by_one >= 0.97);
+    }
+    // Large enough that none of them ends meanwhile.
+    std::vector<finished> done(64);
+    double post = 0;
+    for (auto& each : done) {
+        uct_iov_t iov{host.data(), 4 << 20, memh, 0, 1};
+        const auto begin = bench::clock::now();
+        uct_ep_put_zcopy(four.ep, &iov, 1, memory.number(), UCT_INVALID_RKEY, &each.comp);
+        post += std::chrono::duration<double, std::nano>(bench::clock::now() - begin).count();
+    }
+    while (uct_iface_flush(four.iface, 0, nullptr) == UCS_INPROGRESS)
+        four.progress();
+    post /= static_cast<double>(done.size());
+    results.row("gaudi_dma, submission of a copy", fmt::format("{:.0f} ns", post), "goal 1000 ns",
+                post <= 1000);
+    const auto idle = bench::nanoseconds_per([&](std::size_t) { uct_iface_progress(four.iface); });
+    results.row("gaudi_dma, progress with nothing to do", fmt::format("{:.1f} ns", idle), "goal 20 ns",
+                idle <= 20);
+    // The same computation alone and while the device copies 1 GiB.
+    const auto compute = [] {
+        std::uint64_t state = 1;
+        for (int i = 0; i < 20000000; ++i)
+            state = state * 6364136223846793005 + 1442695040888963407;
+        return state;
+    };
+    const allocated gibibyte(domain, 1 << 30);
+    std::vector<std::byte> source(1 << 30, std::byte{1});
+    uct_mem_h large = nullptr;
+    check(uct_md_mem_reg_v2(domain.md, source.data(), source.size(), &params, &large), "uct_md_mem_reg_v2");
+    volatile std::uint64_t sink = compute();
+    auto begin = bench::clock::now();
+    sink = compute();
+    const std::chrono::duration<double, std::milli> alone = bench::clock::now() - begin;
+    finished over;
+    uct_iov_t iov{source.data(), source.size(), large, 0, 1};
+    begin = bench::clock::now();
+    uct_ep_put_zcopy(one.ep, &iov, 1, gibibyte.number(), UCT_INVALID_RKEY, &over.comp);
+    const std::chrono::duration<double, std::micro> posted = bench::clock::now() - begin;
+    begin = bench::clock::now();
+    sink = compute();
+    const std::chrono::duration<double, std::milli> beside = bench::clock::now() - begin;
+    const bool overlapped = over.times == 0;
+    while (over.times == 0)
+        one.progress();
+    (void)sink;
+    results.row("computation while 1 GiB is copied",
+                fmt::format("{:.1f} ms, posted in {:.0f} us", beside.count(), posted.count()),
+                fmt::format("alone: {:.1f} ms; ratio {:.2f}{}", alone.count(), beside / alone,
+                            overlapped ? "" : "; the copy was over first"));
+    uct_md_mem_dereg(domain.md, large);
+    uct_md_mem_dereg(domain.md, memh);
+}
+
 int main() {
     ::setenv("UCX_MEM_MMAP_HOOK_MODE", "reloc", 0);
     table results("UCX 1.23 with libuct_gaudi, two processes on one host, a Gaudi each");
     questions(results);
+    dma(results);
     for (const auto* test : {"tag_bw", "ucp_put_bw", "ucp_get"})
         for (const auto* size : {"1048576", "16777216"})
             bandwidth(results, "rc_verbs (zero-copy)", "rc_v", test, size, 0.95);
     for (const auto* size : {"1048576", "16777216"}) {
         bandwidth(results, "shared memory and cma (staged)", "posix,cma", "tag_bw", size, 0.8);
+        bandwidth(results, "gaudi_ipc, cma for host memory", "posix,cma,gaudi_ipc", "tag_bw", size, 1.3);
         bandwidth(results, "tcp (staged)", "tcp", "tag_bw", size, 0.8);
     }
     const auto [host, gaudi] = compare("rc_v", "-t tag_lat -s 8 -n 5000", average_latency, false);

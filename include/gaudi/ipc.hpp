@@ -183,6 +183,7 @@ struct process_name {
 
 struct ipc_statistics {
     std::uint64_t shared = 0, leases = 0;            // as owner, alive
+    std::uint64_t leases_given = 0;                  // since the broker began
     std::uint64_t hits = 0, misses = 0, evicted = 0; // of the imports that are kept
     std::uint64_t imports = 0;                       // alive
     std::array<std::uint64_t, ipc_ways> bytes{};     // copied, by way

@@ -143,6 +143,11 @@ void broker::unwatch(int socket) {
         ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, socket, nullptr);
 }
 
+result<void> broker::begin_to_listen() {
+    const std::lock_guard guard(mutex_);
+    return listen();
+}
+
 result<void> broker::listen() {
     if (listener_)
         return {};
@@ -286,6 +291,7 @@ bool broker::memory_goes(device_address base, std::uint64_t length) {
 void broker::count(ipc_statistics& into) {
     const std::lock_guard guard(mutex_);
     into.shared = shared_.size();
+    into.leases_given = leases_given_;
     for (const auto& each : clients_)
         into.leases += each.leases.size();
 }

@@ -39,6 +39,8 @@ public:
 
     // `apart`: with a secret of its own.
     result<memory_handle> share(device_address address, std::uint64_t length, bool apart);
+    // Begins to serve; share() does by itself.
+    result<void> begin_to_listen();
     // Serves others that want to open the device.
     result<void> offer(const std::shared_ptr<hl_device>& context);
     std::vector<lease_info> leases_of(device_address address, std::uint64_t secret = 0);
@@ -147,6 +149,7 @@ private:
     };
     std::map<std::uint64_t, offered> offered_; // by node
     std::list<client> clients_;
+    std::uint64_t leases_given_ = 0;
     std::map<int, std::weak_ptr<hangup_watcher>> watched_;
 };
 

@@ -229,6 +229,7 @@ broker::answer broker::open_lease(client& from, const wire_request& asked, wire_
     from.word(from.next_slot).revoked.store(0);
     from.word(from.next_slot).in_flight.store(0);
     reply.lease = from.next_slot;
+    ++leases_given_;
     from.next_slot = (from.next_slot + 1) % leases_per_client;
     if ((asked.wants & wants_board) != 0) {
         reply.given |= wants_board;

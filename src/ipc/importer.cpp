@@ -147,10 +147,10 @@ void importer::drop_all() {
 
 void importer::count(ipc_statistics& into) {
     const std::lock_guard guard(mutex_);
-    const auto shared = into.shared, leases = into.leases;
-    into = counts_;
-    into.shared = shared;
-    into.leases = leases;
+    into.hits = counts_.hits;
+    into.misses = counts_.misses;
+    into.evicted = counts_.evicted;
+    into.bytes = counts_.bytes;
     into.imports = static_cast<std::uint64_t>(std::count_if(
         in_use_.begin(), in_use_.end(), [](const auto& each) { return !each.second.expired(); }));
 }

@@ -66,6 +66,11 @@ owner_link::~owner_link() {
         service->unwatch(socket_.get());
 }
 
+void owner_link::give_up() {
+    gone_.store(true, std::memory_order_release);
+    ::shutdown(socket_.get(), SHUT_RDWR); // the thread hears it, and lets go of the rest
+}
+
 void owner_link::hung_up() {
     gone_.store(true, std::memory_order_release);
     {

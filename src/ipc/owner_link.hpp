@@ -60,6 +60,8 @@ public:
     result<std::optional<slab>> take_slab(); // nothing: all are in use
     void return_slab(std::uint64_t offset);
 
+    // It does not answer: nothing more is asked of it, and what it still does goes nowhere.
+    void give_up();
     void hung_up() override;
 
 private:

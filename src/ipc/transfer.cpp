@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <fmt/format.h>
 #include <thread>
 
 namespace gaudi {
@@ -225,12 +226,21 @@ public:
         if (!id)
             return tl::unexpected(id.error());
         ids_[slab] = *id;
+        asked_[slab] = clock::now();
         return {};
     }
     std::optional<result<void>> look(unsigned slab) override {
-        auto answer = lease_->link()->answer_to(ids_[slab]);
-        if (!answer)
-            return std::nullopt;
+        const auto& link = lease_->link();
+        auto answer = link->answer_to(ids_[slab]);
+        if (!answer) {
+            const auto patience = link->settings().patience;
+            if (clock::now() - asked_[slab] < patience)
+                return std::nullopt;
+            link->give_up(); // what it might still write must not meet the next copy
+            return result<void>(
+                tl::unexpected(error(errc::peer_silent, fmt::format("process {}, waited {} ms",
+                                                                    link->owner().pid, patience.count()))));
+        }
         if (!*answer)
             return result<void>(tl::unexpected(answer->error()));
         return result<void>();
@@ -241,6 +251,7 @@ private:
     std::uint64_t offset_;
     bool source_;
     std::array<std::uint64_t, pipeline::slabs> slab_offsets_{}, ids_{};
+    std::array<clock::time_point, pipeline::slabs> asked_{};
 };
 
 } // namespace

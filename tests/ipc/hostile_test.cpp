@@ -148,6 +148,17 @@ TEST_F(ipc_test, an_owner_that_does_not_answer) {
     std::vector<std::byte> seen(4096);
     expect(expect(imported.read(seen)).wait());
     EXPECT_EQ(seen, pattern(4096, 1)) << "an answer that came too late disturbs nobody";
+    // The same in the middle of a copy that the owner makes.
+    ::kill(other.process().pid(), SIGSTOP);
+    ASSERT_EQ(::waitid(P_PID, static_cast<id_t>(other.process().pid()), &stopped, WSTOPPED | WNOWAIT), 0);
+    const auto left = expect(imported.read(seen)).wait();
+    ::kill(other.process().pid(), SIGCONT);
+    ASSERT_FALSE(left);
+    EXPECT_EQ(left.error().code(), errc::peer_silent);
+    EXPECT_TRUE(imported.gone());
+    auto again = expect(import_memory(handle, {ipc_way::proxy}));
+    expect(expect(again.read(seen)).wait());
+    EXPECT_EQ(seen, pattern(4096, 1));
 }
 
 TEST_F(ipc_test, no_descriptor_left) {

@@ -140,6 +140,54 @@ TEST_F(ipc_test, zero_copy_can_be_required) {
         << refused.error().message();
 }
 
+TEST_F(ipc_test, other_generations_by_the_ways_they_have) {
+    struct generation_case {
+        const char* name;
+        std::vector<ipc_way> possible, impossible;
+    };
+    for (const auto& [name, possible, impossible] :
+         {generation_case{"gaudi", {ipc_way::context, ipc_way::nic, ipc_way::proxy}, {}},
+          generation_case{"gaudi3", {ipc_way::nic}, {ipc_way::context, ipc_way::proxy}}}) {
+        SCOPED_TRACE(name);
+        describe(fmt::format("gaudis = 2\nhcas = 1\ngeneration = {}", name));
+        gate over;
+        int ends[2];
+        ASSERT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
+        child other([&] { // memory without contents of its own: Gaudi3 has no engine to fill it with
+            const auto card = expect(open_device(by_index{0}));
+            auto buffer = expect(card->heap().allocate(mebibyte));
+            const auto handle = expect(share(buffer));
+            if (::send(ends[1], &handle, sizeof(handle), 0) != sizeof(handle) || !over.wait())
+                return 1;
+            buffer = {};
+            stop_ipc();
+            return 0;
+        });
+        memory_handle handle;
+        ASSERT_EQ(::recv(ends[0], &handle, sizeof(handle), 0), static_cast<ssize_t>(sizeof(handle)));
+        std::vector<std::byte> seen(mebibyte);
+        for (const auto way : possible) {
+            auto imported = expect(import_memory(handle, {way}));
+            const auto bytes = pattern(mebibyte, static_cast<unsigned>(way));
+            expect(expect(imported.write(0, bytes)).wait());
+            expect(expect(imported.read(seen)).wait());
+            EXPECT_EQ(seen, bytes) << name_of(way);
+        }
+        for (const auto way : impossible) {
+            auto imported = expect(import_memory(handle, {way}));
+            auto begun = imported.read(seen);
+            const auto outcome = begun ? begun->wait() : result<void>(tl::unexpected(begun.error()));
+            ASSERT_FALSE(outcome) << name_of(way);
+            EXPECT_EQ(outcome.error().code(), errc::copies_absent) << outcome.error().message();
+        }
+        over.open();
+        EXPECT_EQ(other.wait(), 0);
+        ::close(ends[0]);
+        ::close(ends[1]);
+        stop_ipc();
+    }
+}
+
 TEST_F(ipc_test, own_memory_needs_nobody) {
     const auto own = expect(open_device(by_index{0}));
     auto buffer = expect(own->heap().allocate(10000));

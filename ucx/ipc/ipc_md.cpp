@@ -187,8 +187,9 @@ ucs_config_field_t* md_settings(const ucx_api& ucx) {
     return new ucs_config_field_t[]{
         // one per UCX, for as long as the process lives
         {"", "", nullptr, offsetof(config, super), type.table(*ucx.uct_md_config_table)},
-        {"GIVE", "context",
+        {"GIVE", "auto",
          "What processes that open memory of this one are given:\n"
+         "auto    - as the library is told (GAUDI_DIRECT_IPC_GIVE), else context;\n"
          "context - the device's descriptor: its engines copy for them; they could do anything else with "
          "it;\n"
          "dmabuf  - a DMA-BUF of the memory, for their device or NIC;\n"
@@ -227,7 +228,14 @@ ucs_status_t uct_gaudi_ipc_md_open(uct_component_t* component, const char*, cons
     return guarded([&]() -> ucs_status_t {
         auto& module = module_of(component);
         const auto& config = *reinterpret_cast<const uct_gaudi_ipc_md_config_t*>(tl_config);
-        const auto settings = gaudi::parse_ipc(config.give, config.allow);
+        const bool as_the_library = std::string_view(config.give) == "auto";
+        auto settings = gaudi::parse_ipc(as_the_library ? "" : config.give, config.allow);
+        if (settings && as_the_library)
+            settings = gaudi::get_ipc().map([&](gaudi::ipc_settings of_library) {
+                if (*config.allow != 0)
+                    of_library.allow = settings->allow;
+                return of_library;
+            });
         if (!settings || config.imports == 0) {
             gaudi_log(module, ERROR, "{}",
                       settings ? "UCX_GAUDI_IPC_IMPORTS=0: use 1 or more"

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Shares a buffer in HBM and waits until another process has been at it: example_ipc_owner |
+// example_ipc_reader
+#include <gaudi/gaudi.hpp>
+
+#include <algorithm>
+#include <cstdio>
+#include <thread>
+#include <vector>
+
+int main() {
+    using namespace std::chrono_literals;
+    using gaudi::expect;
+    auto card = expect(gaudi::open_device());
+    auto copies = expect(card->copies());
+    auto buffer = expect(card->heap().allocate(1 << 20));
+    std::vector<std::byte> bytes(buffer.size(), std::byte{1});
+    expect(expect(copies.write(buffer.address(), bytes)).wait());
+    auto handle = expect(gaudi::share(buffer)); // 128 bytes, for any message
+    std::fwrite(handle.bytes.data(), 1, handle.size, stdout);
+    std::fflush(stdout);
+    while (gaudi::ipc_counters().leases_given == 0) // nobody has opened it yet
+        std::this_thread::sleep_for(1ms);
+    expect(gaudi::wait_for_leases(buffer.address(), 60s)); // and now nobody has it open any more
+    expect(expect(copies.read(bytes, buffer.address())).wait());
+    const bool right =
+        std::all_of(bytes.begin(), bytes.end(), [](std::byte each) { return each == std::byte{2}; });
+    std::fprintf(stderr, "owner: what the other process wrote is %s\n", right ? "right" : "wrong");
+    return right ? 0 : 1;
+}

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Opens the buffer of example_ipc_owner, reads it and writes to it.
+#include <gaudi/gaudi.hpp>
+
+#include <algorithm>
+#include <cstdio>
+#include <vector>
+
+int main() {
+    using gaudi::expect;
+    gaudi::memory_handle handle;
+    if (std::fread(handle.bytes.data(), 1, handle.size, stdin) != handle.size)
+        return 2;
+    auto theirs = expect(gaudi::import_memory(handle)); // a lease
+    std::vector<std::byte> bytes(theirs.size());
+    auto reading = expect(theirs.read(bytes)); // goes on by itself
+    expect(reading.wait());
+    const bool right =
+        std::all_of(bytes.begin(), bytes.end(), [](std::byte each) { return each == std::byte{1}; });
+    std::printf("reader: %zu bytes through %s are %s\n", bytes.size(), gaudi::name_of(reading.way()).data(),
+                right ? "right" : "wrong");
+    std::fill(bytes.begin(), bytes.end(), std::byte{2});
+    expect(expect(theirs.write(0, bytes)).wait());
+    return right ? 0 : 1;
+}
