@@ -56,6 +56,7 @@ void bandwidth(table& results, const memory_handle& handle, device& card, ipc_wa
     auto theirs = expect(import_memory(handle, {way}));
     auto mine = expect(card.heap().allocate(whole));
     std::vector<std::byte> host(whole, std::byte{2}), other(whole, std::byte{3});
+    const auto pinned = way == ipc_way::context ? expect(theirs.pin(host)) : pinned_memory();
     for (const auto size : {mib, 16 * mib, 64 * mib}) {
         const auto count = whole / size;
         const auto copy_all = [&](bool write) {
@@ -87,7 +88,7 @@ void bandwidth(table& results, const memory_handle& handle, device& card, ipc_wa
             read = std::max(read, bench::gigabytes_per_second([&] { copy_all(false); }, whole));
             write = std::max(write, bench::gigabytes_per_second([&] { copy_all(true); }, whole));
         }
-        const bool direct = way == ipc_way::context || way == ipc_way::import || way == ipc_way::nic;
+        const bool direct = way == ipc_way::context || (device_side && way != ipc_way::staged);
         const auto worse = std::min(read, write) / limit;
         results.row(
             fmt::format("{}, {} memory, {} MiB", name_of(way), device_side ? "device" : "host", size / mib),

@@ -248,6 +248,13 @@ result<ipc_ticket> imported_buffer::read(std::span<std::byte> to, std::uint64_t 
     return importer::self().start(lease_, options_, false, {to, {}, false}, *at, to.size());
 }
 
+result<pinned_memory> imported_buffer::pin(std::span<std::byte> memory) {
+    auto engine = importer::self().context_engine(lease_);
+    if (!engine)
+        return tl::unexpected(engine.error());
+    return engine->pin(memory);
+}
+
 result<ipc_ticket> imported_buffer::write(std::uint64_t offset, std::span<const std::byte> from) {
     const auto at = place(offset_, length_, offset, from.size());
     if (!at)

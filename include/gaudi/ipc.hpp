@@ -2,6 +2,7 @@
 #pragma once
 
 #include <gaudi/address.hpp>
+#include <gaudi/copy_engine.hpp>
 #include <gaudi/device_heap.hpp>
 #include <gaudi/error.hpp>
 
@@ -149,6 +150,9 @@ public:
     // From and to host memory. errc::range_leaves_allocation, lease_revoked, peer_gone, zero_copy_impossible.
     [[nodiscard]] result<ipc_ticket> read(std::span<std::byte> to, std::uint64_t offset = 0);
     [[nodiscard]] result<ipc_ticket> write(std::uint64_t offset, std::span<const std::byte> from);
+    // Pins host memory for copies through the owner's context, which then need no preparation.
+    // errc::peer_refused where the owner does not give it.
+    [[nodiscard]] result<pinned_memory> pin(std::span<std::byte> memory);
     // From and to memory of this process's own devices.
     [[nodiscard]] result<ipc_ticket> read(device_address to, std::uint64_t offset, std::uint64_t length);
     [[nodiscard]] result<ipc_ticket> write(std::uint64_t offset, device_address from, std::uint64_t length);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "lab/gaudi/packets.hpp"
 #include "lab/gaudi/submission.hpp"
+#include "lab/os/copy.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -37,7 +38,8 @@ void swap_units(unsigned char* bytes, std::uint64_t length, unsigned width) {
 
 bool copy_pieces(const piece& to, const piece& from, std::uint64_t length, unsigned swap_bytes) {
     if (swap_bytes == 0 && to.bytes != nullptr && from.bytes != nullptr) {
-        std::memmove(to.bytes, from.bytes, length);
+        copy_bytes(reinterpret_cast<std::byte*>(to.bytes), reinterpret_cast<const std::byte*>(from.bytes),
+                   length);
         return true;
     }
     if (swap_bytes == 0 && to.bytes != nullptr)

@@ -2,11 +2,9 @@
 #include "lab/hca/memory_access.hpp"
 
 #include "lab/dmabuf.h"
+#include "lab/os/copy.hpp"
 
 #include <algorithm>
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
 #include <atomic>
 #include <cerrno>
 #include <cstring>
@@ -46,24 +44,6 @@ void order_stores() {
 #endif
 }
 
-// Beyond the cache the processor's own copy is up to twice as fast as memmove: it does not read what it
-// overwrites. Its stores are in order with those before and behind it.
-void copy_many(std::byte* to, const std::byte* from, std::uint64_t length) {
-#if defined(__x86_64__)
-    constexpr std::uint64_t large = 1 << 20;
-    static const bool has_it = [] {
-        unsigned a = 0, b = 0, c = 0, d = 0;
-        return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (b & (1U << 9)) != 0; // ERMS
-    }();
-    const bool apart = to + length <= from || from + length <= to;
-    if (length >= large && has_it && apart) {
-        asm volatile("rep movsb" : "+D"(to), "+S"(from), "+c"(length)::"memory");
-        return;
-    }
-#endif
-    std::memmove(to, from, length);
-}
-
 // Small ones as one store, so that nobody sees half of them.
 void copy_local(std::byte* to, const std::byte* from, std::uint64_t length) {
     switch (length) {
@@ -85,7 +65,7 @@ void copy_local(std::byte* to, const std::byte* from, std::uint64_t length) {
         break;
     }
     if (length > 8) {
-        copy_many(to, from, length - 8);
+        copy_bytes(to, from, length - 8);
         order_stores();
         __builtin_memcpy(to + length - 8, from + length - 8, 8);
         return;

@@ -119,6 +119,7 @@ private:
     answer carry_out(client& from, const wire_request& asked, received_message& with, wire_reply& reply);
     answer open_lease(client& from, const wire_request& asked, wire_reply& reply);
     answer open_context(client& from, const wire_request& asked, wire_reply& reply);
+    answer open_dmabuf(client& from, const wire_request& asked, wire_reply& reply);
     answer open_device(client& from, const wire_request& asked, wire_reply& reply);
     answer admit(client& from, const std::shared_ptr<hl_device>& context, wire_reply& reply);
     result<void> attach_slab(client& from, const wire_request& asked, received_message& with);

@@ -183,6 +183,8 @@ broker::answer broker::carry_out(client& from, const wire_request& asked, receiv
         return open_lease(from, asked, reply);
     case wire_ask::open_context:
         return open_context(from, asked, reply);
+    case wire_ask::open_dmabuf:
+        return open_dmabuf(from, asked, reply);
     case wire_ask::open_device:
         return open_device(from, asked, reply);
     case wire_ask::attach_slab:
@@ -208,7 +210,6 @@ broker::answer broker::open_lease(client& from, const wire_request& asked, wire_
         (known->second.secret != handle->secret && !known->second.apart.contains(handle->secret)) ||
         known->second.generation != handle->generation || known->second.length != handle->allocated)
         return stale(*handle);
-    auto& allocation = known->second;
     if (from.leases.size() >= leases_per_client)
         return tl::unexpected(
             error(errc::leases_exhausted, fmt::format("one process may hold {} leases", leases_per_client)));
@@ -219,10 +220,6 @@ broker::answer broker::open_lease(client& from, const wire_request& asked, wire_
         from.board = std::move(*board);
     }
     std::vector<int> passed;
-    if ((asked.wants & wants_dmabuf) != 0 && settings_.give != ipc_give::nothing) {
-        if (auto opened = open_window(handle->base, allocation); !opened)
-            std::strncpy(reply.observed, opened.error().message().c_str(), sizeof(reply.observed) - 1);
-    }
     while (from.leases.contains(from.next_slot))
         from.next_slot = (from.next_slot + 1) % leases_per_client;
     from.leases[from.next_slot] = {handle->base, handle->generation, handle->secret};
@@ -235,13 +232,21 @@ broker::answer broker::open_lease(client& from, const wire_request& asked, wire_
         reply.given |= wants_board;
         passed.push_back(from.board.descriptor());
     }
-    if ((asked.wants & wants_dmabuf) != 0 && allocation.window) {
-        reply.given |= wants_dmabuf;
-        reply.skip = allocation.skip;
-        reply.window = allocation.window_length;
-        passed.push_back(allocation.window.get());
-    }
     return passed;
+}
+
+broker::answer broker::open_dmabuf(client& from, const wire_request& asked, wire_reply& reply) {
+    std::uint64_t base = 0;
+    auto* known = leased(from, asked.lease, base);
+    if (known == nullptr)
+        return tl::unexpected(error(errc::handle_stale, fmt::format("lease {}", asked.lease)));
+    if (settings_.give == ipc_give::nothing)
+        return tl::unexpected(error(errc::peer_refused, "the owner gives no DMA-BUF away"));
+    if (auto opened = open_window(base, *known); !opened)
+        return tl::unexpected(opened.error());
+    reply.skip = known->skip;
+    reply.window = known->window_length;
+    return std::vector<int>{known->window.get()};
 }
 
 result<void> broker::open_window(std::uint64_t base, shared_allocation& of) {

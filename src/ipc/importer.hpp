@@ -23,6 +23,8 @@ public:
     };
     result<ipc_ticket> start(const std::shared_ptr<lease_core>& lease, const import_options& options,
                              bool write, const end& local, std::uint64_t offset, std::uint64_t length);
+    // An engine on the context that the memory lies in.
+    result<copy_engine> context_engine(const std::shared_ptr<lease_core>& lease);
     void drop_all();
     // Known to be gone, because a connection to it ended.
     [[nodiscard]] bool lost(const std::array<std::uint64_t, 2>& owner);

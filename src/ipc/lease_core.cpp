@@ -21,14 +21,13 @@ result<std::shared_ptr<lease_core>> lease_core::open(const std::shared_ptr<owner
     wire_request request;
     request.head.ask = wire_ask::open_lease;
     request.handle = handle;
-    request.wants = wants_dmabuf | (link->board() == nullptr ? wants_board : 0);
+    request.wants = link->board() == nullptr ? wants_board : 0;
     auto answer = link->ask(request);
     if (!answer)
         return tl::unexpected(answer.error());
     const auto& reply = answer->reply;
-    unsigned next = 0;
     if ((reply.given & wants_board) != 0)
-        if (auto taken = link->take_board(std::move(answer->passed[next++])); !taken)
+        if (auto taken = link->take_board(std::move(answer->passed[0])); !taken)
             return tl::unexpected(taken.error());
     if (link->board() == nullptr || reply.lease >= leases_per_client)
         return tl::unexpected(error(errc::handle_invalid, fmt::format("lease {} of the owner", reply.lease)));
@@ -36,15 +35,6 @@ result<std::shared_ptr<lease_core>> lease_core::open(const std::shared_ptr<owner
     made->link_ = link;
     made->slot_ = reply.lease;
     made->word_ = link->board() + reply.lease;
-    if ((reply.given & wants_dmabuf) != 0) {
-        made->reach_->dmabuf = lone_fd(std::move(answer->passed[next++]));
-        made->reach_->skip = reply.skip;
-        made->reach_->window = reply.window;
-    } else {
-        const auto length = ::strnlen(reply.observed, sizeof(reply.observed));
-        made->why_no_dmabuf_ =
-            length != 0 ? std::string(reply.observed, length) : "the owner gives no DMA-BUF away";
-    }
     return made;
 }
 
@@ -108,11 +98,35 @@ void lease_core::let_go() {
     reach_ = none;
 }
 
+// Asked for when a way first needs it; with the mutex of the reach held.
+result<void> lease_core::fetch_dmabuf(lease_reach& reach) {
+    if (reach.dmabuf)
+        return {};
+    if (reach.no_dmabuf)
+        return tl::unexpected(*reach.no_dmabuf);
+    if (gone())
+        return tl::unexpected(gone_error());
+    wire_request request;
+    request.head.ask = wire_ask::open_dmabuf;
+    request.lease = slot_;
+    auto answer = link_->ask(request);
+    if (!answer) {
+        const auto kind = answer.error().kind();
+        if (kind == error_kind::not_permitted || kind == error_kind::unsupported) // it stays so
+            reach.no_dmabuf = answer.error();
+        return tl::unexpected(answer.error());
+    }
+    reach.dmabuf = lone_fd(std::move(answer->passed[0]));
+    reach.skip = answer->reply.skip;
+    reach.window = answer->reply.window;
+    return {};
+}
+
 result<device_address> lease_core::imported_by(const std::shared_ptr<hl_device>& device) {
     const auto reach = this->reach();
-    if (!reach->dmabuf)
-        return tl::unexpected(error(errc::import_unsupported, why_no_dmabuf_));
     const std::lock_guard guard(reach->mutex);
+    if (auto fetched = fetch_dmabuf(*reach); !fetched)
+        return tl::unexpected(fetched.error());
     auto found = reach->imports.find(device.get());
     if (found == reach->imports.end()) {
         if (reach->no_import)
@@ -130,9 +144,9 @@ result<device_address> lease_core::imported_by(const std::shared_ptr<hl_device>&
 
 result<std::uint32_t> lease_core::key_on(const std::shared_ptr<nic>& card) {
     const auto reach = this->reach();
-    if (!reach->dmabuf)
-        return tl::unexpected(error(errc::dmabuf_unsupported, why_no_dmabuf_));
     const std::lock_guard guard(reach->mutex);
+    if (auto fetched = fetch_dmabuf(*reach); !fetched)
+        return tl::unexpected(fetched.error());
     auto found = reach->regions.find(card.get());
     if (found == reach->regions.end()) {
         auto made = card->core()->register_dmabuf(

@@ -15,6 +15,7 @@ struct lease_reach {
     std::mutex mutex;
     std::map<const hl_device*, std::pair<std::shared_ptr<hl_device>, imported_memory>> imports;
     std::optional<error> no_import; // the driver cannot
+    std::optional<error> no_dmabuf; // the owner gives none
     std::map<const nic*, std::pair<std::shared_ptr<nic>, mr_handle>> regions;
 
     ~lease_reach();
@@ -54,13 +55,14 @@ public:
     void let_go();
 
 private:
+    result<void> fetch_dmabuf(lease_reach& reach);
+
     const handle_record handle_;
     std::shared_ptr<owner_link> link_;
     std::uint32_t slot_ = 0;
     lease_word* word_ = nullptr;
     mutable std::mutex mutex_; // guards the pointer
     std::shared_ptr<lease_reach> reach_ = std::make_shared<lease_reach>();
-    std::string why_no_dmabuf_;
     unsigned forks_;
 };
 

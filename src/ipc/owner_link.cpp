@@ -226,7 +226,8 @@ result<copy_engine> owner_link::guest_engine(std::uint64_t node, std::uint32_t l
     request.lease = lease;
     auto answer = ask(request);
     if (!answer) {
-        if (answer.error().kind() != error_kind::peer_gone)
+        const auto kind = answer.error().kind();
+        if (kind == error_kind::not_permitted || kind == error_kind::unsupported) // it stays so
             refused_.emplace(node, answer.error());
         return tl::unexpected(answer.error());
     }

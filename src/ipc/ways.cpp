@@ -102,6 +102,15 @@ importer::started importer::by_local(const std::shared_ptr<lease_core>& lease, b
                                           : engine->read(local.host, remote));
 }
 
+result<copy_engine> importer::context_engine(const std::shared_ptr<lease_core>& lease) {
+    const auto node = lease->handle().device;
+    if (auto own = own_engine(node))
+        return *own;
+    if (lease->local())
+        return tl::unexpected(lease->gone_error());
+    return lease->link()->guest_engine(node, lease->slot());
+}
+
 importer::started importer::by_context(const std::shared_ptr<lease_core>& lease, bool write, const end& local,
                                        std::uint64_t offset, std::uint64_t length) {
     const auto& handle = lease->handle();
@@ -119,13 +128,9 @@ importer::started importer::by_context(const std::shared_ptr<lease_core>& lease,
                               unchecked(*engine, write ? remote : local.device, write ? local.device : remote,
                                         length, copy_direction::within));
     }
-    auto engine = own_engine(handle.device);
-    if (!engine) {
-        auto guest = lease->link()->guest_engine(handle.device, lease->slot());
-        if (!guest)
-            return tl::unexpected(guest.error());
-        engine = std::move(*guest);
-    }
+    auto engine = context_engine(lease);
+    if (!engine)
+        return tl::unexpected(engine.error());
     const auto slot = write ? engine->core()->write_unchecked(remote, local.host)
                             : engine->core()->read_unchecked(local.host, remote);
     if (!slot)

@@ -10,12 +10,13 @@ namespace gaudi {
 // What importers ask of an owner's broker, and what it answers. Every message has one size.
 
 enum class wire_ask : std::uint16_t {
-    open_lease = 1, // handle; wants: what to pass
+    open_lease = 1, // handle; wants: whether to pass the board
     close_lease,    // lease; no answer
     open_context,   // lease: the device it lies on; answered with the device's descriptor and its ledger
     attach_slab,    // passes shared memory of `length` bytes that copies go through
     copy_out,       // lease: [offset, offset + length) to slab_offset
     copy_in,        // and back
+    open_dmabuf,    // lease: answered with a DMA-BUF of its pages
     open_device     // offset: the node; answered as open_context
 };
 
@@ -28,7 +29,7 @@ struct wire_head {
     std::uint64_t id = 0; // the asker's, given back
 };
 
-constexpr std::uint32_t wants_board = 1, wants_dmabuf = 2;
+constexpr std::uint32_t wants_board = 1;
 
 struct wire_request {
     wire_head head;
@@ -43,7 +44,7 @@ struct wire_reply {
     std::uint32_t failed = 0; // 0, or an errc + 1
     std::int32_t system_error = 0;
     std::uint32_t lease = 0;
-    std::uint32_t given = 0;  // what is passed, in this order: board, dmabuf
+    std::uint32_t given = 0;  // whether the board is passed
     std::uint64_t skip = 0;   // from the beginning of the DMA-BUF to that of the allocation
     std::uint64_t window = 0; // length of the DMA-BUF
     std::uint32_t place = 0;  // a guest's
