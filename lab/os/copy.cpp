@@ -11,7 +11,7 @@ namespace lab {
 
 void copy_bytes(std::byte* to, const std::byte* from, std::uint64_t length) {
 #if defined(__x86_64__)
-    constexpr std::uint64_t large = 1 << 20, line = 64;
+    constexpr std::uint64_t large = 768 << 10, line = 64;
     const bool apart = to + length <= from || from + length <= to;
     if (length >= large && apart) {
         // Streaming stores do not read what they overwrite: half as much again of the memory's bandwidth.
