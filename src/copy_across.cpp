@@ -32,7 +32,7 @@ result<void> copy_by_import(device& to, device_address destination, device& from
     if (!engine)
         return tl::unexpected(engine.error());
     const auto started = engine->core()->copy_unchecked(destination, imported->address() + window->offset,
-                                                        length, copy_direction::down);
+                                                        length, copy_direction::down, {});
     if (!started)
         return tl::unexpected(started.error());
     return copy_ticket(engine->core(), *started).wait();

@@ -33,7 +33,8 @@ public:
     [[nodiscard]] device_info info() const;
     [[nodiscard]] device_heap& heap() { return heap_; }
     // One engine per device: the options count for whoever asks first while none is in use.
-    // errc::copies_absent with the reason: Gaudi3 without SynapseAI, queues that SynapseAI owns.
+    // Where SynapseAI owns the queues, its own copy call is used. errc::copies_absent with the reason: Gaudi3
+    // without SynapseAI, a SynapseAI without that call.
     [[nodiscard]] result<copy_engine> copies(const copy_options& options = {});
     // The driver's descriptor, for calls this library does not make. Never close it.
     [[nodiscard]] int descriptor() const;

@@ -2,6 +2,8 @@
 #include <gaudi/copy_engine.hpp>
 
 #include "src/copy/copy_core.hpp"
+#include "src/copy/queue_core.hpp"
+#include "src/copy/synapse_core.hpp"
 
 #include <utility>
 
@@ -16,6 +18,13 @@ result<copy_ticket> ticket_of(const std::shared_ptr<copy_core>& core, const resu
 
 } // namespace
 
+result<std::shared_ptr<copy_core>> copy_core::make(const std::shared_ptr<hl_device>& device,
+                                                   const address_map* known, const copy_options& options) {
+    if (!device->owned())
+        return synapse_core::make(device, known);
+    return queue_core::make(device, known, options);
+}
+
 pinned_memory::pinned_memory() = default;
 pinned_memory::pinned_memory(std::unique_ptr<pin_core> core) : core_(std::move(core)) {}
 pinned_memory::pinned_memory(pinned_memory&&) noexcept = default;
@@ -23,11 +32,11 @@ pinned_memory& pinned_memory::operator=(pinned_memory&&) noexcept = default;
 pinned_memory::~pinned_memory() = default;
 
 std::span<std::byte> pinned_memory::bytes() const {
-    return core_ ? core_->mapped().bytes() : std::span<std::byte>{};
+    return core_ ? core_->bytes() : std::span<std::byte>{};
 }
 
 device_address pinned_memory::address() const {
-    return core_ ? core_->mapped().address() : device_address{};
+    return core_ ? core_->address() : device_address{};
 }
 
 copy_ticket::copy_ticket(copy_ticket&& other) noexcept : core_(std::move(other.core_)), slot_(other.slot_) {}

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <dlfcn.h>
+#include <type_traits>
 
 namespace gaudi {
 namespace {
@@ -26,23 +27,59 @@ static_assert(offsetof(device_info_v2, fd) == 48);
 
 using get_info_v2 = int (*)(std::uint32_t, device_info_v2*);
 
+// Its names may be global, or not: Python loads it without making them so.
+void* find_symbol(const char* name) {
+    void* symbol = ::dlsym(RTLD_DEFAULT, name);
+    if (symbol == nullptr)
+        if (void* loaded = ::dlopen("libSynapse.so", RTLD_LAZY | RTLD_NOLOAD); loaded != nullptr) {
+            symbol = ::dlsym(loaded, name);
+            ::dlclose(loaded);
+        }
+    return symbol;
+}
+
+constexpr std::uint32_t most_devices = 8;
+
 } // namespace
 
 std::optional<synapse_device> find_synapse_device(std::uint32_t synapse_id) {
-    void* symbol = ::dlsym(RTLD_DEFAULT, "synDeviceGetInfoV2");
-    if (symbol == nullptr) // Python loads it without making its names global
-        if (void* loaded = ::dlopen("libSynapse.so", RTLD_LAZY | RTLD_NOLOAD); loaded != nullptr) {
-            symbol = ::dlsym(loaded, "synDeviceGetInfoV2");
-            ::dlclose(loaded);
-        }
-    const auto get_info = reinterpret_cast<get_info_v2>(symbol);
+    const auto get_info = reinterpret_cast<get_info_v2>(find_symbol("synDeviceGetInfoV2"));
     device_info_v2 info{};
     if (get_info == nullptr || get_info(synapse_id, &info) != 0 || info.fd == 0)
         return std::nullopt;
     synapse_device found;
+    found.id = synapse_id;
     found.fd = static_cast<int>(info.fd);
     found.pool_base = device_address(info.global_hbm_base != 0 ? info.global_hbm_base : info.dram_base);
     found.pool_size = info.dram_size;
+    return found;
+}
+
+std::optional<synapse_device> find_synapse_device_of(int fd) {
+    for (std::uint32_t id = 0; id < most_devices; ++id)
+        if (auto found = find_synapse_device(id); found && found->fd == fd)
+            return found;
+    return std::nullopt;
+}
+
+std::optional<synapse_copies> find_synapse_copies() {
+    synapse_copies found;
+    bool complete = true;
+    const auto take = [&](auto& function, const char* name) {
+        function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(find_symbol(name));
+        complete = complete && function != nullptr;
+    };
+    take(found.synStreamCreateGeneric, "synStreamCreateGeneric");
+    take(found.synStreamDestroy, "synStreamDestroy");
+    take(found.synMemCopyAsync, "synMemCopyAsync");
+    take(found.synHostMap, "synHostMap");
+    take(found.synHostUnmap, "synHostUnmap");
+    take(found.synEventCreate, "synEventCreate");
+    take(found.synEventDestroy, "synEventDestroy");
+    take(found.synEventRecord, "synEventRecord");
+    take(found.synEventQuery, "synEventQuery");
+    if (!complete)
+        return std::nullopt;
     return found;
 }
 

@@ -10,6 +10,7 @@ namespace gaudi {
 
 // What a SynapseAI in this process says about the device it has acquired.
 struct synapse_device {
+    std::uint32_t id = 0; // its own number
     int fd = -1;
     device_address pool_base; // where its HBM pool is mapped
     std::uint64_t pool_size = 0;
@@ -18,5 +19,27 @@ struct synapse_device {
 // Looks for libSynapse in this process with dlsym: it is never linked and never loaded by us. nullopt: there
 // is none, or it has not acquired device `synapse_id`.
 [[nodiscard]] std::optional<synapse_device> find_synapse_device(std::uint32_t synapse_id);
+// The one that holds this descriptor.
+[[nodiscard]] std::optional<synapse_device> find_synapse_device_of(int fd);
+
+// SynapseAI's copies, as its public header declares them.
+struct synapse_copies {
+    enum status : int { success = 0, device_reset = 17, busy = 22 };
+    enum direction : int { host_to_dram, dram_to_host, dram_to_dram };
+    using handle = void*;
+
+    int (*synStreamCreateGeneric)(handle* stream, std::uint32_t device, std::uint32_t flags) = nullptr;
+    int (*synStreamDestroy)(handle stream) = nullptr;
+    int (*synMemCopyAsync)(handle stream, std::uint64_t from, std::uint64_t size, std::uint64_t to,
+                           int direction) = nullptr;
+    int (*synHostMap)(std::uint32_t device, std::uint64_t size, const void* memory) = nullptr;
+    int (*synHostUnmap)(std::uint32_t device, const void* memory) = nullptr;
+    int (*synEventCreate)(handle* event, std::uint32_t device, std::uint32_t flags) = nullptr;
+    int (*synEventDestroy)(handle event) = nullptr;
+    int (*synEventRecord)(handle event, handle stream) = nullptr;
+    int (*synEventQuery)(handle event) = nullptr;
+};
+// nullopt: one of them is missing.
+[[nodiscard]] std::optional<synapse_copies> find_synapse_copies();
 
 } // namespace gaudi

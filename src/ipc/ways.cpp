@@ -49,7 +49,7 @@ started engine_started(const std::shared_ptr<lease_core>& lease, ipc_way way, re
 
 result<copy_ticket> unchecked(const copy_engine& engine, device_address to, device_address from,
                               std::uint64_t length, copy_direction direction) {
-    const auto slot = engine.core()->copy_unchecked(to, from, length, direction);
+    const auto slot = engine.core()->copy_unchecked(to, from, length, direction, {});
     if (!slot)
         return tl::unexpected(slot.error());
     return copy_ticket(engine.core(), *slot);
@@ -131,8 +131,8 @@ importer::started importer::by_context(const std::shared_ptr<lease_core>& lease,
     auto engine = context_engine(lease);
     if (!engine)
         return tl::unexpected(engine.error());
-    const auto slot = write ? engine->core()->write_unchecked(remote, local.host)
-                            : engine->core()->read_unchecked(local.host, remote);
+    const auto slot = write ? engine->core()->write_unchecked(remote, local.host, {})
+                            : engine->core()->read_unchecked(local.host, remote, {});
     if (!slot)
         return tl::unexpected(slot.error());
     return std::make_unique<engine_transfer>(lease, ipc_way::context, copy_ticket(engine->core(), *slot));

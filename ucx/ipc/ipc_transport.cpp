@@ -209,7 +209,7 @@ ucs_status_t uct_gaudi_ipc_iface_open(uct_md_h md, uct_worker_h worker, const uc
         auto& module = *ipc_md(md).module;
         const auto& config = *reinterpret_cast<const uct_gaudi_ipc_iface_config_t*>(tl_config);
         auto chosen = config;
-        if (UCS_CONFIG_DBL_IS_AUTO(config.bandwidth))
+        if (config.bandwidth == UCS_CONFIG_DBL_AUTO)
             chosen.bandwidth = above_every_nic();
         if (chosen.bandwidth <= 0) {
             gaudi_log(module, ERROR, "UCX_GAUDI_IPC_BW: a bandwidth must be more than 0");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The way of a piece: cut, gathered into a submission, in flight, collected. All with the mutex held.
-#include "src/copy/copy_core.hpp"
+#include "src/copy/queue_core.hpp"
 
 #include "src/copy/packet.hpp"
 
@@ -11,15 +11,15 @@
 
 namespace gaudi {
 
-std::span<const std::uint32_t> copy_core::queues_of(copy_direction direction) const {
+std::span<const std::uint32_t> queue_core::queues_of(copy_direction direction) const {
     const auto& traits = device_->traits();
     return direction == copy_direction::down ? traits.down_queues
            : direction == copy_direction::up ? traits.up_queues
                                              : traits.device_queues;
 }
 
-void copy_core::enqueue(std::uint32_t slot, std::uint64_t source, std::uint64_t destination,
-                        std::uint64_t length, copy_direction direction, const copy_hints& hints) {
+void queue_core::enqueue(std::uint32_t slot, std::uint64_t source, std::uint64_t destination,
+                         std::uint64_t length, copy_direction direction, const copy_hints& hints) {
     const auto queues = std::min<std::size_t>(queues_of(direction).size(),
                                               hints.queues != 0 ? hints.queues : options_.queues);
     const auto stripe = hints.stripe_bytes != 0 ? std::max<std::uint64_t>(hints.stripe_bytes, 64 * 1024)
@@ -41,7 +41,7 @@ void copy_core::enqueue(std::uint32_t slot, std::uint64_t source, std::uint64_t 
     statistics_.bytes += length;
 }
 
-bool copy_core::room_in_flight() {
+bool queue_core::room_in_flight() {
     if (free_slots_.empty())
         return false;
     if (const auto* ledger = device_->ledger(); ledger != nullptr)
@@ -52,7 +52,7 @@ bool copy_core::room_in_flight() {
 }
 
 // Others submit on the same context. Each of them may be about to.
-bool copy_core::room_among_guests(const context_ledger& ledger) {
+bool queue_core::room_among_guests(const context_ledger& ledger) {
     const auto latest = ledger.latest();
     const std::uint64_t room = device_->traits().max_in_flight;
     finished_ = std::max(finished_, latest > room ? latest - room : 0); // the driver let the latest in
@@ -66,7 +66,7 @@ bool copy_core::room_among_guests(const context_ledger& ledger) {
     return true;
 }
 
-void copy_core::submit_waiting(bool all) {
+void queue_core::submit_waiting(bool all) {
     while (!waiting_.empty() && room_in_flight() &&
            (all || flights_.size() < options_.eager || waiting_.size() >= options_.batch))
         if (!submit_one())
@@ -74,7 +74,7 @@ void copy_core::submit_waiting(bool all) {
 }
 
 // Takes pieces off the queue, as many as fit, and writes their packets grouped by queue.
-std::size_t copy_core::gather(flight& into, std::vector<hl_cs_chunk>& chunks) {
+std::size_t queue_core::gather(flight& into, std::vector<hl_cs_chunk>& chunks) {
     const auto kind = device_->who().generation;
     const bool single = !device_->traits().user_command_buffers; // a driver's buffer serves one queue
     const auto count = std::min<std::size_t>(waiting_.size(), options_.batch);
@@ -115,7 +115,7 @@ std::size_t copy_core::gather(flight& into, std::vector<hl_cs_chunk>& chunks) {
     return taken;
 }
 
-bool copy_core::submit_one() {
+bool queue_core::submit_one() {
     flight next{};
     if (!spare_flights_.empty()) {
         next = std::move(spare_flights_.back());
@@ -162,7 +162,7 @@ bool copy_core::submit_one() {
     return true;
 }
 
-std::size_t copy_core::finish(std::uint32_t slot) {
+std::size_t queue_core::finish(std::uint32_t slot) {
     auto& done = operations_[slot];
     if (done.bounce >= 0) {
         if (!done.deliver_to.empty() && !done.failure)
@@ -185,28 +185,28 @@ std::size_t copy_core::finish(std::uint32_t slot) {
     return 1;
 }
 
-void copy_core::enter_queue(std::uint32_t queue, std::uint64_t bytes) {
+void queue_core::enter_queue(std::uint32_t queue, std::uint64_t bytes) {
     auto& use = queues_[queue];
     use.bytes += bytes;
     if (use.depth++ == 0)
         use.since = std::chrono::steady_clock::now();
 }
 
-void copy_core::leave_queue(std::uint32_t queue) {
+void queue_core::leave_queue(std::uint32_t queue) {
     auto& use = queues_[queue];
     if (--use.depth == 0)
         use.busy_ns += static_cast<std::uint64_t>(
             std::chrono::nanoseconds(std::chrono::steady_clock::now() - use.since).count());
 }
 
-void copy_core::land(flight& landed) {
+void queue_core::land(flight& landed) {
     for (const auto queue : landed.queues)
         leave_queue(queue);
     free_slots_.push_back(landed.slot);
     spare_flights_.push_back(std::move(landed));
 }
 
-std::size_t copy_core::fail_all(const error& why) {
+std::size_t queue_core::fail_all(const error& why) {
     std::size_t finished = 0;
     const auto fail = [&](std::uint32_t slot) {
         operations_[slot].failure = why;
@@ -225,7 +225,7 @@ std::size_t copy_core::fail_all(const error& why) {
     return finished;
 }
 
-std::size_t copy_core::collect() {
+std::size_t queue_core::collect() {
     std::size_t finished = 0;
     constexpr unsigned patience =
         8; // queues are independent: look past a slow one, but not at everything each time

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "src/copy/copy_core.hpp"
+#include "src/copy/queue_core.hpp"
 
 #include "src/copy/packet.hpp"
 
@@ -19,13 +19,9 @@ constexpr unsigned most_slots = 64; // more in flight gains nothing and costs pi
 
 } // namespace
 
-result<std::shared_ptr<copy_core>> copy_core::make(const std::shared_ptr<hl_device>& device,
-                                                   const address_map* known, const copy_options& options) {
+result<std::shared_ptr<queue_core>> queue_core::make(const std::shared_ptr<hl_device>& device,
+                                                     const address_map* known, const copy_options& options) {
     const auto& traits = device->traits();
-    if (!device->owned())
-        return tl::unexpected(
-            error(errc::copies_absent,
-                  fmt::format("the queues of {} belong to SynapseAI in this process", device->who().bus_id)));
     if (traits.down_queues.empty())
         return tl::unexpected(error(errc::copies_absent,
                                     fmt::format("the driver of {} ({}) offers no queue for user submissions",
@@ -51,14 +47,14 @@ result<std::shared_ptr<copy_core>> copy_core::make(const std::shared_ptr<hl_devi
     auto slab = device->map_host(slab_memory->bytes());
     if (!slab)
         return tl::unexpected(slab.error());
-    auto core = std::make_shared<copy_core>(device, known, chosen, std::move(*ring));
+    auto core = std::make_shared<queue_core>(device, known, chosen, std::move(*ring));
     core->slab_memory_ = std::move(*slab_memory);
     core->slab_ = std::move(*slab);
     return core;
 }
 
-copy_core::copy_core(std::shared_ptr<hl_device> device, const address_map* known, const copy_options& options,
-                     command_ring ring)
+queue_core::queue_core(std::shared_ptr<hl_device> device, const address_map* known,
+                       const copy_options& options, command_ring ring)
     : device_(std::move(device)), known_(known), options_(options), limit_(options.in_flight),
       ring_(std::move(ring)) {
     for (unsigned i = 0; i < bounces; ++i)
@@ -67,7 +63,7 @@ copy_core::copy_core(std::shared_ptr<hl_device> device, const address_map* known
         free_slots_.push_back(i);
 }
 
-copy_core::~copy_core() {
+queue_core::~queue_core() {
     if (!device_->ours()) { // a forked child: neither the watcher nor whoever holds the mutex exists here
         if (watcher_.joinable()) // neither to be joined nor detached: left behind
             static_cast<void>(new (std::nothrow) std::thread(std::move(watcher_)));
@@ -96,7 +92,7 @@ copy_core::~copy_core() {
     }
 }
 
-std::uint32_t copy_core::new_operation() {
+std::uint32_t queue_core::new_operation() {
     std::uint32_t slot;
     if (free_operations_.empty()) {
         slot = static_cast<std::uint32_t>(operations_.size());
@@ -110,7 +106,7 @@ std::uint32_t copy_core::new_operation() {
     return slot;
 }
 
-void copy_core::release(std::uint32_t slot) {
+void queue_core::release(std::uint32_t slot) {
     auto& gone = operations_[slot];
     gone.state = state::unused;
     gone.dropped = false;
@@ -122,16 +118,16 @@ void copy_core::release(std::uint32_t slot) {
     free_operations_.push_back(slot);
 }
 
-result<std::uint32_t> copy_core::start(std::uint32_t slot, std::uint64_t source, std::uint64_t destination,
-                                       std::uint64_t length, copy_direction direction,
-                                       const copy_hints& hints) {
+result<std::uint32_t> queue_core::start(std::uint32_t slot, std::uint64_t source, std::uint64_t destination,
+                                        std::uint64_t length, copy_direction direction,
+                                        const copy_hints& hints) {
     enqueue(slot, source, destination, length, direction, hints);
     submit_waiting(false);
     signal();
     return slot;
 }
 
-result<void> copy_core::check_own(device_address address, std::uint64_t length) const {
+result<void> queue_core::check_own(device_address address, std::uint64_t length) const {
     if (known_ == nullptr)
         return {};
     const auto known = known_->find(address, length);
@@ -145,8 +141,8 @@ result<void> copy_core::check_own(device_address address, std::uint64_t length) 
     return {};
 }
 
-result<std::uint32_t> copy_core::write(device_address to, std::span<const std::byte> from,
-                                       const copy_hints& hints) {
+result<std::uint32_t> queue_core::write(device_address to, std::span<const std::byte> from,
+                                        const copy_hints& hints) {
     if (from.empty())
         return tl::unexpected(error(errc::size_zero, "copy of 0 bytes to the device"));
     if (auto checked = check_own(to, from.size()); !checked)
@@ -154,8 +150,8 @@ result<std::uint32_t> copy_core::write(device_address to, std::span<const std::b
     return write_unchecked(to, from, hints);
 }
 
-result<std::uint32_t> copy_core::write_unchecked(device_address to, std::span<const std::byte> from,
-                                                 const copy_hints& hints) {
+result<std::uint32_t> queue_core::write_unchecked(device_address to, std::span<const std::byte> from,
+                                                  const copy_hints& hints) {
     if (device_->lost())
         return tl::unexpected(device_->lost_error("copy to the device"));
     const std::lock_guard guard(mutex_);
@@ -170,7 +166,8 @@ result<std::uint32_t> copy_core::write_unchecked(device_address to, std::span<co
     return start(slot, *source, to.value(), from.size(), copy_direction::down, hints);
 }
 
-result<std::uint32_t> copy_core::read(std::span<std::byte> to, device_address from, const copy_hints& hints) {
+result<std::uint32_t> queue_core::read(std::span<std::byte> to, device_address from,
+                                       const copy_hints& hints) {
     if (to.empty())
         return tl::unexpected(error(errc::size_zero, "copy of 0 bytes from the device"));
     if (auto checked = check_own(from, to.size()); !checked)
@@ -178,8 +175,8 @@ result<std::uint32_t> copy_core::read(std::span<std::byte> to, device_address fr
     return read_unchecked(to, from, hints);
 }
 
-result<std::uint32_t> copy_core::read_unchecked(std::span<std::byte> to, device_address from,
-                                                const copy_hints& hints) {
+result<std::uint32_t> queue_core::read_unchecked(std::span<std::byte> to, device_address from,
+                                                 const copy_hints& hints) {
     if (device_->lost())
         return tl::unexpected(device_->lost_error("copy from the device"));
     const std::lock_guard guard(mutex_);
@@ -192,8 +189,8 @@ result<std::uint32_t> copy_core::read_unchecked(std::span<std::byte> to, device_
     return start(slot, from.value(), *destination, to.size(), copy_direction::up, hints);
 }
 
-result<std::uint32_t> copy_core::copy(device_address to, device_address from, std::uint64_t length,
-                                      const copy_hints& hints) {
+result<std::uint32_t> queue_core::copy(device_address to, device_address from, std::uint64_t length,
+                                       const copy_hints& hints) {
     if (length == 0)
         return tl::unexpected(error(errc::size_zero, "copy of 0 bytes within the device"));
     for (const auto address : {to, from})
@@ -205,15 +202,15 @@ result<std::uint32_t> copy_core::copy(device_address to, device_address from, st
     return copy_unchecked(to, from, length, copy_direction::within, hints);
 }
 
-result<std::uint32_t> copy_core::copy_unchecked(device_address to, device_address from, std::uint64_t length,
-                                                copy_direction direction, const copy_hints& hints) {
+result<std::uint32_t> queue_core::copy_unchecked(device_address to, device_address from, std::uint64_t length,
+                                                 copy_direction direction, const copy_hints& hints) {
     if (device_->lost())
         return tl::unexpected(device_->lost_error("copy"));
     const std::lock_guard guard(mutex_);
     return start(new_operation(), from.value(), to.value(), length, direction, hints);
 }
 
-void copy_core::signal() {
+void queue_core::signal() {
     if (!std::exchange(finished_unsignalled_, false))
         return;
     const std::uint64_t one = 1;
@@ -221,7 +218,7 @@ void copy_core::signal() {
         return; // the counter is full: it is readable all the same
 }
 
-std::size_t copy_core::poll() {
+std::size_t queue_core::poll() {
     if (!device_->ours())
         return 0;
     const std::lock_guard guard(mutex_);
@@ -231,19 +228,19 @@ std::size_t copy_core::poll() {
     return finished;
 }
 
-bool copy_core::finished(std::uint32_t slot) {
+bool queue_core::finished(std::uint32_t slot) {
     const std::lock_guard guard(mutex_);
     return operations_[slot].state == state::finished;
 }
 
-bool copy_core::done(std::uint32_t slot) {
+bool queue_core::done(std::uint32_t slot) {
     if (finished(slot))
         return true;
     poll();
     return finished(slot);
 }
 
-result<void> copy_core::wait(std::uint32_t slot, std::chrono::milliseconds limit) {
+result<void> queue_core::wait(std::uint32_t slot, std::chrono::milliseconds limit) {
     const auto deadline = std::chrono::steady_clock::now() + limit;
     for (;; poll()) {
         std::uint64_t sequence = 0;
@@ -277,7 +274,7 @@ result<void> copy_core::wait(std::uint32_t slot, std::chrono::milliseconds limit
     }
 }
 
-void copy_core::drop(std::uint32_t slot) {
+void queue_core::drop(std::uint32_t slot) {
     const std::lock_guard guard(mutex_);
     if (operations_[slot].state == state::finished)
         release(slot);
@@ -285,7 +282,7 @@ void copy_core::drop(std::uint32_t slot) {
         operations_[slot].dropped = true;
 }
 
-result<int> copy_core::event_fd() {
+result<int> queue_core::event_fd() {
     const std::lock_guard guard(mutex_);
     if (!event_) {
         unique_fd made(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -304,7 +301,7 @@ result<int> copy_core::event_fd() {
     return event_.get();
 }
 
-void copy_core::watch() {
+void queue_core::watch() {
     std::unique_lock lock(mutex_);
     while (!ending_) {
         if (flights_.empty() && waiting_.empty()) {
@@ -323,7 +320,7 @@ void copy_core::watch() {
     }
 }
 
-std::vector<queue_use> copy_core::queues() {
+std::vector<queue_use> queue_core::queues() {
     const std::lock_guard guard(mutex_);
     std::vector<queue_use> all;
     for (const auto& [number, use] : queues_)
@@ -331,7 +328,7 @@ std::vector<queue_use> copy_core::queues() {
     return all;
 }
 
-copy_statistics copy_core::statistics() {
+copy_statistics queue_core::statistics() {
     const std::lock_guard guard(mutex_);
     return statistics_;
 }

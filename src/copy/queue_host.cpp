@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // How host memory is reached: pinned before, through the slab, or mapped for one copy.
-#include "src/copy/copy_core.hpp"
+#include "src/copy/queue_core.hpp"
 
 #include <cstring>
 #include <sys/mman.h>
@@ -21,7 +21,7 @@ bool is_mapped(std::span<const std::byte> memory) {
 
 } // namespace
 
-std::optional<std::uint64_t> copy_core::pinned_address(const void* begin, std::size_t length) const {
+std::optional<std::uint64_t> queue_core::pinned_address(const void* begin, std::size_t length) const {
     const auto wanted = reinterpret_cast<std::uintptr_t>(begin);
     auto found = pinned_.upper_bound(wanted);
     if (found == pinned_.begin())
@@ -32,7 +32,7 @@ std::optional<std::uint64_t> copy_core::pinned_address(const void* begin, std::s
     return found->second.address + (wanted - found->first);
 }
 
-result<host_mapping> copy_core::map_for_copy(operation& owner, std::span<std::byte> memory, bool writes) {
+result<host_mapping> queue_core::map_for_copy(operation& owner, std::span<std::byte> memory, bool writes) {
     auto mapped = device_->map_host(memory);
     if (mapped || !writes || mapped.error().code() != errc::host_range_invalid)
         return mapped;
@@ -57,7 +57,7 @@ result<host_mapping> copy_core::map_for_copy(operation& owner, std::span<std::by
     return device_->map_host(owner.duplicate.bytes());
 }
 
-result<std::uint64_t> copy_core::reach_host(operation& owner, std::span<std::byte> memory, bool writes) {
+result<std::uint64_t> queue_core::reach_host(operation& owner, std::span<std::byte> memory, bool writes) {
     if (const auto address = pinned_address(memory.data(), memory.size())) {
         ++statistics_.pinned;
         return *address;
@@ -81,7 +81,7 @@ result<std::uint64_t> copy_core::reach_host(operation& owner, std::span<std::byt
     return owner.mapped.address().value();
 }
 
-result<pinned_memory> copy_core::pin(std::span<std::byte> memory) {
+result<pinned_memory> queue_core::pin(std::span<std::byte> memory) {
     auto mapped = device_->map_host(memory);
     if (!mapped)
         return tl::unexpected(mapped.error());
@@ -90,10 +90,10 @@ result<pinned_memory> copy_core::pin(std::span<std::byte> memory) {
         const std::lock_guard guard(mutex_);
         pinned_.emplace(begin, pinned_range{begin + memory.size(), mapped->address().value()});
     }
-    return pinned_memory(std::make_unique<pin_core>(shared_from_this(), std::move(*mapped)));
+    return pinned_memory(std::make_unique<mapped_pin>(shared_from_this(), std::move(*mapped)));
 }
 
-void copy_core::unpin(const host_mapping& gone) {
+void queue_core::unpin(const host_mapping& gone) {
     const std::lock_guard guard(mutex_);
     const auto [first, last] = pinned_.equal_range(reinterpret_cast<std::uintptr_t>(gone.bytes().data()));
     for (auto entry = first; entry != last; ++entry)

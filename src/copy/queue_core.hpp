@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <gaudi/address_map.hpp>
+#include <gaudi/copy_engine.hpp>
+
+#include "src/copy/command_ring.hpp"
+#include "src/copy/copy_core.hpp"
+#include "src/hl/hl_device.hpp"
+
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+namespace gaudi {
+
+// Copies on the queues of the submission ioctl: operations cut into pieces, pieces gathered into submissions,
+// submissions in flight.
+//
+// One mutex guards it all. No driver call under it can block: the number of submissions in flight is counted
+// and stays below the driver's limit, where the next one would spin inside hl-thunk.
+class queue_core : public copy_core, public std::enable_shared_from_this<queue_core> {
+public:
+    // `known`: where addresses are looked up; none: whoever submits has done so.
+    static result<std::shared_ptr<queue_core>> make(const std::shared_ptr<hl_device>& device,
+                                                    const address_map* known, const copy_options& options);
+    queue_core(std::shared_ptr<hl_device> device, const address_map* known, const copy_options& options,
+               command_ring ring);
+    ~queue_core() override;
+    queue_core(const queue_core&) = delete;
+    queue_core& operator=(const queue_core&) = delete;
+
+    result<std::uint32_t> write(device_address to, std::span<const std::byte> from,
+                                const copy_hints& hints) override;
+    result<std::uint32_t> read(std::span<std::byte> to, device_address from,
+                               const copy_hints& hints) override;
+    result<std::uint32_t> copy(device_address to, device_address from, std::uint64_t length,
+                               const copy_hints& hints) override;
+    // Addresses that are known to be mapped for the device, without a look into the address map (imports).
+    result<std::uint32_t> copy_unchecked(device_address to, device_address from, std::uint64_t length,
+                                         copy_direction direction, const copy_hints& hints) override;
+
+    result<std::uint32_t> write_unchecked(device_address to, std::span<const std::byte> from,
+                                          const copy_hints& hints) override;
+    result<std::uint32_t> read_unchecked(std::span<std::byte> to, device_address from,
+                                         const copy_hints& hints) override;
+
+    std::size_t poll() override;
+    [[nodiscard]] bool done(std::uint32_t slot) override;
+    [[nodiscard]] bool finished(std::uint32_t slot) override;
+    result<void> wait(std::uint32_t slot, std::chrono::milliseconds limit) override;
+    void drop(std::uint32_t slot) override;
+    result<int> event_fd() override;
+    result<pinned_memory> pin(std::span<std::byte> memory) override;
+    void unpin(const host_mapping& gone);
+    [[nodiscard]] copy_statistics statistics() override;
+    [[nodiscard]] std::vector<queue_use> queues() override;
+    [[nodiscard]] hl_device& device() override { return *device_; }
+
+private:
+    static constexpr std::size_t bounce_bytes = 16 * 1024; // one slot of the slab
+
+    enum class state : std::uint8_t { unused, pending, finished };
+
+    struct operation {
+        queue_core::state state = state::unused;
+        bool dropped = false; // nobody will ask for the outcome
+        std::uint32_t pieces_left = 0;
+        std::uint64_t last_sequence = 0; // 0: not all of it is submitted
+        std::optional<error> failure;
+        mapping duplicate;               // of a source that cannot be pinned because it is read-only
+        host_mapping mapped;             // host memory mapped for this copy alone
+        int bounce = -1;                 // slot of the slab
+        std::span<std::byte> deliver_to; // where the slab's bytes go at the end
+    };
+
+    struct piece {
+        std::uint64_t source, destination;
+        std::uint32_t size;
+        std::uint32_t operation;
+        std::uint8_t queue; // index into the direction's queues
+        copy_direction direction;
+    };
+
+    struct flight {
+        std::uint64_t sequence;
+        unsigned slot;
+        std::vector<std::uint32_t> operations; // one entry a piece
+        std::vector<std::uint32_t> queues;     // the driver's numbers, likewise
+    };
+    struct queue_state {
+        std::uint64_t bytes = 0, busy_ns = 0;
+        unsigned depth = 0;
+        std::chrono::steady_clock::time_point since;
+    };
+
+    struct pinned_range {
+        std::uintptr_t end;
+        std::uint64_t address;
+    };
+
+    [[nodiscard]] result<void> check_own(device_address address, std::uint64_t length) const;
+
+    // All with the mutex held.
+    std::uint32_t new_operation();
+    void enqueue(std::uint32_t slot, std::uint64_t source, std::uint64_t destination, std::uint64_t length,
+                 copy_direction direction, const copy_hints& hints);
+    void enter_queue(std::uint32_t queue, std::uint64_t bytes);
+    void leave_queue(std::uint32_t queue);
+    std::optional<std::uint64_t> pinned_address(const void* begin, std::size_t length) const;
+    result<host_mapping> map_for_copy(operation& owner, std::span<std::byte> memory, bool writes);
+    result<std::uint64_t> reach_host(operation& owner, std::span<std::byte> memory, bool writes);
+    void submit_waiting(bool all);
+    bool submit_one();
+    std::size_t gather(flight& into, std::vector<hl_cs_chunk>& chunks);
+    std::size_t collect();
+    void land(flight& landed);
+    std::size_t finish(std::uint32_t slot);
+    std::size_t fail_all(const error& why);
+    void release(std::uint32_t slot);
+    [[nodiscard]] bool room_in_flight();
+    [[nodiscard]] bool room_among_guests(const context_ledger& ledger);
+    [[nodiscard]] std::span<const std::uint32_t> queues_of(copy_direction direction) const;
+    void signal();
+    void watch();
+    result<std::uint32_t> start(std::uint32_t slot, std::uint64_t source, std::uint64_t destination,
+                                std::uint64_t length, copy_direction direction, const copy_hints& hints);
+
+    const std::shared_ptr<hl_device> device_;
+    const address_map* const known_;
+    const copy_options options_;
+    const unsigned limit_; // submissions in flight
+
+    std::mutex mutex_;
+    mapping slab_memory_;
+    host_mapping slab_;
+    std::vector<int> free_bounces_;
+    command_ring ring_;
+    std::vector<unsigned> free_slots_;
+    std::deque<operation> operations_; // stable places
+    std::vector<std::uint32_t> free_operations_;
+    std::deque<piece> waiting_;
+    std::deque<flight> flights_; // by sequence
+    std::vector<flight> spare_flights_;
+    std::multimap<std::uintptr_t, pinned_range> pinned_;
+    unsigned next_queue_ = 0;
+    std::uint64_t finished_ = 0; // on a context with guests: every submission up to here is
+    copy_statistics statistics_;
+    std::map<std::uint32_t, queue_state> queues_; // by the driver's number
+
+    // For event_fd(): a thread that waits for submissions, started at its first use.
+    unique_fd event_;
+    std::thread watcher_;
+    std::unique_ptr<std::condition_variable> watch_ = std::make_unique<std::condition_variable>();
+    bool ending_ = false;
+    bool finished_unsignalled_ = false;
+};
+
+// Host memory mapped for the device by the driver.
+class mapped_pin : public pin_core {
+public:
+    mapped_pin(std::shared_ptr<queue_core> engine, host_mapping mapped)
+        : engine_(std::move(engine)), mapped_(std::move(mapped)) {}
+    ~mapped_pin() override { engine_->unpin(mapped_); }
+    [[nodiscard]] std::span<std::byte> bytes() const override { return mapped_.bytes(); }
+    [[nodiscard]] device_address address() const override { return mapped_.address(); }
+
+private:
+    std::shared_ptr<queue_core> engine_;
+    host_mapping mapped_;
+};
+
+} // namespace gaudi
