@@ -115,7 +115,8 @@ INSTANTIATE_TEST_SUITE_P(
                       way{"1.22", "posix,cma", "--sizes 1g --rounds 1 --operations tag", ""},
                       way{"1.23", "rc_v", "--sizes 1g --rounds 1 --operations put,get,tag", ""},
                       way{"1.22", "posix,gaudi_ipc", "--sizes 1g --rounds 1 --operations put,get,tag", ""},
-                      way{"1.23", "posix,gaudi_ipc,gaudi_dma", "--sizes 1g --rounds 1 --operations put,get,tag", ""}),
+                      way{"1.23", "posix,gaudi_ipc,gaudi_dma",
+                          "--sizes 1g --rounds 1 --operations put,get,tag", ""}),
     name_of_way);
 
 TEST_F(ucx_test, data_is_right_over_roce) {
@@ -155,6 +156,38 @@ TEST_F(ucx_test, ucx_itself_says_zero_copy) {
     EXPECT_TRUE(
         std::regex_search(shown.output, std::regex("inf \\| .*zero-copy read from remote *\\| rc_verbs")))
         << shown.output;
+}
+
+TEST_F(ucx_test, the_near_nic_carries_gaudi_memory) {
+    describe_lab("gaudis = 2\nhcas = 2\n[hca 0]\nbus_id = 0000:1c:00.0\n[hca 1]\nbus_id = 0000:1b:00.0\n");
+    for (const auto& [device, near, far] :
+         {std::tuple("0", "vhca1:1", "vhca0:1"), std::tuple("1", "vhca0:1", "vhca1:1")}) {
+        SCOPED_TRACE(fmt::format("Gaudi {}", device));
+        const auto port = free_port();
+        const auto program = [&](const char* on, const char* host) {
+            auto command =
+                lab(new_ucx,
+                    fmt::format(
+                        "env UCX_TLS=rc_v,gaudi_cpy UCX_PROTO_INFO=y UCX_GAUDI_COPY_DEVICE={} ucx_perftest "
+                        "-p {} -w 5 -n 20 -t tag_bw -s 1048576 -m gaudi,host {}",
+                        on, port, host));
+            command.insert(command.begin(), SOURCE_FOLDER "/tests/ucx/near_nic.sh");
+            return command;
+        };
+        const auto both =
+            run_both(program(device == std::string("0") ? "1" : "0", ""), program(device, "localhost"), port);
+        if (both.client.status == 77)
+            GTEST_SKIP() << "no mount namespaces here";
+        EXPECT_EQ(both.client.status, 0) << both.client.output;
+        const auto& said = both.client.output;
+        const auto at = said.find(fmt::format("by ucp_tag_send*(multi) from gaudi/GAUDI_{}", device));
+        ASSERT_NE(at, std::string::npos) << said;
+        std::smatch line;
+        const auto block = said.substr(at);
+        ASSERT_TRUE(std::regex_search(block, line, std::regex("inf \\|.*rendezvous zero-copy.*"))) << block;
+        EXPECT_HAS(line.str(), near);
+        EXPECT_HAS_NOT(line.str(), far);
+    }
 }
 
 TEST_F(ucx_test, the_lower_layer_alone_moves_memory_without_a_copy) {
