@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <gaudi/ipc.hpp>
 
+#include "src/copy/copy_core.hpp"
 #include "src/ipc/importer.hpp"
 #include "src/ipc/settings.hpp"
 
 #include <charconv>
 #include <cstdlib>
 #include <fmt/format.h>
-#include <sys/stat.h>
 
 namespace gaudi {
 namespace {
@@ -25,6 +25,19 @@ result<std::uint64_t> place(std::uint64_t begin, std::uint64_t size, std::uint64
             error(errc::range_leaves_allocation, fmt::format("{} bytes at {} of {}", length, offset, size)));
     return begin + offset;
 }
+
+// Pinned in another process's context: the lease, and so the place there, stays as long as the pin.
+class leased_pin : public pin_core {
+public:
+    leased_pin(std::shared_ptr<lease_core> lease, pinned_memory pinned)
+        : lease_(std::move(lease)), pinned_(std::move(pinned)) {}
+    [[nodiscard]] std::span<std::byte> bytes() const override { return pinned_.bytes(); }
+    [[nodiscard]] device_address address() const override { return pinned_.address(); }
+
+private:
+    std::shared_ptr<lease_core> lease_; // first: it goes last
+    pinned_memory pinned_;
+};
 
 result<std::shared_ptr<broker>> sharing(device_address address) {
     auto service = broker::running();
@@ -183,9 +196,7 @@ void stop_ipc() {
 
 process_name own_process() {
     const auto& self = own_identity();
-    struct stat status {};
-    const bool known = ::stat("/proc/self/ns/pid", &status) == 0;
-    return {self.machine, self.random, self.start_time, known ? status.st_ino : 0, self.pid};
+    return {self.machine, self.random, self.start_time, self.pid_namespace, self.pid};
 }
 
 bool has_ended(const process_name& process) {
@@ -252,7 +263,10 @@ result<pinned_memory> imported_buffer::pin(std::span<std::byte> memory) {
     auto engine = importer::self().context_engine(lease_);
     if (!engine)
         return tl::unexpected(engine.error());
-    return engine->pin(memory);
+    auto pinned = engine->pin(memory);
+    if (!pinned)
+        return tl::unexpected(pinned.error());
+    return pinned_memory(std::make_unique<leased_pin>(lease_, std::move(*pinned)));
 }
 
 result<ipc_ticket> imported_buffer::write(std::uint64_t offset, std::span<const std::byte> from) {

@@ -154,7 +154,8 @@ result<std::shared_ptr<device>> registry::open_first_free(const std::vector<devi
 }
 
 result<std::shared_ptr<hl_device>> registry::open_or_attach(const std::shared_ptr<const hlthunk_api>& table,
-                                                            const device_info& info, bool borrow) {
+                                                            const device_info& info,
+                                                            const std::shared_ptr<hl_device>& borrowed) {
     // SynapseAI numbers the devices it acquired itself; a process rarely has more than one.
     for (std::uint32_t id = 0; id < most_synapse_devices; ++id)
         if (const auto found = find_synapse_device(id);
@@ -165,10 +166,7 @@ result<std::shared_ptr<hl_device>> registry::open_or_attach(const std::shared_pt
                     return tl::unexpected(added.error());
             return attached;
         }
-    auto opened = open_for_compute(table, info);
-    if (!opened && opened.error().code() == errc::device_busy && borrow)
-        if (auto borrowed = borrow_device(table, info))
-            opened = std::move(borrowed);
+    auto opened = borrowed ? result<std::shared_ptr<hl_device>>(borrowed) : open_for_compute(table, info);
     if (opened)
         if (auto added = map_.add_window((*opened)->slice_begin(), (*opened)->slice_size(), info.index);
             !added)
@@ -177,6 +175,17 @@ result<std::shared_ptr<hl_device>> registry::open_or_attach(const std::shared_pt
 }
 
 result<std::shared_ptr<device>> registry::open_one(const device_info& info, bool borrow) {
+    auto opened = open_alone(info, nullptr);
+    if (opened || !borrow || opened.error().code() != errc::device_busy)
+        return opened;
+    // Not under the lock: another process is asked, and this one's broker may want to know about devices.
+    const auto table = api();
+    const auto borrowed = table ? borrow_device(*table, info) : tl::unexpected(table.error());
+    return borrowed ? open_alone(info, *borrowed) : opened;
+}
+
+result<std::shared_ptr<device>> registry::open_alone(const device_info& info,
+                                                     const std::shared_ptr<hl_device>& borrowed) {
     const auto table = api();
     if (!table)
         return tl::unexpected(table.error());
@@ -189,7 +198,7 @@ result<std::shared_ptr<device>> registry::open_one(const device_info& info, bool
     if (auto alive = known.whole.lock())
         return alive;
     if (!context) {
-        auto opened = open_or_attach(*table, info, borrow);
+        auto opened = open_or_attach(*table, info, borrowed);
         if (!opened)
             return tl::unexpected(opened.error());
         context = *opened;

@@ -45,10 +45,14 @@ private:
     result<survey> look();
     // `borrow`: where another process has it open and offers it, in that one's context.
     result<std::shared_ptr<device>> open_one(const device_info& info, bool borrow);
+    // `borrowed`: another process's context, joined already; none: one of its own.
+    result<std::shared_ptr<device>> open_alone(const device_info& info,
+                                               const std::shared_ptr<hl_device>& borrowed);
     std::shared_ptr<device> assemble(in_use& known, const std::shared_ptr<hl_device>& context);
     result<std::shared_ptr<device>> open_first_free(const std::vector<device_info>& candidates);
     result<std::shared_ptr<hl_device>> open_or_attach(const std::shared_ptr<const hlthunk_api>& table,
-                                                      const device_info& info, bool borrow);
+                                                      const device_info& info,
+                                                      const std::shared_ptr<hl_device>& borrowed);
 
     std::mutex mutex_;
     std::shared_ptr<const hlthunk_api> api_;

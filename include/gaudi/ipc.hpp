@@ -55,11 +55,12 @@ void set_ipc(const ipc_settings& settings);
 
 // ---- the owner ----
 
-// Shares [address, address + length) of a live allocation until it is freed. errc::not_allocated,
-// range_leaves_allocation.
+// Shares [address, address + length) of a live allocation until it is freed. The handle says which piece is
+// meant; who holds it could reach the rest of the allocation. errc::not_allocated, range_leaves_allocation.
 [[nodiscard]] result<memory_handle> share(device_address address, std::uint64_t length);
 [[nodiscard]] result<memory_handle> share(const device_buffer& buffer);
 // The same with a handle that can be taken back alone: who opened the memory with another handle keeps it.
+// Where the owner copies, it opens the piece and no more.
 [[nodiscard]] result<memory_handle> share_apart(device_address address, std::uint64_t length);
 // Takes such a handle back, as revoke_leases does with all of them.
 result<void> revoke_handle(const memory_handle& handle,
@@ -90,8 +91,8 @@ result<void> revoke_leases(device_address address, std::chrono::milliseconds lim
 enum class if_leased { refuse, wait };
 result<void> free_shared(device_buffer& buffer, if_leased choice,
                          std::chrono::milliseconds limit = std::chrono::seconds(5));
-// Ends everything: the owner's leases are revoked, imports that nobody uses are dropped, the broker's thread
-// and socket go. Sharing again begins anew.
+// Ends everything: the owner's leases are revoked, once copies under way have ended (five seconds at most),
+// imports end, the broker's thread and socket go. Sharing and importing again begin anew.
 void stop_ipc();
 
 // ---- the importer ----

@@ -242,6 +242,8 @@ bool queue_core::done(std::uint32_t slot) {
 
 result<void> queue_core::wait(std::uint32_t slot, std::chrono::milliseconds limit) {
     const auto deadline = std::chrono::steady_clock::now() + limit;
+    if (!device_->ours())
+        return tl::unexpected(error(errc::forked, fmt::format("a copy on {}", device_->who().bus_id)));
     for (;; poll()) {
         std::uint64_t sequence = 0;
         {

@@ -46,12 +46,26 @@ std::optional<unsigned> context_ledger::admit() {
     return std::nullopt;
 }
 
-bool context_ledger::reap(const hlthunk_api& api, int fd, unsigned guest) {
-    for (const auto last = latest(); finished_ < last; ++finished_) {
+bool context_ledger::holds_nothing(unsigned guest) const {
+    const auto& mappings = shared().places[guest].mappings;
+    return std::all_of(std::begin(mappings), std::end(mappings),
+                       [](const held& each) { return each.address.load() == 0; });
+}
+
+bool context_ledger::reap(const hlthunk_api& api, int fd, unsigned guest, std::uint64_t most_in_flight) {
+    const auto last = latest();
+    const auto busy = [&](std::uint64_t sequence) {
         std::uint32_t status = HL_WAIT_CS_STATUS_BUSY;
-        if (api.wait_for_cs(fd, finished_ + 1, 0, &status) == 0 && status == HL_WAIT_CS_STATUS_BUSY)
+        return api.wait_for_cs(fd, sequence, 0, &status) == 0 && status == HL_WAIT_CS_STATUS_BUSY;
+    };
+    finished_ =
+        std::max(finished_, last > most_in_flight ? last - most_in_flight : 0); // the driver let the last in
+    for (; finished_ < last; ++finished_)
+        if (busy(finished_ + 1))
             return false;
-    }
+    for (unsigned i = 1; i <= participants(); ++i) // it may have died before it wrote its last one down
+        if (busy(last + i))
+            return false;
     auto& left = shared().places[guest];
     for (auto& mapped : left.mappings)
         if (const auto address = mapped.address.exchange(0); address != 0) {

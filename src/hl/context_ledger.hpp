@@ -33,7 +33,8 @@ public:
     // The owner's side. Nothing: all places are taken.
     [[nodiscard]] std::optional<unsigned> admit();
     // Undoes what the guest left, once nothing that was submitted so far is in flight. False: something is.
-    [[nodiscard]] bool reap(const hlthunk_api& api, int fd, unsigned guest);
+    [[nodiscard]] bool reap(const hlthunk_api& api, int fd, unsigned guest, std::uint64_t most_in_flight);
+    [[nodiscard]] bool holds_nothing(unsigned guest) const;
 
     // The guest's side: `handle` is 0 for host memory. False: no place left.
     [[nodiscard]] bool hold(unsigned guest, std::uint64_t address, std::uint64_t handle);

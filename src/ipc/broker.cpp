@@ -12,6 +12,7 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/random.h>
+#include <utility>
 
 namespace gaudi {
 namespace {
@@ -106,18 +107,40 @@ result<void> broker::start() {
     return {};
 }
 
+void broker::wake() {
+    const std::uint64_t one = 1;
+    (void)!::write(wake_.get(), &one, sizeof(one));
+}
+
 void broker::end() {
+    const auto quiet = [&] {
+        const std::lock_guard guard(mutex_);
+        return std::all_of(clients_.begin(), clients_.end(), [](const client& each) {
+            return std::all_of(each.leases.begin(), each.leases.end(), [&](const auto& held) {
+                return each.in_flight(held.first, held.second) == 0;
+            });
+        });
+    };
+    {
+        const std::lock_guard guard(mutex_);
+        for (auto& each : clients_)
+            for (auto& [slot, held] : each.leases) {
+                held.revoked = true;
+                each.word(slot).revoked.store(1);
+            }
+    }
+    for (const auto deadline = clock::now() + std::chrono::seconds(5); !quiet() && clock::now() < deadline;)
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
     {
         const std::lock_guard guard(mutex_);
         ending_ = true;
-        for (auto& each : clients_)
-            for (const auto& [slot, held] : each.leases)
-                each.word(slot).revoked.store(1);
     }
-    const std::uint64_t one = 1;
-    (void)!::write(wake_.get(), &one, sizeof(one));
+    wake();
     if (thread_.joinable())
         thread_.join();
+    for (const auto& [socket, each] : std::exchange(watched_, {})) // nobody would tell them later
+        if (const auto watcher = each.lock())
+            watcher->hung_up();
 }
 
 result<void> broker::add(int fd, std::uint32_t events) {
@@ -220,7 +243,11 @@ result<memory_handle> broker::share(device_address address, std::uint64_t length
     record.base = found->base.value();
     record.allocated = found->length;
     record.generation = found->generation;
-    record.secret = apart ? *entry.apart.insert(new_secret()).first : entry.secret;
+    record.secret = entry.secret;
+    if (apart) {
+        record.secret = new_secret();
+        entry.apart[record.secret] = {address - found->base, length};
+    }
     record.offset = address - found->base;
     record.length = length;
     return record.seal();
@@ -235,8 +262,7 @@ std::vector<lease_info> broker::leases_of(device_address address, std::uint64_t 
     for (const auto& each : clients_)
         for (const auto& [slot, held] : each.leases)
             if (held.is_of(known->first, known->second) && held.opened_with(secret))
-                all.push_back({each.who.pid, each.who.uid, each.word(slot).in_flight.load(),
-                               each.word(slot).revoked.load() != 0});
+                all.push_back({each.who.pid, each.who.uid, each.in_flight(slot, held), held.revoked});
     return all;
 }
 
@@ -246,9 +272,11 @@ void broker::revoke(device_address address, std::uint64_t secret) {
     if (known == shared_.begin() || address.value() - (--known)->first >= known->second.length)
         return;
     for (auto& each : clients_)
-        for (const auto& [slot, held] : each.leases)
-            if (held.is_of(known->first, known->second) && held.opened_with(secret))
+        for (auto& [slot, held] : each.leases)
+            if (held.is_of(known->first, known->second) && held.opened_with(secret)) {
+                held.revoked = true;
                 each.word(slot).revoked.store(1);
+            }
     // Handles that were given are worth nothing from now on.
     if (secret != 0) {
         known->second.apart.erase(secret);

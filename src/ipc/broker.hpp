@@ -13,7 +13,6 @@
 #include <map>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <sys/socket.h>
 #include <thread>
 
@@ -56,13 +55,16 @@ public:
     void count(ipc_statistics& into);
 
     void window_opens(const memory_window&) override {}
-    void window_closes(const memory_window&) override {}
+    void window_closes(const memory_window&) override { wake(); } // a device that was offered may be gone
     bool memory_goes(device_address base, std::uint64_t length) override;
 
 private:
     struct shared_allocation {
         std::uint64_t length = 0, generation = 0, secret = 0;
-        std::set<std::uint64_t> apart; // further secrets
+        struct piece {
+            std::uint64_t offset, length;
+        };
+        std::map<std::uint64_t, piece> apart; // further secrets, and what they open
         unsigned device_index = 0;
         // A DMA-BUF of its pages alone, while there are leases.
         unique_fd window;
@@ -70,6 +72,10 @@ private:
     };
     struct lease {
         std::uint64_t base = 0, generation = 0, secret = 0;
+        // What counts; the board, which the importer can write, only tells it.
+        bool revoked = false;
+        bool closing = false; // when its copies have ended
+        unsigned copies = 0;  // that this process makes for it
         [[nodiscard]] bool is_of(std::uint64_t at, const shared_allocation& allocation) const {
             return base == at && generation == allocation.generation;
         }
@@ -91,6 +97,7 @@ private:
         ucred who{};
         std::chrono::steady_clock::time_point since;
         bool greeted = false, dead = false;
+        bool given = false; // a descriptor: it copies itself, and counts itself in
         shared_memory board;
         std::map<std::uint32_t, lease> leases; // by slot of the board
         std::uint32_t next_slot = 0;
@@ -100,6 +107,9 @@ private:
         std::list<proxied> copies;
         std::vector<unique_fd> parked; // until the other side has fetched them
 
+        [[nodiscard]] unsigned in_flight(std::uint32_t slot, const lease& held) const {
+            return held.copies + (given ? word(slot).in_flight.load() : 0);
+        }
         [[nodiscard]] lease_word& word(std::uint32_t slot) const {
             return reinterpret_cast<lease_word*>(board.data())[slot];
         }
@@ -110,6 +120,8 @@ private:
     result<void> start();
     result<void> listen();
     result<void> add(int fd, std::uint32_t events);
+    void wake();
+    [[nodiscard]] bool serves(std::uint32_t user) const;
     void run();
     // Whoever hung up is told afterwards, without the lock.
     void dispatch(int fd, std::vector<std::shared_ptr<hangup_watcher>>& hung_up);
@@ -132,6 +144,8 @@ private:
     void close_lease(client& from, std::uint32_t slot);
     void close_window_if_unused(const lease& ended);
     void finish_copies(client& of);
+    // Nothing that it began can touch memory any more.
+    [[nodiscard]] static bool is_harmless(const client& gone);
     // The other side is gone: what it held ends. True: nothing of it is left.
     bool bury(client& gone);
     void bury_the_dead();
@@ -152,6 +166,7 @@ private:
     std::list<client> clients_;
     std::uint64_t leases_given_ = 0;
     std::map<int, std::weak_ptr<hangup_watcher>> watched_;
+    std::vector<std::shared_ptr<device>> used_; // devices of the requests at hand: let go without the lock
 };
 
 } // namespace gaudi

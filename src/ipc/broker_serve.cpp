@@ -10,6 +10,7 @@
 #include <cstring>
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/syscall.h>
 
@@ -44,7 +45,7 @@ void broker::run() {
                 for (auto& each : clients_)
                     condemn(each);
                 // A guest's submissions may be in flight still; the driver ends them with the context.
-                for (int tries = 0; tries < 1000 && !clients_.empty(); ++tries) {
+                for (int tries = 0; tries < 100 && !clients_.empty(); ++tries) {
                     bury_the_dead();
                     if (!clients_.empty())
                         std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -59,7 +60,10 @@ void broker::run() {
         epoll_event ready[32];
         const int count = ::epoll_wait(epoll_.get(), ready, 32, pending ? 1 : -1);
         std::vector<std::shared_ptr<hangup_watcher>> hung_up;
+        std::vector<std::shared_ptr<device>>
+            used; // the last reference to a device is not for us to drop under the lock
         std::unique_lock lock(mutex_);
+        std::erase_if(offered_, [](const auto& each) { return each.second.context.expired(); });
         for (int i = 0; i < count; ++i)
             dispatch(ready[i].data.fd, hung_up);
         for (auto& each : clients_) {
@@ -68,6 +72,7 @@ void broker::run() {
                 condemn(each);
         }
         bury_the_dead();
+        used.swap(used_);
         lock.unlock();
         for (const auto& each : hung_up)
             each->hung_up();
@@ -91,6 +96,9 @@ void broker::dispatch(int fd, std::vector<std::shared_ptr<hangup_watcher>>& hung
         if (fd == each.listener.get())
             return accept_all(fd);
     if (const auto found = watched_.find(fd); found != watched_.end()) {
+        pollfd again{fd, POLLRDHUP, 0}; // the number may be another connection's by now
+        if (::poll(&again, 1, 0) <= 0)
+            return;
         if (auto watcher = found->second.lock())
             hung_up.push_back(std::move(watcher));
         watched_.erase(found);
@@ -111,16 +119,34 @@ void broker::condemn(client& gone) {
             ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, each->get(), nullptr);
 }
 
+bool broker::serves(std::uint32_t user) const {
+    return user == ::geteuid() ||
+           std::find(settings_.allow.begin(), settings_.allow.end(), user) != settings_.allow.end();
+}
+
 void broker::accept_all(int listener) {
     for (;;) {
         unique_fd made(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-        if (!made)
+        if (!made) {
+            if (errno == EMFILE || errno == ENFILE) // whoever waits stays ready: not as fast as we can
+                std::this_thread::sleep_for(std::chrono::milliseconds(1));
             return;
+        }
         client fresh;
         socklen_t length = sizeof(fresh.who);
         if (clients_.size() >= most_clients ||
             ::getsockopt(made.get(), SOL_SOCKET, SO_PEERCRED, &fresh.who, &length) != 0 ||
-            !add(made.get(), EPOLLIN | EPOLLRDHUP))
+            fresh.who.pid == ::getpid())
+            continue;
+        if (!serves(fresh.who.uid)) {
+            wire_reply refusal;
+            refusal.failed = static_cast<std::uint32_t>(errc::peer_refused) + 1;
+            fmt::format_to_n(refusal.observed, sizeof(refusal.observed) - 1, "user {}, the owner is {}",
+                             fresh.who.uid, ::geteuid());
+            (void)send_message(made.get(), std::as_bytes(std::span(&refusal, 1)), {}, {});
+            continue;
+        }
+        if (!add(made.get(), EPOLLIN | EPOLLRDHUP))
             continue;
         fresh.socket = lone_fd(std::move(made));
         fresh.process = open_pidfd(fresh.who.pid);
@@ -167,11 +193,6 @@ broker::answer broker::carry_out(client& from, const wire_request& asked, receiv
         return tl::unexpected(
             error(errc::version_mismatch, fmt::format("the importer speaks version {}, the owner {}",
                                                       asked.head.version, wire_head::current_version)));
-    const auto user = from.who.uid;
-    if (user != ::geteuid() &&
-        std::find(settings_.allow.begin(), settings_.allow.end(), user) == settings_.allow.end())
-        return tl::unexpected(
-            error(errc::peer_refused, fmt::format("user {}, the owner is {}", user, ::geteuid())));
     from.greeted = true;
     const auto nothing = [](const result<void>& done) -> answer {
         if (!done)
@@ -222,7 +243,10 @@ broker::answer broker::open_lease(client& from, const wire_request& asked, wire_
     std::vector<int> passed;
     while (from.leases.contains(from.next_slot))
         from.next_slot = (from.next_slot + 1) % leases_per_client;
-    from.leases[from.next_slot] = {handle->base, handle->generation, handle->secret};
+    auto& fresh = from.leases[from.next_slot];
+    fresh.base = handle->base;
+    fresh.generation = handle->generation;
+    fresh.secret = handle->secret;
     from.word(from.next_slot).revoked.store(0);
     from.word(from.next_slot).in_flight.store(0);
     reply.lease = from.next_slot;
@@ -244,6 +268,7 @@ broker::answer broker::open_dmabuf(client& from, const wire_request& asked, wire
         return tl::unexpected(error(errc::peer_refused, "the owner gives no DMA-BUF away"));
     if (auto opened = open_window(base, *known); !opened)
         return tl::unexpected(opened.error());
+    from.given = true;
     reply.skip = known->skip;
     reply.window = known->window_length;
     return std::vector<int>{known->window.get()};
@@ -255,6 +280,7 @@ result<void> broker::open_window(std::uint64_t base, shared_allocation& of) {
     const auto device = find_open_device(of.device_index);
     if (!device)
         return tl::unexpected(error(errc::not_allocated, "the device was closed"));
+    used_.push_back(device);
     const auto exported = device->export_pages(device_address(base), of.length);
     if (!exported)
         return tl::unexpected(exported.error());
@@ -273,6 +299,8 @@ broker::answer broker::open_context(client& from, const wire_request& asked, wir
         return tl::unexpected(
             error(errc::peer_refused, "the owner does not give its device's descriptor away"));
     const auto device = find_open_device(known->device_index);
+    if (device)
+        used_.push_back(device);
     if (!device || device->core()->whose() != tenancy::opened)
         return tl::unexpected(error(errc::copies_absent, "the device's context is not the owner's to give"));
     return admit(from, device->core(), reply);
@@ -290,6 +318,12 @@ broker::answer broker::admit(client& from, const std::shared_ptr<hl_device>& con
     const auto ledger = context->open_ledger();
     if (!ledger)
         return tl::unexpected(ledger.error());
+    from.given = true;
+    for (const auto& each : from.guests)
+        if (each.context == context) { // it has a place there already
+            reply.place = each.place;
+            return std::vector<int>{context->fd(), (*ledger)->descriptor()};
+        }
     const auto place = (*ledger)->admit();
     if (!place)
         return tl::unexpected(
@@ -315,8 +349,14 @@ result<void> broker::attach_slab(client& from, const wire_request& asked, receiv
 result<void> broker::start_copy(client& from, const wire_request& asked, const wire_reply& reply) {
     std::uint64_t base = 0;
     const auto* known = leased(from, asked.lease, base);
-    if (known == nullptr || from.word(asked.lease).revoked.load() != 0)
+    if (known == nullptr)
         return tl::unexpected(error(errc::lease_revoked, fmt::format("lease {}", asked.lease)));
+    auto& held = from.leases[asked.lease];
+    if (const auto apart = known->apart.find(held.secret);
+        apart != known->apart.end() &&
+        (asked.offset < apart->second.offset ||
+         !lies_within(asked.offset - apart->second.offset, asked.length, apart->second.length)))
+        return tl::unexpected(error(errc::range_leaves_allocation, "the handle does not reach there"));
     if (!lies_within(asked.offset, asked.length, known->length) ||
         !lies_within(asked.slab_offset, asked.length, from.slab.bytes().size()))
         return tl::unexpected(error(errc::range_leaves_allocation,
@@ -328,6 +368,7 @@ result<void> broker::start_copy(client& from, const wire_request& asked, const w
     const auto device = find_open_device(known->device_index);
     if (!device)
         return tl::unexpected(error(errc::not_allocated, "the device was closed"));
+    used_.push_back(device);
     auto engine = device->copies();
     if (!engine)
         return tl::unexpected(engine.error());
@@ -343,7 +384,7 @@ result<void> broker::start_copy(client& from, const wire_request& asked, const w
         asked.head.ask == wire_ask::copy_out ? engine->read(piece, address) : engine->write(address, piece);
     if (!ticket)
         return tl::unexpected(ticket.error());
-    from.word(asked.lease).in_flight.fetch_add(1);
+    ++held.copies;
     from.copies.push_back({std::move(*ticket), reply, asked.lease});
     return {};
 }
@@ -361,8 +402,9 @@ void broker::finish_copies(client& of) {
             std::strncpy(each->reply.observed, done.error().observed().c_str(),
                          sizeof(each->reply.observed) - 1);
         }
-        if (of.leases.contains(each->lease))
-            of.word(each->lease).in_flight.fetch_sub(1);
+        if (const auto held = of.leases.find(each->lease);
+            held != of.leases.end() && --held->second.copies == 0 && held->second.closing)
+            close_lease(of, each->lease);
         if (!of.dead && !send_reply(of, each->reply, {}))
             condemn(of);
         each = of.copies.erase(each);
@@ -388,6 +430,10 @@ void broker::close_lease(client& from, std::uint32_t slot) {
     const auto held = from.leases.find(slot);
     if (held == from.leases.end())
         return;
+    if (held->second.copies != 0) {
+        held->second.closing = true;
+        return;
+    }
     const auto ended = held->second;
     from.leases.erase(held);
     close_window_if_unused(ended);
@@ -411,17 +457,31 @@ broker::shared_allocation* broker::leased(const client& by, std::uint32_t slot, 
     if (held == by.leases.end())
         return nullptr;
     base = held->second.base;
+    if (held->second.revoked || held->second.closing)
+        return nullptr;
     const auto known = shared_.find(base);
     return known != shared_.end() && held->second.is_of(base, known->second) ? &known->second : nullptr;
 }
 
+bool broker::is_harmless(const client& gone) {
+    pollfd ended{gone.process.get(), POLLIN, 0};
+    if (!gone.process || ::poll(&ended, 1, 0) > 0) // a process has closed everything when its pidfd says so
+        return true;
+    // It lives, and only its connection is gone: what it has mapped and begun is still its own.
+    return std::all_of(gone.guests.begin(), gone.guests.end(),
+                       [](const guest& each) { return each.context->ledger()->holds_nothing(each.place); }) &&
+           std::all_of(gone.leases.begin(), gone.leases.end(),
+                       [&](const auto& held) { return gone.in_flight(held.first, held.second) == 0; });
+}
+
 bool broker::bury(client& gone) {
     finish_copies(gone);
-    if (!gone.copies.empty())
+    if (!gone.copies.empty() || !is_harmless(gone))
         return false;
     std::erase_if(gone.guests, [](const guest& each) {
         auto& device = *each.context;
-        return device.lost() || device.ledger()->reap(device.api(), device.fd(), each.place);
+        return device.lost() ||
+               device.ledger()->reap(device.api(), device.fd(), each.place, device.traits().max_in_flight);
     });
     if (!gone.guests.empty())
         return false;

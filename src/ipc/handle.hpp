@@ -32,7 +32,7 @@ struct handle_record {
     std::array<std::uint64_t, 2> reserved{};
     std::uint64_t checksum = 0;
 
-    [[nodiscard]] process_identity owner() const { return {machine, random, start_time, pid}; }
+    [[nodiscard]] process_identity owner() const { return {machine, random, start_time, pid, 0}; }
     [[nodiscard]] memory_handle seal();
 };
 static_assert(sizeof(handle_record) == memory_handle::size && std::is_trivially_copyable_v<handle_record>);

@@ -41,6 +41,7 @@ result<std::shared_ptr<owner_link>> importer::link_to(const process_identity& ow
     if (auto alive = known.lock(); alive && !alive->gone())
         return alive; // another thread was faster
     known = *made;
+    lost_.erase(owner.random); // it lives after all
     std::erase_if(links_, [](const auto& each) { return each.second.expired(); });
     return made;
 }

@@ -48,6 +48,10 @@ lease_core::~lease_core() {
     link_->tell(request);
 }
 
+bool lease_core::forked() const {
+    return forks_ != fork_count();
+}
+
 bool lease_core::gone() const {
     if (forks_ != fork_count())
         return true;
@@ -122,38 +126,37 @@ result<void> lease_core::fetch_dmabuf(lease_reach& reach) {
     return {};
 }
 
-result<device_address> lease_core::imported_by(const std::shared_ptr<hl_device>& device) {
-    const auto reach = this->reach();
-    const std::lock_guard guard(reach->mutex);
-    if (auto fetched = fetch_dmabuf(*reach); !fetched)
+result<device_address> lease_core::imported_by(lease_reach& reach, const std::shared_ptr<hl_device>& device) {
+    const std::lock_guard guard(reach.mutex);
+    if (auto fetched = fetch_dmabuf(reach); !fetched)
         return tl::unexpected(fetched.error());
-    auto found = reach->imports.find(device.get());
-    if (found == reach->imports.end()) {
-        if (reach->no_import)
-            return tl::unexpected(*reach->no_import);
-        auto made = device->import_dmabuf(reach->dmabuf.get(), reach->window);
+    std::erase_if(reach.imports, [](const auto& each) { return each.second.first->lost(); });
+    auto found = reach.imports.find(device.get());
+    if (found == reach.imports.end()) {
+        if (reach.no_import)
+            return tl::unexpected(*reach.no_import);
+        auto made = device->import_dmabuf(reach.dmabuf.get(), reach.window);
         if (!made) {
             if (made.error().code() == errc::import_unsupported) // it will not learn it
-                reach->no_import = made.error();
+                reach.no_import = made.error();
             return tl::unexpected(made.error());
         }
-        found = reach->imports.try_emplace(device.get(), device, std::move(*made)).first;
+        found = reach.imports.try_emplace(device.get(), device, std::move(*made)).first;
     }
-    return found->second.second.address() + reach->skip;
+    return found->second.second.address() + reach.skip;
 }
 
-result<std::uint32_t> lease_core::key_on(const std::shared_ptr<nic>& card) {
-    const auto reach = this->reach();
-    const std::lock_guard guard(reach->mutex);
-    if (auto fetched = fetch_dmabuf(*reach); !fetched)
+result<std::uint32_t> lease_core::key_on(lease_reach& reach, const std::shared_ptr<nic>& card) {
+    const std::lock_guard guard(reach.mutex);
+    if (auto fetched = fetch_dmabuf(reach); !fetched)
         return tl::unexpected(fetched.error());
-    auto found = reach->regions.find(card.get());
-    if (found == reach->regions.end()) {
+    auto found = reach.regions.find(card.get());
+    if (found == reach.regions.end()) {
         auto made = card->core()->register_dmabuf(
-            {reach->dmabuf.get(), 0, device_address(handle_.base - reach->skip), reach->window});
+            {reach.dmabuf.get(), 0, device_address(handle_.base - reach.skip), reach.window});
         if (!made)
             return tl::unexpected(made.error());
-        found = reach->regions.try_emplace(card.get(), card, std::move(*made)).first;
+        found = reach.regions.try_emplace(card.get(), card, std::move(*made)).first;
     }
     return found->second.second->rkey;
 }

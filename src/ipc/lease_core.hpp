@@ -38,6 +38,8 @@ public:
     [[nodiscard]] std::uint32_t slot() const { return slot_; }
     [[nodiscard]] device_address base() const { return device_address(handle_.base); }
     [[nodiscard]] bool gone() const;
+    // It is a parent's.
+    [[nodiscard]] bool forked() const;
     // Why, if gone.
     [[nodiscard]] error gone_error() const;
 
@@ -46,9 +48,9 @@ public:
     void leave();
 
     // Where the local device sees the memory, by the vendor driver's import.
-    result<device_address> imported_by(const std::shared_ptr<hl_device>& device);
+    result<device_address> imported_by(lease_reach& reach, const std::shared_ptr<hl_device>& device);
     // The key of the memory on a NIC of this process.
-    result<std::uint32_t> key_on(const std::shared_ptr<nic>& card);
+    result<std::uint32_t> key_on(lease_reach& reach, const std::shared_ptr<nic>& card);
     // Kept by copies under way.
     [[nodiscard]] std::shared_ptr<lease_reach> reach() const;
     // The owner is gone: its device must not stay busy because of us.

@@ -72,6 +72,12 @@ void owner_link::give_up() {
 }
 
 void owner_link::hung_up() {
+    {
+        const std::lock_guard guard(mutex_);
+        if (const auto said = collect(); !said && said.error().code() != errc::peer_gone && !gone())
+            refusal_ = said.error(); // its last word
+        answers_.clear();            // descriptors may be in them
+    }
     gone_.store(true, std::memory_order_release);
     {
         // Its device must not stay open because of us.
@@ -83,6 +89,8 @@ void owner_link::hung_up() {
 }
 
 error owner_link::gone_error() const {
+    if (refusal_)
+        return *refusal_;
     return {errc::peer_gone, fmt::format("process {}, the owner of the memory, has ended", owner_.pid)};
 }
 
@@ -93,8 +101,12 @@ result<std::uint64_t> owner_link::post(wire_request& request, std::span<const in
     request.head.id = next_id_++;
     const auto sent = send_message(socket_.get(), std::as_bytes(std::span(&request, 1)), passed,
                                    clock::now() + settings_.patience);
+    if (!sent && sent.error().code() == errc::peer_gone) {
+        const auto said = collect(); // it may have said why
+        return tl::unexpected(said ? gone_error() : said.error());
+    }
     if (!sent)
-        return tl::unexpected(sent.error().code() == errc::peer_gone ? gone_error() : sent.error());
+        return tl::unexpected(sent.error());
     return request.head.id;
 }
 
@@ -135,6 +147,24 @@ result<void> owner_link::collect() {
         }
         if (got->bytes != sizeof(reply) || reply.head.magic != wire_head::magic_value)
             return tl::unexpected(error(errc::handle_invalid, "an answer that makes no sense"));
+        if (reply.head.id == 0 && reply.failed != 0) // it serves somebody else
+            return tl::unexpected(error_of(reply, owner_));
+        if (const auto late = abandoned_.find(reply.head.id); late != abandoned_.end()) {
+            if (late->second == wire_ask::open_lease && reply.failed == 0) {
+                wire_request request; // nobody will use it
+                request.head.ask = wire_ask::close_lease;
+                request.lease = reply.lease;
+                (void)send_message(socket_.get(), std::as_bytes(std::span(&request, 1)), {}, {});
+            }
+            abandoned_.erase(late);
+            continue;
+        }
+        if (got->descriptors_lost) {
+            answers_.insert_or_assign(
+                reply.head.id, tl::unexpected(error(errc::descriptors_exhausted,
+                                                    "descriptors that another process passed", EMFILE)));
+            continue;
+        }
         answers_.insert_or_assign(
             reply.head.id, reply.failed != 0 ? result<answered>(tl::unexpected(error_of(reply, owner_)))
                                              : fetched(reply, *got));
@@ -149,8 +179,11 @@ std::optional<result<owner_link::answered>> owner_link::answer_to(std::uint64_t 
         answers_.erase(found);
         return taken;
     }
-    if (!collected)
+    if (!collected) {
+        if (collected.error().code() != errc::peer_gone)
+            give_up(); // nothing that it says can be relied upon
         return result<answered>(tl::unexpected(collected.error()));
+    }
     return std::nullopt;
 }
 
@@ -167,9 +200,12 @@ result<owner_link::answered> owner_link::ask(wire_request& request, std::span<co
         if (auto answer = answer_to(*id))
             return std::move(*answer);
         const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - clock::now());
-        if (left.count() <= 0)
+        if (left.count() <= 0) {
+            const std::lock_guard guard(mutex_);
+            abandoned_.emplace(*id, request.head.ask);
             return tl::unexpected(error(errc::peer_silent, fmt::format("process {}, waited {} ms", owner_.pid,
                                                                        settings_.patience.count())));
+        }
         wait(std::min(left,
                       std::chrono::milliseconds(10))); // another thread may take our answer off the socket
     }

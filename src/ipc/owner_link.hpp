@@ -75,10 +75,12 @@ private:
     const ipc_settings settings_;
     lone_fd socket_;
     std::function<void()> when_gone_; // called once
+    std::optional<error> refusal_; // set before gone_
     std::atomic<bool> gone_{false};
     std::mutex mutex_;
     std::uint64_t next_id_ = 1;
     std::map<std::uint64_t, result<answered>> answers_;
+    std::map<std::uint64_t, wire_ask> abandoned_; // whose answers nobody waits for any more
     std::atomic<lease_word*> board_{nullptr};
     shared_memory board_memory_;
     std::mutex guests_mutex_;

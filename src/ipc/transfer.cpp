@@ -17,7 +17,7 @@ constexpr auto for_ever = std::chrono::hours(1);
 
 bool ipc_transfer::done() {
     if (!outcome_) {
-        outcome_ = look();
+        outcome_ = lease_->forked() ? result<void>(tl::unexpected(lease_->gone_error())) : look();
         if (outcome_)
             lease_->leave();
     }
@@ -35,8 +35,9 @@ std::optional<result<void>> ipc_transfer::wait(std::chrono::milliseconds limit) 
     return outcome_;
 }
 
-engine_transfer::engine_transfer(std::shared_ptr<lease_core> lease, ipc_way way, copy_ticket ticket)
-    : ipc_transfer(std::move(lease), way), ticket_(std::move(ticket)), reach_(this->lease().reach()) {}
+engine_transfer::engine_transfer(std::shared_ptr<lease_core> lease, ipc_way way, copy_ticket ticket,
+                                 std::shared_ptr<lease_reach> reach)
+    : ipc_transfer(std::move(lease), way), ticket_(std::move(ticket)), reach_(std::move(reach)) {}
 
 engine_transfer::~engine_transfer() {
     (void)wait(for_ever);
@@ -53,9 +54,9 @@ void engine_transfer::sleep(std::chrono::milliseconds limit) {
 }
 
 nic_transfer::nic_transfer(std::shared_ptr<lease_core> lease, std::shared_ptr<nic_copier> copier,
-                           local_region near, std::uint64_t number)
+                           local_region near, std::shared_ptr<lease_reach> reach, std::uint64_t number)
     : ipc_transfer(std::move(lease), ipc_way::nic), copier_(std::move(copier)), near_(std::move(near)),
-      reach_(this->lease().reach()), number_(number) {}
+      reach_(std::move(reach)), number_(number) {}
 
 nic_transfer::~nic_transfer() {
     (void)wait(for_ever);
@@ -64,6 +65,11 @@ nic_transfer::~nic_transfer() {
 std::optional<result<void>> nic_transfer::look() {
     if (copier_->poll() >= number_)
         return result<void>();
+    // The queue pair's own timeout and retries end sooner, unless the NIC itself is gone and says nothing
+    // more.
+    constexpr auto patience = std::chrono::seconds(30);
+    if (clock::now() - started_ > patience)
+        copier_->end(error(errc::connection_broken, "the NIC says nothing about a transfer to itself"));
     if (auto why = copier_->broken())
         return result<void>(tl::unexpected(*why));
     return std::nullopt;

@@ -41,7 +41,8 @@ private:
 // One engine does it all.
 class engine_transfer : public ipc_transfer {
 public:
-    engine_transfer(std::shared_ptr<lease_core> lease, ipc_way way, copy_ticket ticket);
+    engine_transfer(std::shared_ptr<lease_core> lease, ipc_way way, copy_ticket ticket,
+                    std::shared_ptr<lease_reach> reach);
     ~engine_transfer() override;
 
 private:
@@ -55,7 +56,7 @@ private:
 class nic_transfer : public ipc_transfer {
 public:
     nic_transfer(std::shared_ptr<lease_core> lease, std::shared_ptr<nic_copier> copier, local_region near,
-                 std::uint64_t number);
+                 std::shared_ptr<lease_reach> reach, std::uint64_t number);
     ~nic_transfer() override;
 
 private:
@@ -65,6 +66,7 @@ private:
     local_region near_;
     std::shared_ptr<lease_reach> reach_;
     std::uint64_t number_;
+    std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
 };
 
 // In pieces through host memory: each is brought by the source's step and taken away by the destination's.

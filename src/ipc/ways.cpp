@@ -41,10 +41,11 @@ result<std::shared_ptr<device>> device_of(device_address address, std::uint64_t 
 
 using started = result<std::unique_ptr<ipc_transfer>>;
 
-started engine_started(const std::shared_ptr<lease_core>& lease, ipc_way way, result<copy_ticket> ticket) {
+started engine_started(const std::shared_ptr<lease_core>& lease, ipc_way way, result<copy_ticket> ticket,
+                       std::shared_ptr<lease_reach> reach = {}) {
     if (!ticket)
         return tl::unexpected(ticket.error());
-    return std::make_unique<engine_transfer>(lease, way, std::move(*ticket));
+    return std::make_unique<engine_transfer>(lease, way, std::move(*ticket), std::move(reach));
 }
 
 result<copy_ticket> unchecked(const copy_engine& engine, device_address to, device_address from,
@@ -135,7 +136,8 @@ importer::started importer::by_context(const std::shared_ptr<lease_core>& lease,
                             : engine->core()->read_unchecked(local.host, remote, {});
     if (!slot)
         return tl::unexpected(slot.error());
-    return std::make_unique<engine_transfer>(lease, ipc_way::context, copy_ticket(engine->core(), *slot));
+    return std::make_unique<engine_transfer>(lease, ipc_way::context, copy_ticket(engine->core(), *slot),
+                                             nullptr);
 }
 
 importer::started importer::by_import(const std::shared_ptr<lease_core>& lease, bool write, const end& local,
@@ -145,7 +147,8 @@ importer::started importer::by_import(const std::shared_ptr<lease_core>& lease, 
     const auto own = device_of(local.device, length);
     if (!own)
         return tl::unexpected(own.error());
-    const auto imported = lease->imported_by((*own)->core());
+    auto reach = lease->reach(); // kept by the copy, whatever becomes of the owner
+    const auto imported = lease->imported_by(*reach, (*own)->core());
     if (!imported)
         return tl::unexpected(imported.error());
     const auto engine = (*own)->copies();
@@ -155,7 +158,8 @@ importer::started importer::by_import(const std::shared_ptr<lease_core>& lease, 
     // To the engine the other's memory is like host memory.
     return engine_started(lease, ipc_way::import,
                           write ? unchecked(*engine, remote, local.device, length, copy_direction::up)
-                                : unchecked(*engine, local.device, remote, length, copy_direction::down));
+                                : unchecked(*engine, local.device, remote, length, copy_direction::down),
+                          std::move(reach));
 }
 
 result<std::shared_ptr<nic_copier>> importer::copier(const std::shared_ptr<device>& near_to) {
@@ -194,18 +198,15 @@ importer::started importer::by_nic(const std::shared_ptr<lease_core>& lease, boo
     auto near = own ? card->region(*own, local.device, length) : card->region(local.host);
     if (!near)
         return tl::unexpected(near.error());
-    const auto far = lease->key_on(card);
+    auto reach = lease->reach(); // kept by the copy, whatever becomes of the owner
+    const auto far = lease->key_on(*reach, card);
     if (!far)
         return tl::unexpected(far.error());
-    for (;;) {
-        const auto number = (*copier)->start(write, {near->address(), near->local_key()},
-                                             {lease->handle().base + offset, *far}, length);
-        if (number)
-            return std::make_unique<nic_transfer>(lease, *copier, std::move(*near), *number);
-        if (number.error().code() != errc::too_many_operations)
-            return tl::unexpected(number.error());
-        (*copier)->poll();
-    }
+    const auto number = (*copier)->start(write, {near->address(), near->local_key()},
+                                         {lease->handle().base + offset, *far}, length);
+    if (!number)
+        return tl::unexpected(number.error());
+    return std::make_unique<nic_transfer>(lease, *copier, std::move(*near), std::move(reach), *number);
 }
 
 importer::started importer::by_staging(const std::shared_ptr<lease_core>& lease, bool write, const end& local,
@@ -328,6 +329,7 @@ result<ipc_ticket> importer::start(const std::shared_ptr<lease_core>& lease, con
     if (auto entered = lease->enter(); !entered)
         return tl::unexpected(entered.error());
     std::string tried;
+    std::optional<error> later;
     for (std::size_t i = 0; i < ipc_ways; ++i) {
         const auto way = static_cast<ipc_way>(i);
         if ((options.only && *options.only != way) ||
@@ -343,10 +345,12 @@ result<ipc_ticket> importer::start(const std::shared_ptr<lease_core>& lease, con
             lease->leave();
             return tl::unexpected(begun.error());
         }
+        if (begun.error().code() == errc::too_many_operations) // there is a way, a little later
+            later = begun.error();
         tried += fmt::format("{}{}: {}", tried.empty() ? "" : "; ", name_of(way), begun.error().observed());
     }
     lease->leave();
-    return tl::unexpected(error(errc::zero_copy_impossible, tried));
+    return tl::unexpected(later ? *later : error(errc::zero_copy_impossible, tried));
 }
 
 } // namespace gaudi

@@ -9,6 +9,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <utility>
 
 namespace gaudi {
 namespace {
@@ -130,11 +131,14 @@ result<received_message> receive_message(int socket, std::span<std::byte> into, 
     header.msg_control = control;
     header.msg_controllen = sizeof(control);
     ssize_t got;
+    bool reset = false;
     for (;;) {
         got = ::recvmsg(socket, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
         if (got >= 0)
             break;
         const int reason = errno;
+        if (reason == ECONNRESET && !std::exchange(reset, true))
+            continue; // said once, before what the other side had sent
         if (reason == EINTR ||
             ((reason == EAGAIN || reason == EWOULDBLOCK) && await(socket, POLLIN, deadline)))
             continue;
@@ -159,8 +163,7 @@ result<received_message> receive_message(int socket, std::span<std::byte> into, 
     }
     if (got == 0 && taken.descriptors == 0)
         return tl::unexpected(error(errc::peer_gone, "the other side closed its socket"));
-    if ((header.msg_flags & MSG_CTRUNC) != 0)
-        return tl::unexpected(error(errc::descriptors_exhausted, "descriptors that were passed", EMFILE));
+    taken.descriptors_lost = (header.msg_flags & MSG_CTRUNC) != 0;
     if ((header.msg_flags & MSG_TRUNC) != 0)
         return tl::unexpected(
             error(errc::handle_invalid, fmt::format("a message of more than {} bytes", into.size())));

@@ -20,6 +20,7 @@ constexpr unsigned most_passed = 4;
 struct received_message {
     std::size_t bytes = 0;
     unsigned descriptors = 0;
+    bool descriptors_lost = false; // for want of room for them here
     std::array<unique_fd, most_passed> passed;
 };
 
@@ -31,7 +32,7 @@ using channel_deadline = std::chrono::steady_clock::time_point;
 // errc::peer_silent: there was no room for it in time. A deadline in the past: now or never.
 result<void> send_message(int socket, std::span<const std::byte> message, std::span<const int> passed,
                           channel_deadline deadline);
-// errc::peer_gone, peer_silent; handle_invalid: longer than `into`; descriptors_exhausted: they did not fit.
+// errc::peer_gone, peer_silent; handle_invalid: longer than `into`.
 [[nodiscard]] result<received_message> receive_message(int socket, std::span<std::byte> into,
                                                        channel_deadline deadline);
 

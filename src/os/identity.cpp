@@ -9,6 +9,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/random.h>
+#include <sys/stat.h>
 
 namespace gaudi {
 namespace {
@@ -31,6 +32,8 @@ struct known_identity : process_identity {
     void renew() {
         pid = static_cast<std::uint32_t>(::getpid());
         start_time = start_time_of(pid);
+        struct stat status {};
+        pid_namespace = ::stat("/proc/self/ns/pid", &status) == 0 ? status.st_ino : 0;
         if (::getrandom(random.data(), sizeof(random), GRND_NONBLOCK) != sizeof(random))
             random = {mix(&pid, sizeof(pid)), start_time ^ machine};
     }

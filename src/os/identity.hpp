@@ -13,8 +13,13 @@ struct process_identity {
     std::array<std::uint64_t, 2> random{}; // made once
     std::uint64_t start_time = 0;          // clock ticks since boot
     std::uint32_t pid = 0;
+    std::uint64_t pid_namespace = 0;
 
-    friend bool operator==(const process_identity&, const process_identity&) = default;
+    // The namespace is not part of it: a handle does not carry it.
+    friend bool operator==(const process_identity& one, const process_identity& other) {
+        return one.machine == other.machine && one.random == other.random &&
+               one.start_time == other.start_time && one.pid == other.pid;
+    }
 };
 
 // This process's. A child of fork has another.

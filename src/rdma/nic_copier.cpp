@@ -54,6 +54,12 @@ void nic_copier::give_up(error why) {
     broken_ = std::move(why);
 }
 
+void nic_copier::end(error why) {
+    const std::lock_guard guard(mutex_);
+    if (!broken_)
+        give_up(std::move(why));
+}
+
 std::optional<error> nic_copier::broken() {
     const std::lock_guard guard(mutex_);
     return broken_;
@@ -105,7 +111,7 @@ result<std::uint64_t> nic_copier::start(bool write, place near, place far, std::
 std::uint64_t nic_copier::poll() {
     const std::lock_guard guard(mutex_);
     ibv_wc done[16];
-    int count;
+    int count = 0;
     while (!broken_ && (count = ::ibv_poll_cq(near_.completions(), 16, done)) > 0)
         for (int i = 0; i < count && !broken_; ++i) {
             if (done[i].status != IBV_WC_SUCCESS) {
@@ -116,6 +122,8 @@ std::uint64_t nic_copier::poll() {
             posted_ -= static_cast<unsigned>(done[i].wr_id);
             ++landed_;
         }
+    if (!broken_ && count < 0)
+        give_up(error(errc::connection_broken, "ibv_poll_cq of the NIC's transfers to itself"));
     return landed_;
 }
 

@@ -29,6 +29,8 @@ public:
     result<std::uint64_t> start(bool write, place near, place far, std::uint64_t length);
     // Up to which number they have landed.
     std::uint64_t poll();
+    // Nothing that was started lands any more.
+    void end(error why);
     // Why none lands any more, or nothing.
     [[nodiscard]] std::optional<error> broken();
     [[nodiscard]] const std::shared_ptr<nic>& card() const { return card_; }

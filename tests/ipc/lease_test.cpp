@@ -109,7 +109,7 @@ TEST_F(ipc_test, a_copy_that_nobody_ends_keeps_the_memory_from_being_used_again)
     const auto handle = expect(share(buffer));
     gate begun, over;
     child importer([&] {
-        auto imported = expect(import_memory(handle, {ipc_way::proxy}));
+        auto imported = expect(import_memory(handle, {ipc_way::nic}));
         std::vector<std::byte> seen(mebibyte);
         auto reading = expect(imported.read(seen)); // begun, and never looked at again
         begun.open();

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "ucx/base/key.hpp"
 
+#include <gaudi/ipc.hpp>
+
 #include <cstddef>
 #include <cstring>
-#include <fcntl.h>
-#include <pthread.h>
-#include <sys/random.h>
-#include <unistd.h>
 
 namespace gaudi_ucx {
 namespace {
@@ -25,40 +23,15 @@ std::uint64_t mix(const void* bytes, std::size_t count) {
     return hash;
 }
 
-struct identity {
-    std::uint64_t machine = 0, process = 0;
-    std::uint32_t pid = 0;
-
-    identity() {
-        char boot_id[64] = {};
-        if (const int fd = ::open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC); fd >= 0) {
-            const auto got = ::read(fd, boot_id, sizeof(boot_id));
-            ::close(fd);
-            machine = mix(boot_id, got > 0 ? static_cast<std::size_t>(got) : 0);
-        }
-        renew();
-        ::pthread_atfork(nullptr, nullptr, [] { own().renew(); });
-    }
-    void renew() {
-        pid = static_cast<std::uint32_t>(::getpid());
-        if (::getrandom(&process, sizeof(process), GRND_NONBLOCK) != sizeof(process))
-            process = mix(&pid, sizeof(pid)) ^ machine;
-    }
-    static identity& own() {
-        static identity self;
-        return self;
-    }
-};
-
 } // namespace
 
 memory_key memory_key::make(std::uint16_t kind, std::uint64_t base, std::uint64_t length) {
-    const auto& self = identity::own();
+    const auto self = gaudi::own_process();
     memory_key made;
     made.kind = kind;
     made.machine = self.machine;
-    made.process = self.process;
-    made.pid = self.pid;
+    made.process = self.random[0];
+    made.pid = static_cast<std::uint32_t>(self.pid);
     made.base = base;
     made.length = length;
     return made;
@@ -80,8 +53,8 @@ std::string_view memory_key::fault() const {
 }
 
 bool memory_key::ours() const {
-    const auto& self = identity::own();
-    return machine == self.machine && process == self.process;
+    const auto self = gaudi::own_process();
+    return machine == self.machine && process == self.random[0];
 }
 
 } // namespace gaudi_ucx

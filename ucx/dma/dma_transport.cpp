@@ -81,6 +81,8 @@ public:
                           bool put) override {
         if (const auto status = check_key(module(), rkey, remote, length); status != UCS_OK)
             return status;
+        if (operations_.take_fence())
+            operations_.for_each([](gaudi::copy_ticket& before) { (void)before.wait(); });
         uct_iov_t local{};
         local.buffer = buffer;
         local.length = length;

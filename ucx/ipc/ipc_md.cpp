@@ -102,16 +102,20 @@ ucs_status_t uct_gaudi_ipc_mkey_pack(uct_md_h tl_md, uct_mem_h tl_memh, void*, s
         auto& memh = *static_cast<uct_gaudi_ipc_memh_t*>(tl_memh);
         const bool apart = params != nullptr && (params->field_mask & UCT_MD_MKEY_PACK_FIELD_FLAGS) != 0 &&
                            (params->flags & UCT_MD_MKEY_PACK_FLAG_INVALIDATE_RMA) != 0;
+        const std::lock_guard guard(memh.mutex);
+        if (apart && !memh.apart.empty()) { // one for all messages: UCX packs it for each of them
+            const ipc_key again{memh.apart.front(), memh.base.value()};
+            std::memcpy(buffer, &again, sizeof(again));
+            return UCS_OK;
+        }
         const auto handle =
             apart ? gaudi::share_apart(memh.base, memh.length) : gaudi::share(memh.base, memh.length);
         if (!handle) {
             gaudi_log(*ipc_md(tl_md).module, ERROR, "sharing memory: {}", handle.error().message());
             return status_of(handle.error());
         }
-        if (apart) {
-            const std::lock_guard guard(memh.mutex);
+        if (apart)
             memh.apart.push_back(*handle);
-        }
         const ipc_key key{*handle, memh.base.value()};
         std::memcpy(buffer, &key, sizeof(key));
         return UCS_OK;

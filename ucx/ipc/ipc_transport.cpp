@@ -96,6 +96,8 @@ public:
     }
     bool idle() const override { return operations_.idle(); }
     unsigned progress() override {
+        if (operations_.none_running()) // so that a device that was reset can be opened again
+            std::erase_if(engines_, [](const auto& each) { return each.second && each.second->lost(); });
         return operations_.progress([](gaudi::ipc_ticket& each) { return each.done(); },
                                     [&](gaudi::ipc_ticket& each) {
                                         const auto outcome = each.wait();
@@ -116,9 +118,8 @@ public:
         return gaudi::has_ended(process) ? UCS_ERR_ENDPOINT_TIMEOUT : UCS_OK;
     }
     ucs_status_t wait_for_room(uct_ep_h ep, uct_pending_req_t* request) override {
-        if (operations_.none_running() && !operations_.anybody_waits())
-            return UCS_ERR_BUSY;
-        operations_.wait_for_room(ep, request);
+        operations_.wait_for_room(ep, request); // who holds the room may be another worker
+
         return UCS_OK;
     }
     void purge(uct_ep_h ep, uct_pending_purge_callback_t visit, void* arg) override {
