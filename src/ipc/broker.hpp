@@ -103,7 +103,11 @@ private:
         std::uint32_t next_slot = 0;
         std::vector<guest> guests;
         shared_memory slab;
-        std::map<unsigned, pinned_memory> slab_pins; // by device
+        struct slab_pin {
+            copy_engine engine;
+            pinned_memory pinned;
+        };
+        std::map<unsigned, slab_pin> slab_pins; // by device
         std::list<proxied> copies;
         std::vector<unique_fd> parked; // until the other side has fetched them
 
@@ -149,7 +153,10 @@ private:
     // The other side is gone: what it held ends. True: nothing of it is left.
     bool bury(client& gone);
     void bury_the_dead();
-    [[nodiscard]] bool anything_pending() const;
+    // How long the thread may sleep, in milliseconds; -1: until something comes.
+    [[nodiscard]] int patience() const;
+    // A device that was reset opens again only when nobody holds on to it.
+    void let_go_of_lost_devices(client& of);
     void end();
 
     std::mutex mutex_;

@@ -38,7 +38,7 @@ tl::unexpected<error> stale(const handle_record& handle) {
 
 void broker::run() {
     for (;;) {
-        bool pending;
+        int sleep = 0;
         {
             const std::lock_guard guard(mutex_);
             if (ending_) {
@@ -55,10 +55,10 @@ void broker::run() {
                 offered_.clear();
                 return;
             }
-            pending = anything_pending();
+            sleep = patience();
         }
         epoll_event ready[32];
-        const int count = ::epoll_wait(epoll_.get(), ready, 32, pending ? 1 : -1);
+        const int count = ::epoll_wait(epoll_.get(), ready, 32, sleep);
         std::vector<std::shared_ptr<hangup_watcher>> hung_up;
         std::vector<std::shared_ptr<device>>
             used; // the last reference to a device is not for us to drop under the lock
@@ -68,6 +68,7 @@ void broker::run() {
             dispatch(ready[i].data.fd, hung_up);
         for (auto& each : clients_) {
             finish_copies(each);
+            let_go_of_lost_devices(each);
             if (!each.greeted && clock::now() - each.since > time_to_greet)
                 condemn(each);
         }
@@ -79,9 +80,21 @@ void broker::run() {
     }
 }
 
-bool broker::anything_pending() const {
-    return std::any_of(clients_.begin(), clients_.end(),
-                       [](const client& each) { return each.dead || !each.greeted || !each.copies.empty(); });
+int broker::patience() const {
+    const auto any = [&](auto&& is) { return std::any_of(clients_.begin(), clients_.end(), is); };
+    if (any([](const client& each) { return each.dead || !each.greeted || !each.copies.empty(); }))
+        return 1;
+    return any([](const client& each) { return !each.guests.empty() || !each.slab_pins.empty(); }) ? 500 : -1;
+}
+
+void broker::let_go_of_lost_devices(client& of) {
+    if (of.copies.empty())
+        std::erase_if(of.slab_pins, [](const auto& each) { return each.second.engine.lost(); });
+    if (std::any_of(of.guests.begin(), of.guests.end(),
+                    [](const guest& each) { return each.context->lost(); })) {
+        std::erase_if(of.guests, [](const guest& each) { return each.context->lost(); });
+        condemn(of); // so that it closes its descriptor as well
+    }
 }
 
 void broker::dispatch(int fd, std::vector<std::shared_ptr<hangup_watcher>>& hung_up) {
@@ -372,11 +385,14 @@ result<void> broker::start_copy(client& from, const wire_request& asked, const w
     auto engine = device->copies();
     if (!engine)
         return tl::unexpected(engine.error());
-    if (!from.slab_pins.contains(known->device_index)) {
+    if (const auto pin = from.slab_pins.find(known->device_index);
+        pin == from.slab_pins.end() || pin->second.engine.core() != engine->core()) {
+        if (pin != from.slab_pins.end())
+            from.slab_pins.erase(pin); // of a context that is no more
         auto pinned = engine->pin(from.slab.bytes());
         if (!pinned)
             return tl::unexpected(pinned.error());
-        from.slab_pins.emplace(known->device_index, std::move(*pinned));
+        from.slab_pins.emplace(known->device_index, client::slab_pin{*engine, std::move(*pinned)});
     }
     const auto piece = from.slab.bytes().subspan(asked.slab_offset, asked.length);
     const auto address = device_address(base + asked.offset);

@@ -75,7 +75,7 @@ private:
     const ipc_settings settings_;
     lone_fd socket_;
     std::function<void()> when_gone_; // called once
-    std::optional<error> refusal_; // set before gone_
+    std::optional<error> refusal_;    // set before gone_
     std::atomic<bool> gone_{false};
     std::mutex mutex_;
     std::uint64_t next_id_ = 1;

@@ -111,6 +111,14 @@ TEST_P(ipc_on_both_versions, ucp_takes_it_before_shared_memory_and_before_a_nic)
         << done.output;
 }
 
+TEST_P(ipc_on_both_versions, more_copies_at_once_than_the_owner_makes_wait_for_room) {
+    describe_lab("gaudis = 2\nhcas = 0\n");
+    const auto done = peers(prefix_of(GetParam()), "posix,gaudi_ipc",
+                            "--operations put,get,tag --rounds 3 --threads 6 --sizes 64k,3m",
+                            {"UCX_GAUDI_IPC_GIVE=nothing"});
+    EXPECT_EQ(done.status, 0) << done.output;
+}
+
 TEST_P(ipc_on_both_versions, a_worker_that_sleeps_is_woken) {
     const auto done = peers(prefix_of(GetParam()), "posix,gaudi_ipc",
                             "--operations tag,put --rounds 1 --sleep --sizes 4096,4m");
