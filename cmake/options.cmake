@@ -28,6 +28,7 @@ target_compile_options(project_options INTERFACE -Wall -Wextra -Wpedantic -Wshad
     -Wnon-virtual-dtor -Wold-style-cast -Wcast-qual
     $<$<BOOL:${GAUDI_DIRECT_WERROR}>:-Werror>)
 if(GAUDI_DIRECT_SANITIZE)
-    target_compile_options(project_options INTERFACE -fsanitize=${GAUDI_DIRECT_SANITIZE} -fno-omit-frame-pointer)
+    target_compile_options(project_options INTERFACE -fsanitize=${GAUDI_DIRECT_SANITIZE} -fno-omit-frame-pointer
+        -Wno-maybe-uninitialized) # which sees ghosts in instrumented code
     target_link_options(project_options INTERFACE -fsanitize=${GAUDI_DIRECT_SANITIZE})
 endif()

@@ -19,7 +19,7 @@ int main() {
     auto handle = expect(gaudi::share(buffer)); // 128 bytes, for any message
     std::fwrite(handle.bytes.data(), 1, handle.size, stdout);
     std::fflush(stdout);
-    while (gaudi::ipc_counters().leases_given == 0) // nobody has opened it yet
+    for (int i = 0; i < 10000 && gaudi::ipc_counters().leases_given == 0; ++i) // nobody has opened it yet
         std::this_thread::sleep_for(1ms);
     expect(gaudi::wait_for_leases(buffer.address(), 60s)); // and now nobody has it open any more
     expect(expect(copies.read(bytes, buffer.address())).wait());

@@ -9,8 +9,11 @@
 int main() {
     using gaudi::expect;
     gaudi::memory_handle handle;
-    if (std::fread(handle.bytes.data(), 1, handle.size, stdin) != handle.size)
+    if (std::fread(handle.bytes.data(), 1, handle.size, stdin) != handle.size) {
+        std::fprintf(stderr,
+                     "reader: no handle on standard input; use example_ipc_owner | example_ipc_reader\n");
         return 2;
+    }
     auto theirs = expect(gaudi::import_memory(handle)); // a lease
     std::vector<std::byte> bytes(theirs.size());
     auto reading = expect(theirs.read(bytes)); // goes on by itself

@@ -64,13 +64,13 @@ result<ipc_settings> parse_ipc(std::string_view give, std::string_view allow) {
         made.give = ipc_give::nothing;
     else if (give != "context" && !give.empty())
         return tl::unexpected(
-            error(errc::selection_malformed, fmt::format("{}: use context, dmabuf or nothing", give)));
+            error(errc::setting_malformed, fmt::format("{}: use context, dmabuf or nothing", give)));
     for (auto left = allow; !left.empty();) {
         std::uint32_t user = 0;
         const auto [end, wrong] = std::from_chars(left.data(), left.data() + left.size(), user);
         left.remove_prefix(static_cast<std::size_t>(end - left.data()));
         if (wrong != std::errc{} || (!left.empty() && left.front() != ','))
-            return tl::unexpected(error(errc::selection_malformed,
+            return tl::unexpected(error(errc::setting_malformed,
                                         fmt::format("{}: use numbers of users, separated by commas", allow)));
         made.allow.push_back(user);
         if (!left.empty())
@@ -84,12 +84,13 @@ result<ipc_settings> ipc_of_environment() {
         const char* text = std::getenv(name);
         return std::string_view(text != nullptr ? text : "");
     };
-    auto made = parse_ipc(value("GAUDI_DIRECT_IPC_GIVE"), value("GAUDI_DIRECT_IPC_ALLOW"));
-    if (!made)
-        return tl::unexpected(
-            error(errc::selection_malformed,
-                  fmt::format("GAUDI_DIRECT_IPC_GIVE, _ALLOW: {}", made.error().observed())));
-    return made;
+    const auto give = value("GAUDI_DIRECT_IPC_GIVE"), allow = value("GAUDI_DIRECT_IPC_ALLOW");
+    for (const auto& [name, wrong] : {std::pair("GAUDI_DIRECT_IPC_GIVE", parse_ipc(give, "")),
+                                      std::pair("GAUDI_DIRECT_IPC_ALLOW", parse_ipc("", allow))})
+        if (!wrong)
+            return tl::unexpected(
+                error(errc::setting_malformed, fmt::format("{}={}", name, wrong.error().observed())));
+    return parse_ipc(give, allow);
 }
 
 void set_ipc(const ipc_settings& settings) {
@@ -139,7 +140,9 @@ result<void> revoke_handle(const memory_handle& handle, std::chrono::millisecond
     const auto service = sharing(address);
     if (!service)
         return tl::unexpected(service.error());
-    (*service)->revoke(address, record->secret);
+    if (!(*service)->revoke(address, record->secret))
+        return tl::unexpected(
+            error(errc::handle_invalid, "no handle of share_apart(): revoke_leases() takes back the others"));
     if (!(*service)->wait(address, broker::until::quiet, limit, record->secret))
         return still_leased(address, (*service)->leases_of(address, record->secret));
     return {};
@@ -170,7 +173,9 @@ result<void> revoke_leases(device_address address, std::chrono::milliseconds lim
     const auto service = sharing(address);
     if (!service)
         return tl::unexpected(service.error());
-    (*service)->revoke(address);
+    if (!(*service)->revoke(address))
+        return tl::unexpected(
+            error(errc::not_allocated, fmt::format("nothing is shared at {:#x}", address.value())));
     if (!(*service)->wait(address, broker::until::quiet, limit))
         return still_leased(address, (*service)->leases_of(address));
     return {};

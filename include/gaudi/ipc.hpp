@@ -48,7 +48,7 @@ struct ipc_settings {
 // From now on. The beginning: GAUDI_DIRECT_IPC_GIVE (context, dmabuf, nothing) and GAUDI_DIRECT_IPC_ALLOW
 // (uids, separated by commas).
 void set_ipc(const ipc_settings& settings);
-// errc::selection_malformed where the environment makes no sense.
+// errc::setting_malformed where the environment makes no sense.
 [[nodiscard]] result<ipc_settings> get_ipc();
 // As people write them: "context", "dmabuf" or "nothing", and uids separated by commas; empty: the default.
 [[nodiscard]] result<ipc_settings> parse_ipc(std::string_view give, std::string_view allow);
@@ -110,7 +110,7 @@ constexpr std::size_t ipc_ways = 6;
 [[nodiscard]] std::string_view name_of(ipc_way way);
 
 struct import_options {
-    std::optional<ipc_way> only; // this way or none
+    std::optional<ipc_way> only; // this way or none; whether it is possible shows at the first copy
     bool zero_copy = false;      // neither staged nor proxy: errc::zero_copy_impossible says what is missing
 };
 

@@ -266,11 +266,13 @@ std::vector<lease_info> broker::leases_of(device_address address, std::uint64_t 
     return all;
 }
 
-void broker::revoke(device_address address, std::uint64_t secret) {
+bool broker::revoke(device_address address, std::uint64_t secret) {
     const std::lock_guard guard(mutex_);
     auto known = shared_.upper_bound(address.value());
     if (known == shared_.begin() || address.value() - (--known)->first >= known->second.length)
-        return;
+        return false;
+    if (secret != 0 && !known->second.apart.contains(secret))
+        return false;
     for (auto& each : clients_)
         for (auto& [slot, held] : each.leases)
             if (held.is_of(known->first, known->second) && held.opened_with(secret)) {
@@ -280,10 +282,11 @@ void broker::revoke(device_address address, std::uint64_t secret) {
     // Handles that were given are worth nothing from now on.
     if (secret != 0) {
         known->second.apart.erase(secret);
-        return;
+        return true;
     }
     known->second.secret = 0;
     known->second.apart.clear();
+    return true;
 }
 
 bool broker::wait(device_address address, until what, std::chrono::milliseconds limit, std::uint64_t secret) {
@@ -309,7 +312,7 @@ bool broker::memory_goes(device_address base, std::uint64_t length) {
         if (known == shared_.end() || known->first - base.value() >= length)
             return true;
     }
-    revoke(base);
+    (void)revoke(base);
     const bool quiet = wait(base, until::quiet, std::chrono::seconds(5));
     const std::lock_guard guard(mutex_);
     shared_.erase(base.value());

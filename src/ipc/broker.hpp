@@ -45,7 +45,8 @@ public:
     std::vector<lease_info> leases_of(device_address address, std::uint64_t secret = 0);
     // Marks the leases of the allocation and forgets that it is shared; with a secret: only what was opened
     // with that.
-    void revoke(device_address address, std::uint64_t secret = 0);
+    // False: there is no such thing.
+    bool revoke(device_address address, std::uint64_t secret = 0);
     // No copy of it is under way, or nobody has it open.
     enum class until { quiet, closed };
     bool wait(device_address address, until what, std::chrono::milliseconds limit, std::uint64_t secret = 0);

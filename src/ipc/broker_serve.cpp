@@ -278,7 +278,7 @@ broker::answer broker::open_dmabuf(client& from, const wire_request& asked, wire
     if (known == nullptr)
         return tl::unexpected(error(errc::handle_stale, fmt::format("lease {}", asked.lease)));
     if (settings_.give == ipc_give::nothing)
-        return tl::unexpected(error(errc::peer_refused, "the owner gives no DMA-BUF away"));
+        return tl::unexpected(error(errc::not_given, "the owner gives no DMA-BUF away"));
     if (auto opened = open_window(base, *known); !opened)
         return tl::unexpected(opened.error());
     from.given = true;
@@ -309,8 +309,7 @@ broker::answer broker::open_context(client& from, const wire_request& asked, wir
     if (known == nullptr)
         return tl::unexpected(error(errc::handle_stale, fmt::format("lease {}", asked.lease)));
     if (settings_.give != ipc_give::context)
-        return tl::unexpected(
-            error(errc::peer_refused, "the owner does not give its device's descriptor away"));
+        return tl::unexpected(error(errc::not_given, "the owner does not give its device's descriptor away"));
     const auto device = find_open_device(known->device_index);
     if (device)
         used_.push_back(device);

@@ -31,7 +31,9 @@ result<handle_record> read_handle(std::span<const std::byte> bytes) {
     std::memcpy(&record, bytes.data(), sizeof(record));
     if (record.magic != handle_record::magic_value)
         return refuse("bytes that are no handle");
-    if (record.version != handle_record::current_version || record.size != memory_handle::size)
+    if (record.size != memory_handle::size)
+        return refuse(fmt::format("it says that it has {} bytes, not {}", record.size, memory_handle::size));
+    if (record.version != handle_record::current_version)
         return refuse(
             fmt::format("version {}, this library knows {}", record.version, handle_record::current_version));
     if (record.checksum != checksum_of(record))

@@ -159,15 +159,15 @@ result<void> owner_link::collect() {
             abandoned_.erase(late);
             continue;
         }
-        if (got->descriptors_lost) {
-            answers_.insert_or_assign(
-                reply.head.id, tl::unexpected(error(errc::descriptors_exhausted,
-                                                    "descriptors that another process passed", EMFILE)));
-            continue;
-        }
-        answers_.insert_or_assign(
-            reply.head.id, reply.failed != 0 ? result<answered>(tl::unexpected(error_of(reply, owner_)))
-                                             : fetched(reply, *got));
+        answers_.erase(reply.head.id);
+        if (reply.failed != 0)
+            answers_.emplace(reply.head.id, tl::unexpected(error_of(reply, owner_)));
+        else if (got->descriptors_lost)
+            answers_.emplace(reply.head.id,
+                             tl::unexpected(error(errc::descriptors_exhausted,
+                                                  "descriptors that another process passed", EMFILE)));
+        else
+            answers_.emplace(reply.head.id, fetched(reply, *got));
     }
 }
 
@@ -240,8 +240,7 @@ result<std::shared_ptr<hl_device>> owner_link::join(const std::shared_ptr<const 
     const auto info = std::find_if(devices->begin(), devices->end(),
                                    [&](const device_info& each) { return each.bus_id == bus_id; });
     if (info == devices->end())
-        return tl::unexpected(
-            error(errc::device_unknown, fmt::format("a device of another process, bus id '{}'", bus_id)));
+        return tl::unexpected(error(errc::way_impossible, "the owner's device cannot be seen from here"));
     const int descriptor = passed.passed[0].get();
     auto guest = attach(api, descriptor, *info, tenancy::guest);
     if (!guest)

@@ -24,7 +24,7 @@ private:
 };
 
 tl::unexpected<error> impossible(std::string why) {
-    return tl::unexpected(error(errc::import_unsupported, std::move(why)));
+    return tl::unexpected(error(errc::way_impossible, std::move(why)));
 }
 
 result<std::shared_ptr<device>> device_of(device_address address, std::uint64_t length) {

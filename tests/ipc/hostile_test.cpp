@@ -274,7 +274,7 @@ TEST_F(ipc_test, settings_of_the_environment) {
                                       std::pair("", "-1"), std::pair("", "99999999999")}) {
         const auto refused = with(give, allow);
         ASSERT_FALSE(refused) << give << allow;
-        EXPECT_EQ(refused.error().code(), errc::selection_malformed);
+        EXPECT_EQ(refused.error().code(), errc::setting_malformed);
         EXPECT_NE(refused.error().observed().find("GAUDI_DIRECT_IPC_"), std::string::npos);
     }
 }

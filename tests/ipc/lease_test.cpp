@@ -83,6 +83,9 @@ TEST_F(ipc_test, one_handle_is_taken_back_and_the_others_stay) {
     ASSERT_TRUE(opened.wait());
     EXPECT_EQ(leases_of(buffer.address()).size(), 3U);
     EXPECT_TRUE(revoke_handle(first));
+    EXPECT_EQ(revoke_handle(all).error().code(), errc::handle_invalid) << "taken back only with all others";
+    EXPECT_EQ(revoke_handle(first).error().code(), errc::handle_invalid);
+    EXPECT_EQ(revoke_leases(device_address(64)).error().code(), errc::not_allocated);
     revoked.open();
     EXPECT_EQ(importer.wait(), 0);
 }

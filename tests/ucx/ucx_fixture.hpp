@@ -101,8 +101,8 @@ protected:
     // Bytes by the ways of gaudi_ipc, both processes together, in the order of gaudi::ipc_way.
     std::array<std::uint64_t, 6> ipc_bytes() {
         std::array<std::uint64_t, 6> sum{};
-        const std::regex printed(
-            R"(bytes: (\d+) by [^,]*, (\d+) by [^,]*, (\d+) by [^,]*, (\d+) by [^,]*, (\d+) by [^,]*, (\d+) by )");
+        const std::regex printed("by way: own memory ([0-9]+), [^,]* ([0-9]+), [^,]* ([0-9]+), [^,]* "
+                                 "([0-9]+), [^,]* ([0-9]+), [^,]* ([0-9]+)");
         for (const auto& each : std::filesystem::directory_iterator(root())) {
             if (!each.path().filename().string().starts_with("ucx.log."))
                 continue;

@@ -158,12 +158,13 @@ std::string statistics_line() {
     const auto counted = gaudi::ipc_counters();
     std::string ways;
     for (std::size_t i = 0; i < gaudi::ipc_ways; ++i)
-        ways += fmt::format("{}{} by {}", ways.empty() ? "" : ", ", counted.bytes[i],
-                            gaudi::name_of(static_cast<gaudi::ipc_way>(i)));
+        ways += fmt::format("{}{} {}", ways.empty() ? "" : ", ",
+                            gaudi::name_of(static_cast<gaudi::ipc_way>(i)), counted.bytes[i]);
     return fmt::format(
-        "gaudi_ipc: {} allocations shared, {} leases given; {} imports, {} hits, {} misses, {} "
-        "evicted; bytes: {}",
-        counted.shared, counted.leases, counted.imports, counted.hits, counted.misses, counted.evicted, ways);
+        "gaudi_ipc: {} allocations shared now, {} leases given in all; {} imports, {} hits, {} misses, "
+        "{} evicted; bytes that this process moved, by way: {}",
+        counted.shared, counted.leases_given, counted.imports, counted.hits, counted.misses, counted.evicted,
+        ways);
 }
 
 void uct_gaudi_ipc_md_close(uct_md_h tl_md) {
@@ -241,10 +242,11 @@ ucs_status_t uct_gaudi_ipc_md_open(uct_component_t* component, const char*, cons
                 return of_library;
             });
         if (!settings || config.imports == 0) {
-            gaudi_log(module, ERROR, "{}",
-                      settings ? "UCX_GAUDI_IPC_IMPORTS=0: use 1 or more"
-                               : fmt::format("UCX_GAUDI_IPC_GIVE, UCX_GAUDI_IPC_ALLOW: {}",
-                                             settings.error().observed()));
+            gaudi_log(
+                module, ERROR, "{}",
+                settings ? "UCX_GAUDI_IPC_IMPORTS=0: use 1 or more; gaudi_ipc is not used"
+                         : fmt::format("UCX_GAUDI_IPC_GIVE or UCX_GAUDI_IPC_ALLOW: {}; gaudi_ipc is not used",
+                                       settings.error().observed()));
             return UCS_ERR_INVALID_PARAM;
         }
         auto chosen = *settings;
