@@ -4,48 +4,123 @@
 #include <gaudi/address_map.hpp>
 #include <gaudi/copy_engine.hpp>
 
+#include "src/copy/bounce_slab.hpp"
 #include "src/hl/hl_device.hpp"
+
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <thread>
 
 namespace gaudi {
 
 enum class copy_direction : std::uint8_t { down, up, within };
 
-// What a copy engine does, whoever has the queues. An operation is known by its slot.
+// A copy engine, whoever has the queues: what is checked, how outcomes are kept and told. How a copy is begun
+// and its end noticed is for those below. An operation is known by its slot. One mutex guards it all.
 class copy_core {
 public:
     // On the device's own queues, or by SynapseAI's call where these are its. `known`: where addresses are
     // looked up; none: whoever submits has done so. errc::copies_absent with the reason.
     static result<std::shared_ptr<copy_core>> make(const std::shared_ptr<hl_device>& device,
                                                    const address_map* known, const copy_options& options);
-    copy_core() = default;
     virtual ~copy_core() = default;
     copy_core(const copy_core&) = delete;
     copy_core& operator=(const copy_core&) = delete;
 
-    virtual result<std::uint32_t> write(device_address to, std::span<const std::byte> from,
-                                        const copy_hints& hints) = 0;
-    virtual result<std::uint32_t> read(std::span<std::byte> to, device_address from,
-                                       const copy_hints& hints) = 0;
-    virtual result<std::uint32_t> copy(device_address to, device_address from, std::uint64_t length,
-                                       const copy_hints& hints) = 0;
+    result<std::uint32_t> write(device_address to, std::span<const std::byte> from, const copy_hints& hints);
+    result<std::uint32_t> read(std::span<std::byte> to, device_address from, const copy_hints& hints);
+    result<std::uint32_t> copy(device_address to, device_address from, std::uint64_t length,
+                               const copy_hints& hints);
     // Addresses that are known to be the device's to reach, without a look into the address map.
+    result<std::uint32_t> write_unchecked(device_address to, std::span<const std::byte> from,
+                                          const copy_hints& hints);
+    result<std::uint32_t> read_unchecked(std::span<std::byte> to, device_address from,
+                                         const copy_hints& hints);
     virtual result<std::uint32_t> copy_unchecked(device_address to, device_address from, std::uint64_t length,
-                                                 copy_direction direction, const copy_hints& hints) = 0;
-    virtual result<std::uint32_t> write_unchecked(device_address to, std::span<const std::byte> from,
-                                                  const copy_hints& hints) = 0;
-    virtual result<std::uint32_t> read_unchecked(std::span<std::byte> to, device_address from,
-                                                 const copy_hints& hints) = 0;
+                                                 copy_direction direction, const copy_hints& hints);
 
     virtual std::size_t poll() = 0;
-    [[nodiscard]] virtual bool done(std::uint32_t slot) = 0;
-    [[nodiscard]] virtual bool finished(std::uint32_t slot) = 0;
-    virtual result<void> wait(std::uint32_t slot, std::chrono::milliseconds limit) = 0;
-    virtual void drop(std::uint32_t slot) = 0;
-    virtual result<int> event_fd() = 0;
+    [[nodiscard]] bool done(std::uint32_t slot);
+    [[nodiscard]] bool finished(std::uint32_t slot);
+    result<void> wait(std::uint32_t slot, std::chrono::milliseconds limit);
+    void drop(std::uint32_t slot);
+    result<int> event_fd();
     virtual result<pinned_memory> pin(std::span<std::byte> memory) = 0;
-    [[nodiscard]] virtual copy_statistics statistics() = 0;
+    [[nodiscard]] copy_statistics statistics();
     [[nodiscard]] virtual std::vector<queue_use> queues() = 0;
-    [[nodiscard]] virtual hl_device& device() = 0;
+    [[nodiscard]] hl_device& device() { return *device_; }
+
+protected:
+    enum class state : std::uint8_t { unused, pending, finished };
+    struct operation {
+        copy_core::state state = state::unused;
+        bool dropped = false; // nobody will ask for the outcome
+        std::optional<error> failure;
+        bounce_slab::use bounce;
+    };
+    // Operations of one kind, in stable places.
+    template <typename Operation>
+    class slots {
+    public:
+        std::uint32_t take() {
+            if (free_.empty()) {
+                all_.emplace_back();
+                return static_cast<std::uint32_t>(all_.size() - 1);
+            }
+            const auto slot = free_.back();
+            free_.pop_back();
+            return slot;
+        }
+        void give_back(std::uint32_t slot) {
+            all_[slot] = {};
+            free_.push_back(slot);
+        }
+        Operation& operator[](std::uint32_t slot) { return all_[slot]; }
+        [[nodiscard]] std::uint32_t size() const { return static_cast<std::uint32_t>(all_.size()); }
+
+    private:
+        std::deque<Operation> all_;
+        std::vector<std::uint32_t> free_;
+    };
+
+    copy_core(std::shared_ptr<hl_device> device, const address_map* known, bounce_slab slab)
+        : device_(std::move(device)), known_(known), slab_(std::move(slab)) {}
+
+    [[nodiscard]] virtual result<void> check(device_address address, std::uint64_t length) const = 0;
+    // All with the mutex held.
+    virtual operation& at(std::uint32_t slot) = 0;
+    virtual std::uint32_t new_operation() = 0;
+    virtual void release(std::uint32_t slot) = 0;
+    // Host memory as the engine addresses it, until the operation ends.
+    virtual result<std::uint64_t> reach_host(std::uint32_t slot, std::span<std::byte> memory,
+                                             bool writes) = 0;
+    virtual result<std::uint32_t> start(std::uint32_t slot, std::uint64_t source, std::uint64_t destination,
+                                        std::uint64_t length, copy_direction direction,
+                                        const copy_hints& hints) = 0;
+    // Somebody waits: nothing keeps waiting for company.
+    virtual void hurry() {}
+    // Without it: sleeps until there may be something to see, at most this long.
+    virtual void sleep(std::uint32_t slot, std::chrono::microseconds limit) = 0;
+    // For event_fd(): what the thread does until it is told to end.
+    virtual void watch() = 0;
+    // What an operation that ended owes to whoever began it, and to whoever sleeps.
+    void finish(operation& done);
+    void signal();
+    // Before the members of those below go: the thread ends, or is left to the parent of a forked child.
+    void join_watcher();
+    void abandon_watcher();
+
+    const std::shared_ptr<hl_device> device_;
+    const address_map* const known_;
+    std::mutex mutex_;
+    bounce_slab slab_;
+    copy_statistics statistics_;
+
+private:
+    unique_fd event_;
+    std::thread watcher_; // started at the first use of event_fd()
+    bool finished_unsignalled_ = false;
 };
 
 // Pinned memory as its engine keeps it.

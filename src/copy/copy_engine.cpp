@@ -2,8 +2,6 @@
 #include <gaudi/copy_engine.hpp>
 
 #include "src/copy/copy_core.hpp"
-#include "src/copy/queue_core.hpp"
-#include "src/copy/synapse_core.hpp"
 
 #include <utility>
 
@@ -17,13 +15,6 @@ result<copy_ticket> ticket_of(const std::shared_ptr<copy_core>& core, const resu
 }
 
 } // namespace
-
-result<std::shared_ptr<copy_core>> copy_core::make(const std::shared_ptr<hl_device>& device,
-                                                   const address_map* known, const copy_options& options) {
-    if (!device->owned())
-        return synapse_core::make(device, known);
-    return queue_core::make(device, known, options);
-}
 
 pinned_memory::pinned_memory() = default;
 pinned_memory::pinned_memory(std::unique_ptr<pin_core> core) : core_(std::move(core)) {}

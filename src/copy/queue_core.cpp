@@ -4,11 +4,8 @@
 #include "src/copy/packet.hpp"
 
 #include <algorithm>
-#include <cerrno>
-#include <csignal>
 #include <cstring>
 #include <fmt/format.h>
-#include <sys/eventfd.h>
 #include <utility>
 
 namespace gaudi {
@@ -41,32 +38,28 @@ result<std::shared_ptr<queue_core>> queue_core::make(const std::shared_ptr<hl_de
         static_cast<std::uint32_t>((chosen.batch * sizeof(lin_dma_packet) + 4095) / 4096 * 4096));
     if (!ring)
         return tl::unexpected(ring.error());
-    auto slab_memory = mapping::anonymous(bounces * bounce_bytes);
-    if (!slab_memory)
-        return tl::unexpected(slab_memory.error());
-    auto slab = device->map_host(slab_memory->bytes());
+    auto slab = bounce_slab::make(bounces);
     if (!slab)
         return tl::unexpected(slab.error());
-    auto core = std::make_shared<queue_core>(device, known, chosen, std::move(*ring));
-    core->slab_memory_ = std::move(*slab_memory);
-    core->slab_ = std::move(*slab);
+    auto mapped = device->map_host(slab->bytes());
+    if (!mapped)
+        return tl::unexpected(mapped.error());
+    auto core = std::make_shared<queue_core>(device, known, chosen, std::move(*ring), std::move(*slab));
+    core->mapped_slab_ = std::move(*mapped);
     return core;
 }
 
 queue_core::queue_core(std::shared_ptr<hl_device> device, const address_map* known,
-                       const copy_options& options, command_ring ring)
-    : device_(std::move(device)), known_(known), options_(options), limit_(options.in_flight),
+                       const copy_options& options, command_ring ring, bounce_slab slab)
+    : copy_core(std::move(device), known, std::move(slab)), options_(options), limit_(options.in_flight),
       ring_(std::move(ring)) {
-    for (unsigned i = 0; i < bounces; ++i)
-        free_bounces_.push_back(static_cast<int>(i));
     for (unsigned i = 0; i < limit_; ++i)
         free_slots_.push_back(i);
 }
 
 queue_core::~queue_core() {
     if (!device_->ours()) { // a forked child: neither the watcher nor whoever holds the mutex exists here
-        if (watcher_.joinable()) // neither to be joined nor detached: left behind
-            static_cast<void>(new (std::nothrow) std::thread(std::move(watcher_)));
+        abandon_watcher();
         static_cast<void>(watch_.release()); // its destructor waits for waiters
         return;
     }
@@ -75,8 +68,7 @@ queue_core::~queue_core() {
         ending_ = true;
         watch_->notify_all();
     }
-    if (watcher_.joinable())
-        watcher_.join();
+    join_watcher();
     // Buffers of the device must not be unmapped under a copy that nobody waited for.
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
     while (!device_->lost() && std::chrono::steady_clock::now() < deadline) {
@@ -93,29 +85,10 @@ queue_core::~queue_core() {
 }
 
 std::uint32_t queue_core::new_operation() {
-    std::uint32_t slot;
-    if (free_operations_.empty()) {
-        slot = static_cast<std::uint32_t>(operations_.size());
-        operations_.emplace_back();
-    } else {
-        slot = free_operations_.back();
-        free_operations_.pop_back();
-    }
+    const auto slot = operations_.take();
     operations_[slot].state = state::pending;
     ++statistics_.copies;
     return slot;
-}
-
-void queue_core::release(std::uint32_t slot) {
-    auto& gone = operations_[slot];
-    gone.state = state::unused;
-    gone.dropped = false;
-    gone.pieces_left = 0;
-    gone.last_sequence = 0;
-    gone.failure.reset();
-    gone.mapped = {};
-    gone.duplicate = {};
-    free_operations_.push_back(slot);
 }
 
 result<std::uint32_t> queue_core::start(std::uint32_t slot, std::uint64_t source, std::uint64_t destination,
@@ -127,7 +100,7 @@ result<std::uint32_t> queue_core::start(std::uint32_t slot, std::uint64_t source
     return slot;
 }
 
-result<void> queue_core::check_own(device_address address, std::uint64_t length) const {
+result<void> queue_core::check(device_address address, std::uint64_t length) const {
     if (known_ == nullptr)
         return {};
     const auto known = known_->find(address, length);
@@ -141,83 +114,6 @@ result<void> queue_core::check_own(device_address address, std::uint64_t length)
     return {};
 }
 
-result<std::uint32_t> queue_core::write(device_address to, std::span<const std::byte> from,
-                                        const copy_hints& hints) {
-    if (from.empty())
-        return tl::unexpected(error(errc::size_zero, "copy of 0 bytes to the device"));
-    if (auto checked = check_own(to, from.size()); !checked)
-        return tl::unexpected(checked.error());
-    return write_unchecked(to, from, hints);
-}
-
-result<std::uint32_t> queue_core::write_unchecked(device_address to, std::span<const std::byte> from,
-                                                  const copy_hints& hints) {
-    if (device_->lost())
-        return tl::unexpected(device_->lost_error("copy to the device"));
-    const std::lock_guard guard(mutex_);
-    const auto slot = new_operation();
-    // The engine only reads the source; the driver pins it for writing all the same.
-    const auto source =
-        reach_host(operations_[slot], {const_cast<std::byte*>(from.data()), from.size()}, true);
-    if (!source) {
-        release(slot);
-        return tl::unexpected(source.error());
-    }
-    return start(slot, *source, to.value(), from.size(), copy_direction::down, hints);
-}
-
-result<std::uint32_t> queue_core::read(std::span<std::byte> to, device_address from,
-                                       const copy_hints& hints) {
-    if (to.empty())
-        return tl::unexpected(error(errc::size_zero, "copy of 0 bytes from the device"));
-    if (auto checked = check_own(from, to.size()); !checked)
-        return tl::unexpected(checked.error());
-    return read_unchecked(to, from, hints);
-}
-
-result<std::uint32_t> queue_core::read_unchecked(std::span<std::byte> to, device_address from,
-                                                 const copy_hints& hints) {
-    if (device_->lost())
-        return tl::unexpected(device_->lost_error("copy from the device"));
-    const std::lock_guard guard(mutex_);
-    const auto slot = new_operation();
-    const auto destination = reach_host(operations_[slot], to, false);
-    if (!destination) {
-        release(slot);
-        return tl::unexpected(destination.error());
-    }
-    return start(slot, from.value(), *destination, to.size(), copy_direction::up, hints);
-}
-
-result<std::uint32_t> queue_core::copy(device_address to, device_address from, std::uint64_t length,
-                                       const copy_hints& hints) {
-    if (length == 0)
-        return tl::unexpected(error(errc::size_zero, "copy of 0 bytes within the device"));
-    for (const auto address : {to, from})
-        if (auto checked = check_own(address, length); !checked)
-            return tl::unexpected(checked.error());
-    if (to < from + length && from < to + length)
-        return tl::unexpected(error(errc::ranges_overlap, fmt::format("copy of {} bytes from {:#x} to {:#x}",
-                                                                      length, from.value(), to.value())));
-    return copy_unchecked(to, from, length, copy_direction::within, hints);
-}
-
-result<std::uint32_t> queue_core::copy_unchecked(device_address to, device_address from, std::uint64_t length,
-                                                 copy_direction direction, const copy_hints& hints) {
-    if (device_->lost())
-        return tl::unexpected(device_->lost_error("copy"));
-    const std::lock_guard guard(mutex_);
-    return start(new_operation(), from.value(), to.value(), length, direction, hints);
-}
-
-void queue_core::signal() {
-    if (!std::exchange(finished_unsignalled_, false))
-        return;
-    const std::uint64_t one = 1;
-    if (event_ && ::write(event_.get(), &one, sizeof(one)) < 0)
-        return; // the counter is full: it is readable all the same
-}
-
 std::size_t queue_core::poll() {
     if (!device_->ours())
         return 0;
@@ -228,79 +124,21 @@ std::size_t queue_core::poll() {
     return finished;
 }
 
-bool queue_core::finished(std::uint32_t slot) {
-    const std::lock_guard guard(mutex_);
-    return operations_[slot].state == state::finished;
-}
-
-bool queue_core::done(std::uint32_t slot) {
-    if (finished(slot))
-        return true;
-    poll();
-    return finished(slot);
-}
-
-result<void> queue_core::wait(std::uint32_t slot, std::chrono::milliseconds limit) {
-    const auto deadline = std::chrono::steady_clock::now() + limit;
-    if (!device_->ours())
-        return tl::unexpected(error(errc::forked, fmt::format("a copy on {}", device_->who().bus_id)));
-    for (;; poll()) {
-        std::uint64_t sequence = 0;
-        {
-            const std::lock_guard guard(mutex_);
-            auto& asked = operations_[slot];
-            if (asked.state == state::finished) {
-                if (asked.failure)
-                    return tl::unexpected(*asked.failure);
-                return {};
-            }
-            submit_waiting(true); // nothing that is waited for keeps waiting for company
-            // Not submitted for lack of room: then the oldest in flight is what it waits for.
-            sequence = asked.last_sequence != 0 ? asked.last_sequence
-                       : flights_.empty()       ? 0
-                                                : flights_.front().sequence;
-        }
-        const auto left = std::chrono::duration_cast<std::chrono::microseconds>(
-            deadline - std::chrono::steady_clock::now());
-        if (left.count() <= 0)
-            return tl::unexpected(
-                error(errc::copy_timeout,
-                      fmt::format("copy on {}, waited {} ms", device_->who().bus_id, limit.count())));
-        std::uint32_t status = 0;
-        if (sequence != 0) // the outcome is collected by poll()
-            device_->api().wait_for_cs(
-                device_->fd(), sequence,
-                static_cast<std::uint64_t>(std::min<std::int64_t>(left.count(), 100000)), &status);
-        else
-            std::this_thread::yield();
+void queue_core::sleep(std::uint32_t slot, std::chrono::microseconds limit) {
+    std::uint64_t sequence = 0;
+    {
+        const std::lock_guard guard(mutex_);
+        // Not submitted for lack of room: then the oldest in flight is what it waits for.
+        const auto own = operations_[slot].last_sequence;
+        sequence = own != 0 ? own : flights_.empty() ? 0 : flights_.front().sequence;
     }
-}
-
-void queue_core::drop(std::uint32_t slot) {
-    const std::lock_guard guard(mutex_);
-    if (operations_[slot].state == state::finished)
-        release(slot);
+    std::uint32_t status = 0;
+    if (sequence != 0) // the outcome is collected by poll()
+        device_->api().wait_for_cs(device_->fd(), sequence,
+                                   static_cast<std::uint64_t>(std::min<std::int64_t>(limit.count(), 100000)),
+                                   &status);
     else
-        operations_[slot].dropped = true;
-}
-
-result<int> queue_core::event_fd() {
-    const std::lock_guard guard(mutex_);
-    if (!event_) {
-        unique_fd made(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-        if (!made)
-            return tl::unexpected(error(errno == EMFILE || errno == ENFILE ? errc::descriptors_exhausted
-                                                                           : errc::system_call_failed,
-                                        "eventfd", errno));
-        // The program's signals are its own: the watcher takes none.
-        sigset_t all, before;
-        ::sigfillset(&all);
-        ::pthread_sigmask(SIG_SETMASK, &all, &before);
-        watcher_ = std::thread([this] { watch(); });
-        ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-        event_ = std::move(made);
-    }
-    return event_.get();
+        std::this_thread::yield();
 }
 
 void queue_core::watch() {
@@ -328,11 +166,6 @@ std::vector<queue_use> queue_core::queues() {
     for (const auto& [number, use] : queues_)
         all.push_back({number, use.bytes, use.busy_ns, use.depth});
     return all;
-}
-
-copy_statistics queue_core::statistics() {
-    const std::lock_guard guard(mutex_);
-    return statistics_;
 }
 
 } // namespace gaudi

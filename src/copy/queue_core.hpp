@@ -11,9 +11,6 @@
 #include <condition_variable>
 #include <deque>
 #include <map>
-#include <mutex>
-#include <optional>
-#include <thread>
 
 namespace gaudi {
 
@@ -28,53 +25,20 @@ public:
     static result<std::shared_ptr<queue_core>> make(const std::shared_ptr<hl_device>& device,
                                                     const address_map* known, const copy_options& options);
     queue_core(std::shared_ptr<hl_device> device, const address_map* known, const copy_options& options,
-               command_ring ring);
+               command_ring ring, bounce_slab slab);
     ~queue_core() override;
-    queue_core(const queue_core&) = delete;
-    queue_core& operator=(const queue_core&) = delete;
-
-    result<std::uint32_t> write(device_address to, std::span<const std::byte> from,
-                                const copy_hints& hints) override;
-    result<std::uint32_t> read(std::span<std::byte> to, device_address from,
-                               const copy_hints& hints) override;
-    result<std::uint32_t> copy(device_address to, device_address from, std::uint64_t length,
-                               const copy_hints& hints) override;
-    // Addresses that are known to be mapped for the device, without a look into the address map (imports).
-    result<std::uint32_t> copy_unchecked(device_address to, device_address from, std::uint64_t length,
-                                         copy_direction direction, const copy_hints& hints) override;
-
-    result<std::uint32_t> write_unchecked(device_address to, std::span<const std::byte> from,
-                                          const copy_hints& hints) override;
-    result<std::uint32_t> read_unchecked(std::span<std::byte> to, device_address from,
-                                         const copy_hints& hints) override;
 
     std::size_t poll() override;
-    [[nodiscard]] bool done(std::uint32_t slot) override;
-    [[nodiscard]] bool finished(std::uint32_t slot) override;
-    result<void> wait(std::uint32_t slot, std::chrono::milliseconds limit) override;
-    void drop(std::uint32_t slot) override;
-    result<int> event_fd() override;
     result<pinned_memory> pin(std::span<std::byte> memory) override;
     void unpin(const host_mapping& gone);
-    [[nodiscard]] copy_statistics statistics() override;
     [[nodiscard]] std::vector<queue_use> queues() override;
-    [[nodiscard]] hl_device& device() override { return *device_; }
 
 private:
-    static constexpr std::size_t bounce_bytes = 16 * 1024; // one slot of the slab
-
-    enum class state : std::uint8_t { unused, pending, finished };
-
-    struct operation {
-        queue_core::state state = state::unused;
-        bool dropped = false; // nobody will ask for the outcome
+    struct queue_operation : operation {
         std::uint32_t pieces_left = 0;
         std::uint64_t last_sequence = 0; // 0: not all of it is submitted
-        std::optional<error> failure;
         mapping duplicate;               // of a source that cannot be pinned because it is read-only
         host_mapping mapped;             // host memory mapped for this copy alone
-        int bounce = -1;                 // slot of the slab
-        std::span<std::byte> deliver_to; // where the slab's bytes go at the end
     };
 
     struct piece {
@@ -102,61 +66,53 @@ private:
         std::uint64_t address;
     };
 
-    [[nodiscard]] result<void> check_own(device_address address, std::uint64_t length) const;
+    [[nodiscard]] result<void> check(device_address address, std::uint64_t length) const override;
+    void sleep(std::uint32_t slot, std::chrono::microseconds limit) override;
+    void watch() override;
 
     // All with the mutex held.
-    std::uint32_t new_operation();
+    operation& at(std::uint32_t slot) override { return operations_[slot]; }
+    std::uint32_t new_operation() override;
+    void hurry() override { submit_waiting(true); }
+    void release(std::uint32_t slot) override { operations_.give_back(slot); }
+    result<std::uint64_t> reach_host(std::uint32_t slot, std::span<std::byte> memory, bool writes) override;
+    result<std::uint32_t> start(std::uint32_t slot, std::uint64_t source, std::uint64_t destination,
+                                std::uint64_t length, copy_direction direction,
+                                const copy_hints& hints) override;
     void enqueue(std::uint32_t slot, std::uint64_t source, std::uint64_t destination, std::uint64_t length,
                  copy_direction direction, const copy_hints& hints);
     void enter_queue(std::uint32_t queue, std::uint64_t bytes);
     void leave_queue(std::uint32_t queue);
     std::optional<std::uint64_t> pinned_address(const void* begin, std::size_t length) const;
-    result<host_mapping> map_for_copy(operation& owner, std::span<std::byte> memory, bool writes);
-    result<std::uint64_t> reach_host(operation& owner, std::span<std::byte> memory, bool writes);
+    result<host_mapping> map_for_copy(queue_operation& owner, std::span<std::byte> memory, bool writes);
     void submit_waiting(bool all);
     bool submit_one();
     std::size_t gather(flight& into, std::vector<hl_cs_chunk>& chunks);
     std::size_t collect();
     void land(flight& landed);
-    std::size_t finish(std::uint32_t slot);
+    std::size_t end_operation(std::uint32_t slot);
     std::size_t fail_all(const error& why);
-    void release(std::uint32_t slot);
     [[nodiscard]] bool room_in_flight();
     [[nodiscard]] bool room_among_guests(const context_ledger& ledger);
     [[nodiscard]] std::span<const std::uint32_t> queues_of(copy_direction direction) const;
-    void signal();
-    void watch();
-    result<std::uint32_t> start(std::uint32_t slot, std::uint64_t source, std::uint64_t destination,
-                                std::uint64_t length, copy_direction direction, const copy_hints& hints);
 
-    const std::shared_ptr<hl_device> device_;
-    const address_map* const known_;
     const copy_options options_;
     const unsigned limit_; // submissions in flight
 
-    std::mutex mutex_;
-    mapping slab_memory_;
-    host_mapping slab_;
-    std::vector<int> free_bounces_;
+    host_mapping mapped_slab_;
     command_ring ring_;
     std::vector<unsigned> free_slots_;
-    std::deque<operation> operations_; // stable places
-    std::vector<std::uint32_t> free_operations_;
+    slots<queue_operation> operations_;
     std::deque<piece> waiting_;
     std::deque<flight> flights_; // by sequence
     std::vector<flight> spare_flights_;
     std::multimap<std::uintptr_t, pinned_range> pinned_;
     unsigned next_queue_ = 0;
-    std::uint64_t finished_ = 0; // on a context with guests: every submission up to here is
-    copy_statistics statistics_;
+    std::uint64_t finished_ = 0;                  // on a context with guests: every submission up to here is
     std::map<std::uint32_t, queue_state> queues_; // by the driver's number
 
-    // For event_fd(): a thread that waits for submissions, started at its first use.
-    unique_fd event_;
-    std::thread watcher_;
     std::unique_ptr<std::condition_variable> watch_ = std::make_unique<std::condition_variable>();
     bool ending_ = false;
-    bool finished_unsignalled_ = false;
 };
 
 // Host memory mapped for the device by the driver.

@@ -32,7 +32,8 @@ std::optional<std::uint64_t> queue_core::pinned_address(const void* begin, std::
     return found->second.address + (wanted - found->first);
 }
 
-result<host_mapping> queue_core::map_for_copy(operation& owner, std::span<std::byte> memory, bool writes) {
+result<host_mapping> queue_core::map_for_copy(queue_operation& owner, std::span<std::byte> memory,
+                                              bool writes) {
     auto mapped = device_->map_host(memory);
     if (mapped || !writes || mapped.error().code() != errc::host_range_invalid)
         return mapped;
@@ -57,21 +58,15 @@ result<host_mapping> queue_core::map_for_copy(operation& owner, std::span<std::b
     return device_->map_host(owner.duplicate.bytes());
 }
 
-result<std::uint64_t> queue_core::reach_host(operation& owner, std::span<std::byte> memory, bool writes) {
+result<std::uint64_t> queue_core::reach_host(std::uint32_t slot, std::span<std::byte> memory, bool writes) {
     if (const auto address = pinned_address(memory.data(), memory.size())) {
         ++statistics_.pinned;
         return *address;
     }
-    if (memory.size() <= bounce_bytes && !free_bounces_.empty()) {
+    auto& owner = operations_[slot];
+    if (const auto offset = slab_.take(owner.bounce, memory, writes)) {
         ++statistics_.bounced;
-        owner.bounce = free_bounces_.back();
-        free_bounces_.pop_back();
-        const auto offset = static_cast<std::size_t>(owner.bounce) * bounce_bytes;
-        if (writes)
-            std::memcpy(slab_.bytes().data() + offset, memory.data(), memory.size());
-        else
-            owner.deliver_to = memory;
-        return slab_.address().value() + offset;
+        return mapped_slab_.address().value() + *offset;
     }
     auto mapped = map_for_copy(owner, memory, writes);
     if (!mapped)

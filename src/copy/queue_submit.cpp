@@ -146,7 +146,7 @@ bool queue_core::submit_one() {
         for (const auto slot : next.operations) {
             operations_[slot].failure = why;
             if (--operations_[slot].pieces_left == 0)
-                finish(slot);
+                end_operation(slot);
         }
         return true;
     }
@@ -162,24 +162,11 @@ bool queue_core::submit_one() {
     return true;
 }
 
-std::size_t queue_core::finish(std::uint32_t slot) {
+std::size_t queue_core::end_operation(std::uint32_t slot) {
     auto& done = operations_[slot];
-    if (done.bounce >= 0) {
-        if (!done.deliver_to.empty() && !done.failure)
-            std::memcpy(done.deliver_to.data(),
-                        slab_.bytes().data() + static_cast<std::size_t>(done.bounce) * bounce_bytes,
-                        done.deliver_to.size());
-        free_bounces_.push_back(done.bounce);
-        done.bounce = -1;
-        done.deliver_to = {};
-    }
     done.mapped = {};
     done.duplicate = {};
-    done.state = state::finished;
-    finished_unsignalled_ = true;
-    ++statistics_.landed;
-    if (done.failure)
-        ++statistics_.failed;
+    finish(done);
     if (done.dropped)
         release(slot);
     return 1;
@@ -211,7 +198,7 @@ std::size_t queue_core::fail_all(const error& why) {
     const auto fail = [&](std::uint32_t slot) {
         operations_[slot].failure = why;
         if (--operations_[slot].pieces_left == 0)
-            finished += finish(slot);
+            finished += end_operation(slot);
     };
     for (auto& lost : flights_) {
         for (const auto slot : lost.operations)
@@ -248,7 +235,7 @@ std::size_t queue_core::collect() {
         }
         for (const auto slot : next->operations)
             if (--operations_[slot].pieces_left == 0)
-                finished += finish(slot);
+                finished += end_operation(slot);
         land(*next);
         next = flights_.erase(next);
     }

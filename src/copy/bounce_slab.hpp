@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include "src/os/mapping.hpp"
+
+#include <cstring>
+#include <optional>
+#include <vector>
+
+namespace gaudi {
+
+// Host memory that the device can reach, in pieces: small copies go through it and need no mapping of their
+// own.
+class bounce_slab {
+public:
+    static constexpr std::size_t piece = 16 * 1024;
+    // A piece in use.
+    struct use {
+        int index = -1;
+        std::span<std::byte> deliver_to; // where its bytes go at the end
+    };
+
+    bounce_slab() = default;
+    static result<bounce_slab> make(std::size_t pieces) {
+        auto memory = mapping::anonymous(pieces * piece);
+        if (!memory)
+            return tl::unexpected(memory.error());
+        bounce_slab made;
+        made.memory_ = std::move(*memory);
+        for (std::size_t i = 0; i < pieces; ++i)
+            made.free_.push_back(static_cast<int>(i));
+        return made;
+    }
+
+    [[nodiscard]] std::span<std::byte> bytes() const { return memory_.bytes(); }
+    // Where in the slab `memory` goes; nothing: it is too large, or all pieces are in use.
+    [[nodiscard]] std::optional<std::size_t> take(use& by, std::span<std::byte> memory, bool writes) {
+        if (memory.size() > piece || free_.empty())
+            return std::nullopt;
+        by.index = free_.back();
+        free_.pop_back();
+        const auto offset = offset_of(by);
+        if (writes)
+            std::memcpy(bytes().data() + offset, memory.data(), memory.size());
+        else
+            by.deliver_to = memory;
+        return offset;
+    }
+    void give_back(use& by, bool deliver) {
+        if (by.index < 0)
+            return;
+        if (deliver && !by.deliver_to.empty())
+            std::memcpy(by.deliver_to.data(), bytes().data() + offset_of(by), by.deliver_to.size());
+        free_.push_back(by.index);
+        by = {};
+    }
+
+private:
+    [[nodiscard]] static std::size_t offset_of(const use& by) {
+        return static_cast<std::size_t>(by.index) * piece;
+    }
+
+    mapping memory_;
+    std::vector<int> free_;
+};
+
+} // namespace gaudi

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "src/copy/copy_core.hpp"
+
+#include "src/copy/queue_core.hpp"
+#include "src/copy/synapse_core.hpp"
+#include "src/os/quiet_thread.hpp"
+
+#include <cerrno>
+#include <fmt/format.h>
+#include <sys/eventfd.h>
+#include <utility>
+
+namespace gaudi {
+
+result<std::shared_ptr<copy_core>> copy_core::make(const std::shared_ptr<hl_device>& device,
+                                                   const address_map* known, const copy_options& options) {
+    if (!device->owned())
+        return synapse_core::make(device, known);
+    return queue_core::make(device, known, options);
+}
+
+result<std::uint32_t> copy_core::write(device_address to, std::span<const std::byte> from,
+                                       const copy_hints& hints) {
+    if (from.empty())
+        return tl::unexpected(error(errc::size_zero, "copy of 0 bytes to the device"));
+    if (auto checked = check(to, from.size()); !checked)
+        return tl::unexpected(checked.error());
+    return write_unchecked(to, from, hints);
+}
+
+result<std::uint32_t> copy_core::write_unchecked(device_address to, std::span<const std::byte> from,
+                                                 const copy_hints& hints) {
+    if (device_->lost())
+        return tl::unexpected(device_->lost_error("copy to the device"));
+    const std::lock_guard guard(mutex_);
+    const auto slot = new_operation();
+    // The engine only reads the source; the driver pins it for writing all the same.
+    const auto source = reach_host(slot, {const_cast<std::byte*>(from.data()), from.size()}, true);
+    if (!source) {
+        release(slot);
+        return tl::unexpected(source.error());
+    }
+    return start(slot, *source, to.value(), from.size(), copy_direction::down, hints);
+}
+
+result<std::uint32_t> copy_core::read(std::span<std::byte> to, device_address from, const copy_hints& hints) {
+    if (to.empty())
+        return tl::unexpected(error(errc::size_zero, "copy of 0 bytes from the device"));
+    if (auto checked = check(from, to.size()); !checked)
+        return tl::unexpected(checked.error());
+    return read_unchecked(to, from, hints);
+}
+
+result<std::uint32_t> copy_core::read_unchecked(std::span<std::byte> to, device_address from,
+                                                const copy_hints& hints) {
+    if (device_->lost())
+        return tl::unexpected(device_->lost_error("copy from the device"));
+    const std::lock_guard guard(mutex_);
+    const auto slot = new_operation();
+    const auto destination = reach_host(slot, to, false);
+    if (!destination) {
+        release(slot);
+        return tl::unexpected(destination.error());
+    }
+    return start(slot, from.value(), *destination, to.size(), copy_direction::up, hints);
+}
+
+result<std::uint32_t> copy_core::copy(device_address to, device_address from, std::uint64_t length,
+                                      const copy_hints& hints) {
+    if (length == 0)
+        return tl::unexpected(error(errc::size_zero, "copy of 0 bytes within the device"));
+    for (const auto address : {to, from})
+        if (auto checked = check(address, length); !checked)
+            return tl::unexpected(checked.error());
+    if (to < from + length && from < to + length)
+        return tl::unexpected(error(errc::ranges_overlap, fmt::format("copy of {} bytes from {:#x} to {:#x}",
+                                                                      length, from.value(), to.value())));
+    return copy_unchecked(to, from, length, copy_direction::within, hints);
+}
+
+result<std::uint32_t> copy_core::copy_unchecked(device_address to, device_address from, std::uint64_t length,
+                                                copy_direction direction, const copy_hints& hints) {
+    if (device_->lost())
+        return tl::unexpected(device_->lost_error("copy"));
+    const std::lock_guard guard(mutex_);
+    return start(new_operation(), from.value(), to.value(), length, direction, hints);
+}
+
+bool copy_core::finished(std::uint32_t slot) {
+    const std::lock_guard guard(mutex_);
+    return at(slot).state == state::finished;
+}
+
+bool copy_core::done(std::uint32_t slot) {
+    if (finished(slot))
+        return true;
+    poll();
+    return finished(slot);
+}
+
+result<void> copy_core::wait(std::uint32_t slot, std::chrono::milliseconds limit) {
+    using clock = std::chrono::steady_clock;
+    const auto deadline = clock::now() + limit;
+    if (!device_->ours())
+        return tl::unexpected(error(errc::forked, fmt::format("a copy on {}", device_->who().bus_id)));
+    for (;; poll()) {
+        {
+            const std::lock_guard guard(mutex_);
+            const auto& asked = at(slot);
+            if (asked.state == state::finished) {
+                if (asked.failure)
+                    return tl::unexpected(*asked.failure);
+                return {};
+            }
+            hurry();
+        }
+        const auto left = std::chrono::duration_cast<std::chrono::microseconds>(deadline - clock::now());
+        if (left.count() <= 0)
+            return tl::unexpected(
+                error(errc::copy_timeout,
+                      fmt::format("copy on {}, waited {} ms", device_->who().bus_id, limit.count())));
+        sleep(slot, left);
+    }
+}
+
+void copy_core::drop(std::uint32_t slot) {
+    const std::lock_guard guard(mutex_);
+    if (at(slot).state == state::finished)
+        release(slot);
+    else
+        at(slot).dropped = true;
+}
+
+void copy_core::finish(operation& done) {
+    slab_.give_back(done.bounce, !done.failure);
+    done.state = state::finished;
+    finished_unsignalled_ = true;
+    ++statistics_.landed;
+    if (done.failure)
+        ++statistics_.failed;
+}
+
+void copy_core::signal() {
+    if (!std::exchange(finished_unsignalled_, false))
+        return;
+    const std::uint64_t one = 1;
+    if (event_ && ::write(event_.get(), &one, sizeof(one)) < 0)
+        return; // the counter is full: it is readable all the same
+}
+
+result<int> copy_core::event_fd() {
+    const std::lock_guard guard(mutex_);
+    if (!event_) {
+        unique_fd made(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+        if (!made)
+            return tl::unexpected(error(errno == EMFILE || errno == ENFILE ? errc::descriptors_exhausted
+                                                                           : errc::system_call_failed,
+                                        "eventfd", errno));
+        watcher_ = quiet_thread([this] { watch(); });
+        event_ = std::move(made);
+    }
+    return event_.get();
+}
+
+void copy_core::join_watcher() {
+    if (watcher_.joinable())
+        watcher_.join();
+}
+
+void copy_core::abandon_watcher() {
+    if (watcher_.joinable()) // neither to be joined nor detached: left behind
+        static_cast<void>(new (std::nothrow) std::thread(std::move(watcher_)));
+}
+
+copy_statistics copy_core::statistics() {
+    const std::lock_guard guard(mutex_);
+    return statistics_;
+}
+
+} // namespace gaudi
