@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <fmt/format.h>
-#include <vector>
 
 namespace gaudi {
 namespace {
@@ -78,29 +77,29 @@ result<std::uint64_t> nic_copier::start(bool write, place near, place far, std::
     if (posted_ + needed > near_.sends())
         return tl::unexpected(
             error(errc::too_many_operations, fmt::format("{} requests are on the NIC's queue", posted_)));
-    std::vector<ibv_send_wr> requests(needed);
-    std::vector<ibv_sge> entries(needed);
+    requests_.assign(needed, {});
+    entries_.assign(needed, {});
     for (unsigned i = 0; i < pieces; ++i) {
         const auto done = i * longest;
         const auto bytes = static_cast<std::uint32_t>(std::min(length - done, longest));
-        entries[i] = {near.address + done, bytes, near.key};
-        requests[i].opcode = write ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ;
-        requests[i].wr.rdma = {far.address + done, far.key};
+        entries_[i] = {near.address + done, bytes, near.key};
+        requests_[i].opcode = write ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ;
+        requests_[i].wr.rdma = {far.address + done, far.key};
     }
     if (write) { // reads do not overtake writes, neither on the queue pair nor on the bus
-        entries[pieces] = {reinterpret_cast<std::uintptr_t>(last_), 1, last_region_->lkey};
-        requests[pieces].opcode = IBV_WR_RDMA_READ;
-        requests[pieces].wr.rdma = {far.address + length - 1, far.key};
+        entries_[pieces] = {reinterpret_cast<std::uintptr_t>(last_), 1, last_region_->lkey};
+        requests_[pieces].opcode = IBV_WR_RDMA_READ;
+        requests_[pieces].wr.rdma = {far.address + length - 1, far.key};
     }
     for (unsigned i = 0; i < needed; ++i) {
-        requests[i].sg_list = &entries[i];
-        requests[i].num_sge = 1;
-        requests[i].wr_id = needed; // how many are done when the signalled one is
-        requests[i].next = i + 1 < needed ? &requests[i + 1] : nullptr;
+        requests_[i].sg_list = &entries_[i];
+        requests_[i].num_sge = 1;
+        requests_[i].wr_id = needed; // how many are done when the signalled one is
+        requests_[i].next = i + 1 < needed ? &requests_[i + 1] : nullptr;
     }
-    requests.back().send_flags = IBV_SEND_SIGNALED;
+    requests_.back().send_flags = IBV_SEND_SIGNALED;
     ibv_send_wr* bad = nullptr;
-    if (const int rc = ::ibv_post_send(near_.get(), requests.data(), &bad); rc != 0) {
+    if (const int rc = ::ibv_post_send(near_.get(), requests_.data(), &bad); rc != 0) {
         give_up(error(errc::connection_broken, "ibv_post_send to the NIC itself", rc));
         return tl::unexpected(*broken_);
     }

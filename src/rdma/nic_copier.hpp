@@ -6,6 +6,8 @@
 #include "src/rdma/queue_pair.hpp"
 
 #include <mutex>
+#include <optional>
+#include <vector>
 
 namespace gaudi {
 
@@ -48,6 +50,8 @@ private:
     unsigned posted_ = 0; // requests on the queue
     std::uint64_t started_ = 0, landed_ = 0;
     std::optional<error> broken_;
+    std::vector<ibv_send_wr> requests_; // of the copy that is being posted: room that is kept
+    std::vector<ibv_sge> entries_;
 };
 
 } // namespace gaudi
