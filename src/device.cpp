@@ -73,10 +73,7 @@ result<dmabuf_export> device::export_pages(device_address address, std::uint64_t
 }
 
 result<dmabuf_export> device::export_foreign(device_address address, std::uint64_t length) {
-    for (std::uint32_t id = 0; id < 8; ++id) {
-        const auto found = find_synapse_device(id);
-        if (!found || found->fd != core_->fd())
-            continue;
+    if (const auto found = find_synapse_device_of(core_->fd())) {
         const auto plan = plan_export({core_->who().generation, memory_origin::foreign_pool, found->pool_base,
                                        found->pool_size, address, length});
         if (!plan)

@@ -16,8 +16,6 @@
 namespace gaudi {
 namespace {
 
-constexpr std::uint32_t most_synapse_devices = 8;
-
 // A PCI address may be given without its domain.
 std::string whole_bus_id(const std::string& text) {
     return text.size() == 7 ? "0000:" + text : text;

@@ -38,8 +38,6 @@ void* find_symbol(const char* name) {
     return symbol;
 }
 
-constexpr std::uint32_t most_devices = 8;
-
 } // namespace
 
 std::optional<synapse_device> find_synapse_device(std::uint32_t synapse_id) {
@@ -56,7 +54,7 @@ std::optional<synapse_device> find_synapse_device(std::uint32_t synapse_id) {
 }
 
 std::optional<synapse_device> find_synapse_device_of(int fd) {
-    for (std::uint32_t id = 0; id < most_devices; ++id)
+    for (std::uint32_t id = 0; id < most_synapse_devices; ++id)
         if (auto found = find_synapse_device(id); found && found->fd == fd)
             return found;
     return std::nullopt;

@@ -16,6 +16,9 @@ struct synapse_device {
     std::uint64_t pool_size = 0;
 };
 
+// How many of its devices are looked for; a process rarely has more than one.
+constexpr std::uint32_t most_synapse_devices = 8;
+
 // Looks for libSynapse in this process with dlsym: it is never linked and never loaded by us. nullopt: there
 // is none, or it has not acquired device `synapse_id`.
 [[nodiscard]] std::optional<synapse_device> find_synapse_device(std::uint32_t synapse_id);

@@ -4,10 +4,10 @@
 
 #include "src/hl/hl_device.hpp"
 #include "src/os/fork_count.hpp"
+#include "src/os/quiet_thread.hpp"
 
 #include <algorithm>
 #include <cerrno>
-#include <csignal>
 #include <fmt/format.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -28,9 +28,8 @@ struct place {
 
     static place& self() {
         static auto* instance = new place;
-        if (instance->forks != fork_count()) {
+        if (instance->forks != fork_count())
             instance = new place;
-        }
         return *instance;
     }
 };
@@ -93,17 +92,11 @@ result<void> broker::start() {
         return tl::unexpected(error(errc::descriptors_exhausted, "epoll and eventfd of the broker", errno));
     if (auto added = add(wake_.get(), EPOLLIN); !added)
         return added;
-    // The program's signals are its own: this thread takes none.
-    sigset_t all, before;
-    ::sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before);
     try {
-        thread_ = std::thread([this] { run(); });
+        thread_ = quiet_thread([this] { run(); });
     } catch (const std::system_error& failed) {
-        ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
         return tl::unexpected(error(errc::system_call_failed, "the broker's thread", failed.code().value()));
     }
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
     return {};
 }
 
@@ -125,8 +118,7 @@ void broker::end() {
         const std::lock_guard guard(mutex_);
         for (auto& each : clients_)
             for (auto& [slot, held] : each.leases) {
-                held.revoked = true;
-                each.word(slot).revoked.store(1);
+                each.revoke(slot, held);
             }
     }
     for (const auto deadline = clock::now() + std::chrono::seconds(5); !quiet() && clock::now() < deadline;)
@@ -253,11 +245,18 @@ result<memory_handle> broker::share(device_address address, std::uint64_t length
     return record.seal();
 }
 
+std::map<std::uint64_t, broker::shared_allocation>::iterator broker::shared_at(device_address address) {
+    auto next = shared_.upper_bound(address.value());
+    if (next == shared_.begin() || address.value() - (--next)->first >= next->second.length)
+        return shared_.end();
+    return next;
+}
+
 std::vector<lease_info> broker::leases_of(device_address address, std::uint64_t secret) {
     std::vector<lease_info> all;
     const std::lock_guard guard(mutex_);
-    auto known = shared_.upper_bound(address.value());
-    if (known == shared_.begin() || address.value() - (--known)->first >= known->second.length)
+    const auto known = shared_at(address);
+    if (known == shared_.end())
         return all;
     for (const auto& each : clients_)
         for (const auto& [slot, held] : each.leases)
@@ -268,16 +267,15 @@ std::vector<lease_info> broker::leases_of(device_address address, std::uint64_t 
 
 bool broker::revoke(device_address address, std::uint64_t secret) {
     const std::lock_guard guard(mutex_);
-    auto known = shared_.upper_bound(address.value());
-    if (known == shared_.begin() || address.value() - (--known)->first >= known->second.length)
+    const auto known = shared_at(address);
+    if (known == shared_.end())
         return false;
     if (secret != 0 && !known->second.apart.contains(secret))
         return false;
     for (auto& each : clients_)
         for (auto& [slot, held] : each.leases)
             if (held.is_of(known->first, known->second) && held.opened_with(secret)) {
-                held.revoked = true;
-                each.word(slot).revoked.store(1);
+                each.revoke(slot, held);
             }
     // Handles that were given are worth nothing from now on.
     if (secret != 0) {

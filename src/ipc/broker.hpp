@@ -115,6 +115,10 @@ private:
         [[nodiscard]] unsigned in_flight(std::uint32_t slot, const lease& held) const {
             return held.copies + (given ? word(slot).in_flight.load() : 0);
         }
+        void revoke(std::uint32_t slot, lease& held) const {
+            held.revoked = true;
+            word(slot).revoked.store(1);
+        }
         [[nodiscard]] lease_word& word(std::uint32_t slot) const {
             return reinterpret_cast<lease_word*>(board.data())[slot];
         }
@@ -143,6 +147,8 @@ private:
     result<void> start_copy(client& from, const wire_request& asked, const wire_reply& reply);
     result<void> open_window(std::uint64_t base, shared_allocation& of);
     bool send_reply(client& to, wire_reply& reply, std::span<const int> passed);
+    // The allocation that holds the address, or the end.
+    std::map<std::uint64_t, shared_allocation>::iterator shared_at(device_address address);
     // What the lease is of, if that is still there.
     shared_allocation* leased(const client& by, std::uint32_t slot, std::uint64_t& base);
     void condemn(client& gone);

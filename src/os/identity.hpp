@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include "src/os/mix.hpp"
+
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -27,8 +29,5 @@ struct process_identity {
 
 // When a process began, in clock ticks since boot; 0: there is none, or it is a zombie.
 [[nodiscard]] std::uint64_t start_time_of(std::uint32_t pid);
-
-// Mixes bytes into a number, to notice damage. No cryptography.
-[[nodiscard]] std::uint64_t mix(const void* bytes, std::size_t count);
 
 } // namespace gaudi

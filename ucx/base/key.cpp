@@ -3,28 +3,11 @@
 
 #include <gaudi/ipc.hpp>
 
+#include "src/os/mix.hpp"
+
 #include <cstddef>
-#include <cstring>
 
 namespace gaudi_ucx {
-namespace {
-
-std::uint64_t mix(const void* bytes, std::size_t count) {
-    std::uint64_t hash = 0xcbf29ce484222325;
-    const auto* at = static_cast<const unsigned char*>(bytes);
-    for (; count >= 8; count -= 8, at += 8) {
-        std::uint64_t word = 0;
-        std::memcpy(&word, at, 8);
-        hash = (hash ^ word) * 0x9e3779b97f4a7c15;
-        hash ^= hash >> 29;
-    }
-    for (; count > 0; --count, ++at)
-        hash = (hash ^ *at) * 0x100000001b3;
-    return hash;
-}
-
-} // namespace
-
 memory_key memory_key::make(std::uint16_t kind, std::uint64_t base, std::uint64_t length) {
     const auto self = gaudi::own_process();
     memory_key made;
@@ -38,7 +21,7 @@ memory_key memory_key::make(std::uint16_t kind, std::uint64_t base, std::uint64_
 }
 
 void memory_key::seal() {
-    checksum = mix(this, offsetof(memory_key, checksum));
+    checksum = gaudi::mix(this, offsetof(memory_key, checksum));
 }
 
 std::string_view memory_key::fault() const {
@@ -46,7 +29,7 @@ std::string_view memory_key::fault() const {
         return "no key of Gaudi memory";
     if (version != current_version)
         return "a key of another version";
-    if (checksum != mix(this, offsetof(memory_key, checksum)) || length == 0 || base + length < base ||
+    if (checksum != gaudi::mix(this, offsetof(memory_key, checksum)) || length == 0 || base + length < base ||
         kind > device)
         return "a corrupted key";
     return {};
