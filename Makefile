@@ -9,7 +9,7 @@ SOURCES := $(shell find abi include src ucx lab tools examples tests bench -name
 CTEST := ctest --output-on-failure --no-tests=error --timeout 300
 TEST_ENV = unset GAUDI_LAB GAUDI_LAB_ROOT GAUDI_LAB_TRACE GAUDI_LAB_FAULTS GAUDI_DIRECT_HLTHUNK HLS_MODULE_ID HABANA_VISIBLE_DEVICES HABANA_VISIBLE_MODULES;
 
-.PHONY: release ucx setup setup-full build-% demo test test-full fuzz bench install format format-check lint help clean $(LABELS:%=test-%)
+.PHONY: release ucx setup setup-full build-% demo test test-release beside-tests test-full fuzz bench install format format-check lint help clean $(LABELS:%=test-%)
 
 release: setup ## build what users install, into build/release/bin and build/release/lib
 	@.ci/ucx || echo "ucx: not there, so the UCX plugin and its part of the demo are left out; make ucx tries again"
@@ -24,15 +24,23 @@ setup-full:
 	@.ci/setup ucx lint
 
 build-%:
-	@[ -f build/$*/build.ninja ] || { echo "building preset $*: a minute or two the first time"; cmake --preset $* >/dev/null; }
-	@cmake --build build/$* -- --quiet
+	@[ -f build/$*/build.ninja ] || { echo "building preset $*: a minute or two the first time"; $(niceness) cmake --preset $* >/dev/null; }
+	@$(niceness) cmake --build build/$* -- --quiet
 
 demo: release ## two virtual Gaudis: copy across, RDMA between two hosts with every byte checked, ucx_perftest -m gaudi
 	@$(TEST_ENV) examples/demo.sh build/release/bin .deps/ucx/1.23.0
 
-test: setup ucx format-check build-release build-asan ## what CI runs: format, headers, warnings, all tests, the fast ones under ASan and UBSan
+test: setup ucx format-check build-release ## what CI runs: format, headers, warnings, all tests, the fast ones under ASan and UBSan
+	@$(MAKE) --no-print-directory -j2 test-release beside-tests
+	@$(TEST_ENV) cd build/asan && $(CTEST) -j2 -LE 'full|slow'
+
+test-release:
 	@$(TEST_ENV) cd build/release && $(CTEST) -LE full
-	@$(TEST_ENV) cd build/asan && $(CTEST) -LE 'full|slow'
+
+# What is built while the tests run, with what they leave of the processor.
+beside-tests: niceness := nice -n 19
+beside-tests: build-asan
+	@$(niceness) cmake --build build/release --target check_headers -- --quiet
 
 test-full: setup-full test build-tsan build-clang ## also the slow campaigns, the thread sanitizer, and clang
 	@$(TEST_ENV) cd build/release && $(CTEST) -L full

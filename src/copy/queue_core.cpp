@@ -11,7 +11,6 @@
 namespace gaudi {
 namespace {
 
-constexpr unsigned bounces = 64;
 constexpr unsigned most_slots = 64; // more in flight gains nothing and costs pinned memory
 
 } // namespace
@@ -38,7 +37,7 @@ result<std::shared_ptr<queue_core>> queue_core::make(const std::shared_ptr<hl_de
         static_cast<std::uint32_t>((chosen.batch * sizeof(lin_dma_packet) + 4095) / 4096 * 4096));
     if (!ring)
         return tl::unexpected(ring.error());
-    auto slab = bounce_slab::make(bounces);
+    auto slab = bounce_slab::make(64);
     if (!slab)
         return tl::unexpected(slab.error());
     auto mapped = device->map_host(slab->bytes());

@@ -11,7 +11,6 @@ namespace {
 using clock = std::chrono::steady_clock;
 
 constexpr auto pause = std::chrono::microseconds(50);
-constexpr std::size_t bounces = 32;
 
 class synapse_pin : public pin_core {
 public:
@@ -42,7 +41,7 @@ result<std::shared_ptr<copy_core>> synapse_core::make(const std::shared_ptr<hl_d
     const auto api = find_synapse_copies();
     if (!holder || !api)
         return absent("which offers no copies");
-    auto slab = bounce_slab::make(bounces);
+    auto slab = bounce_slab::make(32);
     if (!slab)
         return tl::unexpected(slab.error());
     auto made = std::make_shared<synapse_core>(device, known, *api, holder->id, std::move(*slab));

@@ -19,8 +19,6 @@ using namespace testing_support;
 using pitfall = test_lab;
 using clock = std::chrono::steady_clock;
 
-constexpr std::uint64_t cfg = 0x1000007FF8000000, fence_of_queue_0 = cfg + 0x4C8A290;
-
 // A command buffer that stays in flight until open_fence() is called.
 class blocked_queue {
 public:

@@ -314,8 +314,7 @@ TEST_F(pitfall, p34_time_sync_writes_sixteen_bytes) {
 }
 
 TEST_F(pitfall, p39_sync_objects_are_cleared_at_open) {
-    constexpr std::uint64_t cfg = 0x1000007FF8000000, sob = cfg + 0x4100000 + 4 * 500,
-                            fence = cfg + 0x4C8A290;
+    constexpr std::uint64_t sob = cfg + 0x4100000 + 4 * 500, fence = fence_of_queue_0;
     {
         card opened;
         packets set;

@@ -13,6 +13,7 @@
 namespace testing_support {
 
 constexpr std::uint64_t mib = 1ULL << 20, gib = 1ULL << 30, dram_page = 768 * mib;
+constexpr std::uint64_t cfg = 0x1000007FF8000000, fence_of_queue_0 = cfg + 0x4C8A290;
 constexpr std::uint32_t user_buffer = HL_CS_CHUNK_FLAGS_USER_ALLOC_CB;
 
 // A device opened through the C interface, with what tests do over and over. Closed at the end, whatever

@@ -9,7 +9,7 @@ namespace {
 
 using namespace gaudi;
 
-constexpr std::uint64_t base = 0x1001500010000000, length = 768ULL << 20;
+constexpr std::uint64_t allocation = 0x1001500010000000, length = 768ULL << 20;
 
 struct expectation {
     generation kind;
@@ -25,27 +25,28 @@ class export_decision : public ::testing::TestWithParam<expectation> {};
 
 TEST_P(export_decision, picks_the_call_of_its_generation) {
     const auto& [kind, origin, call] = GetParam();
-    const auto plan = plan_export({kind, origin, device_address(base), length, device_address(base), length});
+    const auto plan =
+        plan_export({kind, origin, device_address(allocation), length, device_address(allocation), length});
     ASSERT_TRUE(plan) << plan.error().message();
     EXPECT_EQ(plan->call, call);
-    EXPECT_EQ(plan->call_address, base);
+    EXPECT_EQ(plan->call_address, allocation);
     EXPECT_EQ(plan->call_size, length);
     EXPECT_EQ(plan->call_offset, 0U);
     EXPECT_EQ(plan->dmabuf_offset, 0U);
-    EXPECT_EQ(plan->iova, device_address(base));
+    EXPECT_EQ(plan->iova, device_address(allocation));
 }
 
 TEST_P(export_decision, a_window_inside) {
     const auto& [kind, origin, call] = GetParam();
-    const auto address = base + 3 * 4096 + 100;
+    const auto address = allocation + 3 * 4096 + 100;
     const auto plan =
-        plan_export({kind, origin, device_address(base), length, device_address(address), 5000});
+        plan_export({kind, origin, device_address(allocation), length, device_address(address), 5000});
     ASSERT_TRUE(plan) << plan.error().message();
     if (call == export_call::mapped) {
-        EXPECT_EQ(plan->call_address, base) << "the exact base of the mapping";
+        EXPECT_EQ(plan->call_address, allocation) << "the exact base of the mapping";
         EXPECT_EQ(plan->call_offset, 3U * 4096);
     } else {
-        EXPECT_EQ(plan->call_address, base + 3 * 4096) << "the address itself: an offset is impossible";
+        EXPECT_EQ(plan->call_address, allocation + 3 * 4096) << "the address itself: an offset is impossible";
         EXPECT_EQ(plan->call_offset, 0U);
     }
     EXPECT_EQ(plan->call_size, 2U * 4096);
@@ -58,14 +59,14 @@ TEST_P(export_decision, refuses_what_leaves_the_memory) {
     const auto kind = GetParam().kind;
     const auto origin = GetParam().origin;
     const auto plan_of = [&](std::uint64_t address, std::uint64_t size) {
-        return plan_export({kind, origin, device_address(base), length, device_address(address), size});
+        return plan_export({kind, origin, device_address(allocation), length, device_address(address), size});
     };
-    EXPECT_EQ(plan_of(base, length + 1).error().code(), errc::range_leaves_allocation);
-    EXPECT_EQ(plan_of(base - 1, 1).error().code(), errc::range_leaves_allocation);
-    EXPECT_EQ(plan_of(base + length, 1).error().code(), errc::range_leaves_allocation);
-    EXPECT_EQ(plan_of(base + 1, ~0ULL).error().code(), errc::range_leaves_allocation);
-    EXPECT_EQ(plan_of(base, 0).error().code(), errc::size_zero);
-    EXPECT_TRUE(plan_of(base + length - 1, 1));
+    EXPECT_EQ(plan_of(allocation, length + 1).error().code(), errc::range_leaves_allocation);
+    EXPECT_EQ(plan_of(allocation - 1, 1).error().code(), errc::range_leaves_allocation);
+    EXPECT_EQ(plan_of(allocation + length, 1).error().code(), errc::range_leaves_allocation);
+    EXPECT_EQ(plan_of(allocation + 1, ~0ULL).error().code(), errc::range_leaves_allocation);
+    EXPECT_EQ(plan_of(allocation, 0).error().code(), errc::size_zero);
+    EXPECT_TRUE(plan_of(allocation + length - 1, 1));
 }
 
 std::string name(const ::testing::TestParamInfo<expectation>& info) {

@@ -9,7 +9,7 @@ namespace {
 using lab::fault_action;
 using lab::parse_faults;
 
-std::string problem_of(std::string_view text) {
+std::string fault_problem_of(std::string_view text) {
     const auto parsed = parse_faults(text, "my.faults");
     return parsed ? "parsed" : parsed.error().text;
 }
@@ -29,23 +29,24 @@ TEST(fault_script, grammar) {
 }
 
 TEST(fault_script, every_problem_names_line_and_expectation) {
-    EXPECT_EQ(problem_of("\nhlthunk_open\n"), "my.faults:2: 'hlthunk_open': expected CALL OCCURRENCE ACTION, "
-                                              "for example hlthunk_open 1 errno EBUSY");
-    EXPECT_EQ(problem_of("malloc 1 errno ENOMEM"),
+    EXPECT_EQ(fault_problem_of("\nhlthunk_open\n"),
+              "my.faults:2: 'hlthunk_open': expected CALL OCCURRENCE ACTION, "
+              "for example hlthunk_open 1 errno EBUSY");
+    EXPECT_EQ(fault_problem_of("malloc 1 errno ENOMEM"),
               "my.faults:1: 'malloc' is no call of hl-thunk or libibverbs");
-    EXPECT_EQ(problem_of("hlthunk_opne 1 errno EIO"),
+    EXPECT_EQ(fault_problem_of("hlthunk_opne 1 errno EIO"),
               "my.faults:1: 'hlthunk_opne' is no call of hl-thunk or libibverbs");
-    EXPECT_EQ(problem_of("hlthunk_open 0 errno EIO"),
+    EXPECT_EQ(fault_problem_of("hlthunk_open 0 errno EIO"),
               "my.faults:1: occurrence '0': expected N, N+ or every, N from 1");
-    EXPECT_EQ(problem_of("hlthunk_open 1 errno EWHAT"),
+    EXPECT_EQ(fault_problem_of("hlthunk_open 1 errno EWHAT"),
               "my.faults:1: 'EWHAT' is no errno; expected a name such as ENOMEM or a number");
-    EXPECT_EQ(problem_of("hlthunk_open 1 delay soon"),
+    EXPECT_EQ(fault_problem_of("hlthunk_open 1 delay soon"),
               "my.faults:1: 'soon' is no time; expected for example 500us, 20ms or 1s");
-    EXPECT_EQ(problem_of("hlthunk_open 1 explode"),
+    EXPECT_EQ(fault_problem_of("hlthunk_open 1 explode"),
               "my.faults:1: action 'explode': expected errno NAME, delay TIME, short, reset or die");
-    EXPECT_NE(
-        problem_of("hlthunk_open 1 short").find("has no short result; those that have: hlthunk_wait_for_cs"),
-        std::string::npos);
+    EXPECT_NE(fault_problem_of("hlthunk_open 1 short")
+                  .find("has no short result; those that have: hlthunk_wait_for_cs"),
+              std::string::npos);
 }
 
 TEST(fault_script, occurrences_are_counted_per_rule) {
