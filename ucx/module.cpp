@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Where UCX enters: it calls ucs_module_global_init after it has loaded this file from UCX_PLUGIN_PATH.
 #include "ucx/base/module.hpp"
-#include "ucx/copy/copy_iface.hpp"
 #include "ucx/copy/copy_md.hpp"
+#include "ucx/copy/copy_transport.hpp"
 #include "ucx/dma/dma_transport.hpp"
 #include "ucx/ipc/ipc_md.hpp"
 

@@ -34,9 +34,13 @@ ucs_status_t uct_gaudi_iface_query(uct_iface_h iface, uct_iface_attr_t* attr) {
         attr->cap.am.opt_zcopy_align = attr->cap.am.align_mtu = 1;
         attr->cap.am.max_iov = 1;
         attr->priority = 0;
-        if (const auto longest = self.longest_short(); longest != 0) {
+        if (const auto longest = self.longest(transport::kind::brief); longest != 0) {
             attr->cap.flags |= UCT_IFACE_FLAG_PUT_SHORT | UCT_IFACE_FLAG_GET_SHORT;
             attr->cap.put.max_short = attr->cap.get.max_short = longest;
+        }
+        if (const auto longest = self.longest(transport::kind::buffered); longest != 0) {
+            attr->cap.flags |= UCT_IFACE_FLAG_PUT_BCOPY | UCT_IFACE_FLAG_GET_BCOPY;
+            attr->cap.put.max_bcopy = attr->cap.get.max_bcopy = longest;
         }
         self.describe(*attr);
         return UCS_OK;
@@ -90,6 +94,40 @@ ucs_status_t zcopy(uct_ep_h ep, const uct_iov_t* iov, size_t iovcnt, uint64_t re
     });
 }
 
+ucs_status_t brief(uct_ep_h ep, void* buffer, std::size_t length, uint64_t remote, uct_rkey_t rkey,
+                   bool put) {
+    return guarded([&] {
+        return length == 0
+                   ? UCS_OK
+                   : of(ep->iface).copy_now(transport::kind::brief, buffer, length, remote, rkey, put);
+    });
+}
+
+ssize_t uct_gaudi_ep_put_bcopy(uct_ep_h ep, uct_pack_callback_t pack, void* arg, uint64_t remote,
+                               uct_rkey_t rkey) {
+    std::size_t length = 0;
+    const auto status = guarded([&] {
+        auto& self = of(ep->iface);
+        length = pack(self.bounce(), arg);
+        return self.copy_now(transport::kind::buffered, self.bounce(), length, remote, rkey, true);
+    });
+    return status == UCS_OK ? static_cast<ssize_t>(length) : static_cast<ssize_t>(status);
+}
+
+ucs_status_t uct_gaudi_ep_get_bcopy(uct_ep_h ep, uct_unpack_callback_t unpack, void* arg, size_t length,
+                                    uint64_t remote, uct_rkey_t rkey, uct_completion_t*) {
+    return guarded([&]() -> ucs_status_t {
+        auto& self = of(ep->iface);
+        if (length > self.longest(transport::kind::buffered))
+            return UCS_ERR_INVALID_PARAM;
+        const auto status =
+            self.copy_now(transport::kind::buffered, self.bounce(), length, remote, rkey, false);
+        if (status == UCS_OK)
+            unpack(arg, self.bounce(), length);
+        return status;
+    });
+}
+
 ucs_status_t uct_gaudi_ep_create(const uct_ep_params_t* params, uct_ep_h* ep_p) {
     return guarded([&]() -> ucs_status_t {
         auto& self = of(params->iface);
@@ -125,19 +163,16 @@ uct_iface_ops_t* iface_ops() {
                                uct_rkey_t rkey, uct_completion_t* comp) {
             return zcopy(ep, iov, count, remote, rkey, comp, false);
         };
+        // UCX stages through these two with any length, whatever the limit says.
         made.ep_put_short = [](uct_ep_h ep, const void* buffer, unsigned length, uint64_t remote,
                                uct_rkey_t rkey) {
-            return guarded([&] {
-                return length == 0
-                           ? UCS_OK
-                           : of(ep->iface).copy_now(const_cast<void*>(buffer), length, remote, rkey, true);
-            });
+            return brief(ep, const_cast<void*>(buffer), length, remote, rkey, true);
         };
         made.ep_get_short = [](uct_ep_h ep, void* buffer, unsigned length, uint64_t remote, uct_rkey_t rkey) {
-            return guarded([&] {
-                return length == 0 ? UCS_OK : of(ep->iface).copy_now(buffer, length, remote, rkey, false);
-            });
+            return brief(ep, buffer, length, remote, rkey, false);
         };
+        made.ep_put_bcopy = uct_gaudi_ep_put_bcopy;
+        made.ep_get_bcopy = uct_gaudi_ep_get_bcopy;
         made.ep_pending_add = [](uct_ep_h ep, uct_pending_req_t* request, unsigned) {
             return guarded([&] { return of(ep->iface).wait_for_room(ep, request); });
         };

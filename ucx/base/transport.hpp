@@ -31,9 +31,10 @@ public:
     // Begins a copy: UCS_OK, UCS_INPROGRESS, UCS_ERR_NO_RESOURCE or an error.
     virtual ucs_status_t begin(const uct_iov_t& local, std::uint64_t remote, uct_rkey_t rkey, bool put,
                                uct_completion_t* comp) = 0;
-    // A short one, which is over when it returns; 0 bytes: the transport has none.
-    [[nodiscard]] virtual std::size_t longest_short() const { return 0; }
-    virtual ucs_status_t copy_now(void*, std::size_t, std::uint64_t, uct_rkey_t, bool) {
+    // One that is over when it returns. 0 bytes: the transport has none of that kind.
+    enum class kind { brief, buffered };
+    [[nodiscard]] virtual std::size_t longest(kind) const { return 0; }
+    virtual ucs_status_t copy_now(kind, void*, std::size_t, std::uint64_t, uct_rkey_t, bool) {
         return UCS_ERR_UNSUPPORTED;
     }
     [[nodiscard]] virtual bool idle() const = 0;
@@ -53,8 +54,15 @@ public:
     // Everything that is under way has ended when this returns.
     virtual void drain() = 0;
 
+    // Where buffered copies are packed and unpacked.
+    [[nodiscard]] std::byte* bounce() {
+        bounce_.resize(longest(kind::buffered));
+        return bounce_.data();
+    }
+
 private:
     uct_gaudi_module& module_;
+    std::vector<std::byte> bounce_;
 };
 
 struct uct_gaudi_iface_t {

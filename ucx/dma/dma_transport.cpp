@@ -3,17 +3,11 @@
 // one copy, and who finds the queues full is told so.
 #include "ucx/dma/dma_transport.hpp"
 
-#include "ucx/base/operations.hpp"
+#include "ucx/base/engine_transport.hpp"
 #include "ucx/base/settings.hpp"
-#include "ucx/base/transport.hpp"
 #include "ucx/copy/copy_md.hpp"
 
-#include <algorithm>
-#include <array>
 #include <cstring>
-#include <sys/epoll.h>
-#include <sys/random.h>
-#include <unistd.h>
 
 namespace gaudi_ucx {
 namespace {
@@ -25,16 +19,13 @@ struct uct_gaudi_dma_iface_config_t {
     double bandwidth, latency, overhead;
 };
 
-class dma_transport : public transport {
+class dma_transport : public engine_transport {
 public:
     dma_transport(uct_gaudi_module& module, const uct_gaudi_dma_iface_config_t& config)
-        : transport(module), config_(config) {
-        if (::getrandom(&id_, sizeof(id_), GRND_NONBLOCK) != sizeof(id_))
-            id_ = number(this) ^ static_cast<std::uint64_t>(::getpid()) << 48;
-    }
-    ~dma_transport() override {
-        if (epoll_ >= 0)
-            ::close(epoll_);
+        : engine_transport(module, "DMA"), config_(config) {
+        options_.queues = config.queues;
+        options_.batch = config.batch;
+        options_.stripe_bytes = config.stripe;
     }
 
     void describe(uct_iface_attr_t& attr) override {
@@ -45,115 +36,48 @@ public:
     void estimate(uct_perf_attr_t& attr) override {
         give_estimates(attr, config_.bandwidth, config_.latency, config_.overhead);
     }
-    std::vector<std::byte> process_address() override {
-        const auto bytes = std::as_bytes(std::span(&id_, 1));
-        return {bytes.begin(), bytes.end()};
-    }
-    // Only itself: device addresses mean something in this process alone.
-    const char* why_unreachable(const void*, const void* process) override {
-        return process != nullptr && std::memcmp(process, &id_, sizeof(id_)) == 0
-                   ? nullptr
-                   : "another process's gaudi_dma";
-    }
+    // UCX stages with these, whatever the length.
+    [[nodiscard]] std::size_t longest(kind which) const override { return which == kind::brief ? 256 : 0; }
 
     ucs_status_t begin(const uct_iov_t& local, std::uint64_t remote, uct_rkey_t rkey, bool put,
                        uct_completion_t* comp) override {
-        if (const auto status = check_key(module(), rkey, remote, local.length); status != UCS_OK)
-            return status;
-        if (operations_.running() >= config_.in_flight)
+        if (under_way().running() >= config_.in_flight)
             return UCS_ERR_NO_RESOURCE;
-        if (operations_.take_fence())
-            operations_.for_each([](gaudi::copy_ticket& before) { (void)before.wait(); });
-        const auto mine = number(local.buffer);
-        auto started = start(local, put ? remote : mine, put ? mine : remote);
-        if (!started) {
-            gaudi_log(module(), ERROR, "DMA of {} bytes between {:#x} and {:#x}: {}", local.length, mine,
-                      remote, started.error().message());
-            return status_of(started.error());
-        }
-        module().counters.dma_bytes.fetch_add(local.length, std::memory_order_relaxed);
-        operations_.add(std::move(*started), comp);
-        return UCS_INPROGRESS;
+        return run(local, remote, rkey, put, [&](gaudi::copy_ticket& ticket) -> gaudi::result<ucs_status_t> {
+            under_way().add(std::move(ticket), comp);
+            return UCS_INPROGRESS;
+        });
     }
-    // UCX stages with these, whatever the length.
-    std::size_t longest_short() const override { return 256; }
-    ucs_status_t copy_now(void* buffer, std::size_t length, std::uint64_t remote, uct_rkey_t rkey,
+    ucs_status_t copy_now(kind, void* buffer, std::size_t length, std::uint64_t remote, uct_rkey_t rkey,
                           bool put) override {
-        if (const auto status = check_key(module(), rkey, remote, length); status != UCS_OK)
-            return status;
-        if (operations_.take_fence())
-            operations_.for_each([](gaudi::copy_ticket& before) { (void)before.wait(); });
         uct_iov_t local{};
         local.buffer = buffer;
         local.length = length;
         local.memh = UCT_MEM_HANDLE_NULL;
-        const auto mine = number(buffer);
-        auto started = start(local, put ? remote : mine, put ? mine : remote);
-        const auto done = started ? started->wait() : tl::unexpected(started.error());
-        if (done) {
-            module().counters.dma_bytes.fetch_add(length, std::memory_order_relaxed);
-            return UCS_OK;
-        }
-        gaudi_log(module(), ERROR, "DMA of {} bytes: {}", length, done.error().message());
-        return status_of(done.error());
+        return run(local, remote, rkey, put,
+                   [](gaudi::copy_ticket& ticket) { return ticket.wait().map([] { return UCS_OK; }); });
     }
-    bool idle() const override { return operations_.idle(); }
-    unsigned progress() override {
-        for (auto& [index, engine] : engines_)
-            engine.poll();
-        const auto count =
-            operations_.progress([](const gaudi::copy_ticket& each) { return each.finished(); },
-                                 [&](gaudi::copy_ticket& each) {
-                                     const auto outcome = each.wait();
-                                     if (outcome)
-                                         return UCS_OK;
-                                     gaudi_log(module(), ERROR, "DMA: {}", outcome.error().message());
-                                     return status_of(outcome.error());
-                                 });
-        if (operations_.none_running()) // so that a device that was reset can be opened again
-            std::erase_if(engines_, [](const auto& each) { return each.second.lost(); });
-        return count;
-    }
-    ucs_status_t flush(uct_completion_t* comp) override { return operations_.flush(comp); }
-    void fence() override { operations_.fence(); }
     ucs_status_t wait_for_room(uct_ep_h ep, uct_pending_req_t* request) override {
-        if (operations_.running() < config_.in_flight && !operations_.anybody_waits())
+        if (under_way().running() < config_.in_flight && !under_way().anybody_waits())
             return UCS_ERR_BUSY;
-        operations_.wait_for_room(ep, request);
-        return UCS_OK;
-    }
-    void purge(uct_ep_h ep, uct_pending_purge_callback_t visit, void* arg) override {
-        operations_.purge(ep, [&](uct_pending_req_t* request) { visit(request, arg); });
-    }
-    ucs_status_t event_fd(int* fd) override {
-        if (epoll_ < 0) {
-            epoll_ = ::epoll_create1(EPOLL_CLOEXEC);
-            if (epoll_ < 0)
-                return UCS_ERR_IO_ERROR;
-            for (auto& [index, engine] : engines_)
-                watch(engine);
-        }
-        *fd = epoll_;
-        return UCS_OK;
-    }
-    ucs_status_t arm() override {
-        epoll_event seen[8];
-        if (epoll_ >= 0)
-            (void)::epoll_wait(epoll_, seen, 8, 0); // what came until now is looked at here
-        for (auto& [index, engine] : engines_)
-            engine.poll();
-        return operations_.any([](const gaudi::copy_ticket& each) { return each.finished(); })
-                   ? UCS_ERR_BUSY // progress first
-                   : UCS_OK;
-    }
-    void drain() override {
-        while (!operations_.none_running()) {
-            operations_.for_each([](gaudi::copy_ticket& each) { (void)each.wait(); });
-            progress();
-        }
+        return engine_transport::wait_for_room(ep, request);
     }
 
 private:
+    // Starts a copy; `go_on` keeps the ticket or waits for it.
+    template <typename F>
+    ucs_status_t run(const uct_iov_t& local, std::uint64_t remote, uct_rkey_t rkey, bool put, F&& go_on) {
+        if (const auto status = check_key(module(), rkey, remote, local.length); status != UCS_OK)
+            return status;
+        keep_fence();
+        const auto mine = number(local.buffer), to = put ? remote : mine, from = put ? mine : remote;
+        auto started = start(local, to, from);
+        const auto status = started ? go_on(*started) : tl::unexpected(started.error());
+        if (!status)
+            return refused(status.error(), local.length, to, from);
+        module().counters.dma_bytes.fetch_add(local.length, std::memory_order_relaxed);
+        return *status;
+    }
     gaudi::result<gaudi::copy_ticket> start(const uct_iov_t& local, std::uint64_t to, std::uint64_t from) {
         const auto target = locate(to), source = locate(from);
         if (!target.device && !source.device)
@@ -161,55 +85,17 @@ private:
         if (target.device && source.device && target.index != source.index)
             return tl::unexpected(
                 gaudi::error(gaudi::errc::wrong_device, "the two sides are on two devices"));
-        auto engine = engine_of(target.device ? target.index : source.index);
+        auto engine = engine_of(target.device ? target.index : source.index, options_);
         if (!engine)
             return tl::unexpected(engine.error());
         if (target.device != source.device && worth_pinning(local))
             pin(local, *engine);
-        const gaudi::copy_hints hints{config_.queues, config_.stripe};
-        if (!source.device)
-            return engine->write(gaudi::device_address(to),
-                                 {reinterpret_cast<std::byte*>(from), local.length}, hints);
-        if (!target.device)
-            return engine->read({reinterpret_cast<std::byte*>(to), local.length}, gaudi::device_address(from),
-                                hints);
-        return engine->copy(gaudi::device_address(to), gaudi::device_address(from), local.length, hints);
-    }
-    gaudi::result<gaudi::copy_engine> engine_of(unsigned index) {
-        if (const auto known = engines_.find(index); known != engines_.end() && !known->second.lost())
-            return known->second;
-        const auto device = gaudi::find_open_device(index);
-        if (!device)
-            return tl::unexpected(
-                gaudi::error(gaudi::errc::not_allocated, fmt::format("device {} is not open here", index)));
-        gaudi::copy_options options; // count if nobody has the engine yet
-        options.queues = config_.queues;
-        options.batch = config_.batch;
-        options.stripe_bytes = config_.stripe;
-        auto engine = device->copies(options);
-        if (!engine)
-            return engine;
-        engines_.insert_or_assign(index, *engine);
-        if (epoll_ >= 0)
-            watch(*engine);
-        return engine;
-    }
-    void watch(gaudi::copy_engine& engine) {
-        const auto fd = engine.event_fd();
-        if (!fd) {
-            gaudi_log(module(), ERROR, "event descriptor of the copy engine: {}", fd.error().message());
-            return;
-        }
-        epoll_event event{}; // edges: the descriptor is everybody's, so nobody reads it
-        event.events = EPOLLIN | EPOLLET;
-        ::epoll_ctl(epoll_, EPOLL_CTL_ADD, *fd, &event);
+        return begin_on(*engine, to, target.device, from, source.device, local.length,
+                        {config_.queues, config_.stripe});
     }
 
     const uct_gaudi_dma_iface_config_t config_;
-    std::uint64_t id_ = 0;
-    operations<gaudi::copy_ticket> operations_;
-    std::map<unsigned, gaudi::copy_engine> engines_; // by device
-    int epoll_ = -1;
+    gaudi::copy_options options_;
 };
 
 std::string wrong_with(const uct_gaudi_dma_iface_config_t& config) {

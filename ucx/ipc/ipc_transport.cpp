@@ -2,9 +2,8 @@
 // Between processes of one host: gaudi::imported_buffer as a transport.
 #include <gaudi/nic.hpp>
 
-#include "ucx/base/operations.hpp"
 #include "ucx/base/settings.hpp"
-#include "ucx/base/transport.hpp"
+#include "ucx/base/ticket_transport.hpp"
 #include "ucx/copy/copy_md.hpp"
 #include "ucx/ipc/ipc_md.hpp"
 
@@ -41,10 +40,10 @@ double above_every_nic() {
     return found;
 }
 
-class ipc_transport : public transport {
+class ipc_transport : public ticket_transport<gaudi::ipc_ticket> {
 public:
     ipc_transport(uct_gaudi_module& module, const uct_gaudi_ipc_iface_config_t& config)
-        : transport(module), config_(config) {
+        : ticket_transport(module, "copy between processes"), config_(config) {
         machine_ = {process_.machine, network_namespace()};
     }
     ~ipc_transport() override {
@@ -75,41 +74,29 @@ public:
 
     ucs_status_t begin(const uct_iov_t& local, std::uint64_t remote, uct_rkey_t rkey, bool put,
                        uct_completion_t* comp) override {
-        if (operations_.take_fence())
-            operations_.for_each([](gaudi::ipc_ticket& before) { (void)before.wait(); });
+        keep_fence();
         auto& key = *reinterpret_cast<uct_gaudi_ipc_rkey_t*>(rkey);
+        const auto mine = number(local.buffer), to = put ? remote : mine, from = put ? mine : remote;
         auto started = start(key, local, remote, put);
-        if (!started) {
-            if (started.error().code() == gaudi::errc::too_many_operations)
-                return UCS_ERR_NO_RESOURCE;
-            return refused(started.error(), local.length, remote);
-        }
+        if (!started)
+            return started.error().code() == gaudi::errc::too_many_operations
+                       ? UCS_ERR_NO_RESOURCE
+                       : refused(started.error(), local.length, to, from);
         module().counters.ipc_bytes.fetch_add(local.length, std::memory_order_relaxed);
         gaudi_log(module(), TRACE, "{} of {} bytes at {:#x} by {}", put ? "put" : "get", local.length, remote,
                   gaudi::name_of(started->way()));
         if (started->done()) {
             const auto outcome = started->wait();
-            return outcome ? UCS_OK : refused(outcome.error(), local.length, remote);
+            return outcome ? UCS_OK : refused(outcome.error(), local.length, to, from);
         }
-        operations_.add(std::move(*started), comp);
+        under_way().add(std::move(*started), comp);
         return UCS_INPROGRESS;
     }
-    bool idle() const override { return operations_.idle(); }
     unsigned progress() override {
-        if (operations_.none_running()) // so that a device that was reset can be opened again
+        if (under_way().none_running()) // so that a device that was reset can be opened again
             std::erase_if(engines_, [](const auto& each) { return each.second && each.second->lost(); });
-        return operations_.progress([](gaudi::ipc_ticket& each) { return each.done(); },
-                                    [&](gaudi::ipc_ticket& each) {
-                                        const auto outcome = each.wait();
-                                        if (outcome)
-                                            return UCS_OK;
-                                        gaudi_log(module(), ERROR, "copy between processes: {}",
-                                                  outcome.error().message());
-                                        return status_of(outcome.error());
-                                    });
+        return ticket_transport::progress();
     }
-    ucs_status_t flush(uct_completion_t* comp) override { return operations_.flush(comp); }
-    void fence() override { operations_.fence(); }
     ucs_status_t check_peer(const std::vector<std::byte>& peer) override {
         gaudi::process_name process;
         if (peer.size() != sizeof(process))
@@ -117,15 +104,6 @@ public:
         std::memcpy(&process, peer.data(), sizeof(process));
         return gaudi::has_ended(process) ? UCS_ERR_ENDPOINT_TIMEOUT : UCS_OK;
     }
-    ucs_status_t wait_for_room(uct_ep_h ep, uct_pending_req_t* request) override {
-        operations_.wait_for_room(ep, request); // who holds the room may be another worker
-
-        return UCS_OK;
-    }
-    void purge(uct_ep_h ep, uct_pending_purge_callback_t visit, void* arg) override {
-        operations_.purge(ep, [&](uct_pending_req_t* request) { visit(request, arg); });
-    }
-
     // Some ways need this thread to drive them, whatever it waits for: while copies are under way it is woken
     // now and then.
     ucs_status_t event_fd(int* fd) override {
@@ -139,20 +117,17 @@ public:
             return UCS_OK;
         std::uint64_t fired = 0;
         (void)!::read(timer_, &fired, sizeof(fired));
-        if (operations_.any([](gaudi::ipc_ticket& each) { return each.done(); }))
+        if (any_finished())
             return UCS_ERR_BUSY; // progress first
         itimerspec soon{};
-        if (!operations_.idle())
+        if (!idle())
             soon.it_value.tv_nsec = 50000;
         ::timerfd_settime(timer_, 0, &soon, nullptr);
         return UCS_OK;
     }
-    void drain() override {
-        while (!operations_.none_running()) {
-            operations_.for_each([](gaudi::ipc_ticket& each) { (void)each.wait(); });
-            progress();
-        }
-    }
+
+protected:
+    [[nodiscard]] bool finished(gaudi::ipc_ticket& ticket) override { return ticket.done(); }
 
 private:
     template <typename T, std::size_t count>
@@ -191,15 +166,10 @@ private:
             if (auto engine = device->copies())
                 known->second = std::move(*engine);
     }
-    ucs_status_t refused(const gaudi::error& why, std::size_t length, std::uint64_t remote) {
-        gaudi_log(module(), ERROR, "{} bytes at {:#x} of another process: {}", length, remote, why.message());
-        return status_of(why);
-    }
 
     const uct_gaudi_ipc_iface_config_t config_;
     const gaudi::process_name process_ = gaudi::own_process();
     std::array<std::uint64_t, 2> machine_{};
-    operations<gaudi::ipc_ticket> operations_;
     std::map<unsigned, std::optional<gaudi::copy_engine>> engines_; // by device; empty: it has none
     int timer_ = -1;
 };

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <gaudi/device.hpp>
+
+#include "ucx/base/ticket_transport.hpp"
+
+#include <map>
+
+namespace gaudi_ucx {
+
+// Copies within this process on the engines of its devices. One interface serves them all.
+class engine_transport : public ticket_transport<gaudi::copy_ticket> {
+public:
+    engine_transport(uct_gaudi_module& module, const char* what);
+    ~engine_transport() override;
+
+    [[nodiscard]] std::vector<std::byte> process_address() override;
+    // Only itself is reached: device addresses mean something in this process alone.
+    [[nodiscard]] const char* why_unreachable(const void* machine, const void* process) override;
+    unsigned progress() override;
+    ucs_status_t event_fd(int* fd) override;
+    ucs_status_t arm() override;
+
+protected:
+    [[nodiscard]] bool finished(gaudi::copy_ticket& ticket) override { return ticket.finished(); }
+
+    // `options` count if nobody has the device's engine yet.
+    [[nodiscard]] gaudi::result<gaudi::copy_engine> engine_of(unsigned device,
+                                                              const gaudi::copy_options& options);
+    // Begins a copy of which one side is memory of the engine's device, or both are.
+    [[nodiscard]] static gaudi::result<gaudi::copy_ticket>
+    begin_on(gaudi::copy_engine& engine, std::uint64_t to, bool to_device, std::uint64_t from,
+             bool from_device, std::size_t length, const gaudi::copy_hints& hints);
+
+private:
+    void watch(gaudi::copy_engine& engine);
+
+    std::uint64_t id_ = 0;
+    std::map<unsigned, gaudi::copy_engine> engines_; // by device
+    int epoll_ = -1;                                 // over the engines' event descriptors
+};
+
+} // namespace gaudi_ucx

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include "ucx/base/operations.hpp"
+#include "ucx/base/transport.hpp"
+
+namespace gaudi_ucx {
+
+// A transport whose copies are tickets of the library.
+template <typename Ticket>
+class ticket_transport : public transport {
+public:
+    // What its copies are called in the log.
+    ticket_transport(uct_gaudi_module& module, const char* what) : transport(module), what_(what) {}
+
+    [[nodiscard]] bool idle() const override { return operations_.idle(); }
+    unsigned progress() override {
+        return operations_.progress([&](Ticket& each) { return finished(each); },
+                                    [&](Ticket& each) { return outcome_of(each); });
+    }
+    ucs_status_t flush(uct_completion_t* comp) override { return operations_.flush(comp); }
+    void fence() override { operations_.fence(); }
+    ucs_status_t wait_for_room(uct_ep_h ep, uct_pending_req_t* request) override {
+        operations_.wait_for_room(ep, request);
+        return UCS_OK;
+    }
+    void purge(uct_ep_h ep, uct_pending_purge_callback_t visit, void* arg) override {
+        operations_.purge(ep, [&](uct_pending_req_t* request) { visit(request, arg); });
+    }
+    void drain() override {
+        while (!operations_.none_running()) {
+            wait_for_all();
+            progress();
+        }
+    }
+
+protected:
+    // Looks without blocking.
+    [[nodiscard]] virtual bool finished(Ticket& ticket) = 0;
+
+    [[nodiscard]] operations<Ticket>& under_way() { return operations_; }
+    [[nodiscard]] bool any_finished() {
+        return operations_.any([&](Ticket& each) { return finished(each); });
+    }
+    // What was begun before a fence is over; its outcome is told by progress, and nowhere else.
+    void keep_fence() {
+        if (operations_.take_fence())
+            wait_for_all();
+    }
+    ucs_status_t refused(const gaudi::error& why, std::size_t length, std::uint64_t to, std::uint64_t from) {
+        gaudi_log(module(), ERROR, "{} of {} bytes from {:#x} to {:#x}: {}", what_, length, from, to,
+                  why.message());
+        return status_of(why);
+    }
+
+private:
+    void wait_for_all() {
+        operations_.for_each([](Ticket& each) { (void)each.wait(); });
+    }
+    ucs_status_t outcome_of(Ticket& ticket) {
+        auto status = UCS_ERR_NO_MEMORY;
+        (void)guarded([&] { // whatever happens, the completion must be told something
+            const auto result = ticket.wait();
+            status = result ? UCS_OK : status_of(result.error());
+            if (!result)
+                gaudi_log(module(), ERROR, "{}: {}", what_, result.error().message());
+            return UCS_OK;
+        });
+        return status;
+    }
+
+    const char* const what_;
+    operations<Ticket> operations_;
+};
+
+} // namespace gaudi_ucx

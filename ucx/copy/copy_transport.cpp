@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Copies of any length within this process, small ones through a NIC where there is one: what UCX stages
+// with.
+#include "ucx/copy/copy_transport.hpp"
+
+#include <gaudi/loopback.hpp>
+#include <gaudi/nic.hpp>
+
+#include "ucx/base/engine_transport.hpp"
+#include "ucx/base/settings.hpp"
+#include "ucx/copy/copy_md.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+namespace gaudi_ucx {
+namespace {
+
+struct uct_gaudi_copy_iface_config_t {
+    uct_iface_config_t super;
+    size_t max_short, max_bcopy, max_zcopy;
+    double to_device, from_device, within; // bytes per second
+    double latency;                        // seconds, one small copy
+    double nic_latency;                    // the same through a NIC
+    double overhead;                       // seconds of CPU to start one
+};
+
+std::byte* host_pointer(std::uint64_t address) {
+    return reinterpret_cast<std::byte*>(address);
+}
+
+// Between two devices of this process, which takes two engines in turn.
+gaudi::result<gaudi::across_report> across(unsigned to_index, std::uint64_t to, unsigned from_index,
+                                           std::uint64_t from, std::size_t length) {
+    const auto to_device = gaudi::find_open_device(to_index),
+               from_device = gaudi::find_open_device(from_index);
+    if (!to_device || !from_device)
+        return tl::unexpected(gaudi::error(gaudi::errc::not_allocated, "the device was closed"));
+    return gaudi::copy_across(*to_device, gaudi::device_address(to), *from_device,
+                              gaudi::device_address(from), length);
+}
+
+double bandwidth_of(const uct_gaudi_copy_iface_config_t& config, const uct_perf_attr_t& attr) {
+    constexpr auto both = UCT_PERF_ATTR_FIELD_LOCAL_MEMORY_TYPE | UCT_PERF_ATTR_FIELD_REMOTE_MEMORY_TYPE;
+    if ((attr.field_mask & both) != both)
+        return config.to_device;
+    const bool operation_known = (attr.field_mask & UCT_PERF_ATTR_FIELD_OPERATION) != 0;
+    const bool get =
+        operation_known && attr.operation >= UCT_EP_OP_GET_SHORT && attr.operation <= UCT_EP_OP_GET_ZCOPY;
+    const auto from = get ? attr.remote_memory_type : attr.local_memory_type;
+    const auto to = get ? attr.local_memory_type : attr.remote_memory_type;
+    if (from == UCS_MEMORY_TYPE_GAUDI && to == UCS_MEMORY_TYPE_GAUDI)
+        return config.within;
+    return from == UCS_MEMORY_TYPE_GAUDI ? config.from_device : config.to_device;
+}
+
+// Whether some NIC could reach device memory; asked once.
+bool any_nic() {
+    static const bool found = [] {
+        const auto all = gaudi::list_nics();
+        return all && std::any_of(all->begin(), all->end(), [](const auto& each) {
+                   return each.active && each.dmabuf && !each.of_gaudi;
+               });
+    }();
+    return found;
+}
+
+// Between host and device, so small that a NIC would carry it out.
+bool is_small(const uct_perf_attr_t& attr) {
+    constexpr auto both = UCT_PERF_ATTR_FIELD_LOCAL_MEMORY_TYPE | UCT_PERF_ATTR_FIELD_REMOTE_MEMORY_TYPE;
+    if ((attr.field_mask & both) == both && attr.local_memory_type == attr.remote_memory_type)
+        return false;
+    if ((attr.field_mask & UCT_PERF_ATTR_FIELD_OPERATION) == 0)
+        return false;
+    return attr.operation == UCT_EP_OP_PUT_SHORT || attr.operation == UCT_EP_OP_GET_SHORT ||
+           attr.operation == UCT_EP_OP_PUT_BCOPY || attr.operation == UCT_EP_OP_GET_BCOPY;
+}
+
+class copy_transport : public engine_transport {
+public:
+    copy_transport(uct_gaudi_copy_md_t& md, const uct_gaudi_copy_iface_config_t& config)
+        : engine_transport(*md.module, "copy"), md_(md), config_(config),
+          nic_there_(md.nic_max != 0 && any_nic()) {}
+
+    void describe(uct_iface_attr_t& attr) override {
+        attr.cap.put.max_zcopy = attr.cap.get.max_zcopy = config_.max_zcopy;
+        attr.latency = {config_.latency, 0};
+        attr.bandwidth = {0, config_.to_device};
+        attr.overhead = config_.overhead;
+    }
+    void estimate(uct_perf_attr_t& attr) override {
+        const bool small = nic_there_ && md_.nic_max >= config_.max_bcopy && is_small(attr);
+        give_estimates(attr, bandwidth_of(config_, attr), small ? config_.nic_latency : config_.latency,
+                       small ? 0 : config_.overhead);
+    }
+    [[nodiscard]] std::size_t longest(kind which) const override {
+        return which == kind::brief ? config_.max_short : config_.max_bcopy;
+    }
+
+    ucs_status_t begin(const uct_iov_t& local, std::uint64_t remote, uct_rkey_t rkey, bool put,
+                       uct_completion_t* comp) override {
+        if (const auto status = check_key(module(), rkey, remote, local.length); status != UCS_OK)
+            return status;
+        keep_pinned(local, remote);
+        const auto mine = number(local.buffer);
+        auto started = start(put ? remote : mine, put ? mine : remote, local.length);
+        if (UCS_STATUS_IS_ERR(started.status))
+            return started.status;
+        module().counters.zcopy_bytes.fetch_add(local.length, std::memory_order_relaxed);
+        if (started.status == UCS_INPROGRESS)
+            under_way().add(std::move(started.ticket), comp);
+        return started.status;
+    }
+    ucs_status_t copy_now(kind which, void* buffer, std::size_t length, std::uint64_t remote, uct_rkey_t rkey,
+                          bool put) override {
+        if (const auto status = check_key(module(), rkey, remote, length); status != UCS_OK)
+            return status;
+        auto& counters = module().counters;
+        (which == kind::brief ? counters.short_bytes : counters.bcopy_bytes)
+            .fetch_add(length, std::memory_order_relaxed);
+        const auto mine = number(buffer), to = put ? remote : mine, from = put ? mine : remote;
+        auto started = start(to, from, length);
+        if (started.status != UCS_INPROGRESS)
+            return started.status;
+        const auto done = started.ticket.wait();
+        return done ? UCS_OK : refused(done.error(), length, to, from);
+    }
+    // Nothing is ever refused for lack of room, so nobody has to wait for it.
+    ucs_status_t wait_for_room(uct_ep_h, uct_pending_req_t*) override { return UCS_ERR_BUSY; }
+
+private:
+    // A copy that an engine has begun, or that is done or refused.
+    struct started_copy {
+        ucs_status_t status;
+        gaudi::copy_ticket ticket;
+    };
+
+    started_copy start(std::uint64_t to, std::uint64_t from, std::size_t length) {
+        const auto no = [&](const gaudi::error& why) {
+            return started_copy{refused(why, length, to, from), {}};
+        };
+        if (length == 0)
+            return {UCS_OK, {}};
+        keep_fence();
+        const auto target = locate_or_attach(md_, to), source = locate_or_attach(md_, from);
+        if ((!target.device && in_device_space(to)) || (!source.device && in_device_space(from)))
+            return no(gaudi::error(gaudi::errc::not_allocated, "memory of no open device"));
+        if (!target.device && !source.device) {
+            std::memcpy(host_pointer(to), host_pointer(from), length);
+            return {UCS_OK, {}};
+        }
+        if (target.device && source.device && target.index != source.index) {
+            const auto report = across(target.index, to, source.index, from, length);
+            return report ? started_copy{UCS_OK, {}} : no(report.error());
+        }
+        const auto index = target.device ? target.index : source.index;
+        const bool between = target.device != source.device; // host and device
+        if (between && length <= md_.nic_max && by_nic(index, target.device, to, from, length))
+            return {UCS_OK, {}};
+        auto engine = engine_of(index, md_.copies);
+        if (!engine) {
+            // Queues that are SynapseAI's, a Gaudi3: then the NIC is the only way, for any length.
+            if (engine.error().code() == gaudi::errc::copies_absent && between &&
+                by_nic(index, target.device, to, from, length))
+                return {UCS_OK, {}};
+            return no(engine.error());
+        }
+        auto ticket = begin_on(*engine, to, target.device, from, source.device, length, {});
+        return ticket ? started_copy{UCS_INPROGRESS, std::move(*ticket)} : no(ticket.error());
+    }
+
+    // A copy between host and device through a NIC. False: it was not possible, the engine shall do it, and
+    // say why not.
+    bool by_nic(unsigned index, bool down, std::uint64_t to, std::uint64_t from, std::size_t length) {
+        const auto device = gaudi::find_open_device(index);
+        auto* loop = device ? loop_of(*device, index) : nullptr;
+        if (loop == nullptr)
+            return false;
+        const auto done = down ? loop->write(*device, gaudi::device_address(to), {host_pointer(from), length})
+                               : loop->read(*device, {host_pointer(to), length}, gaudi::device_address(from));
+        if (!done) {
+            // What is wrong with the memory the engine says as well; anything else would fail every time.
+            if (status_of(done.error()) != UCS_ERR_INVALID_ADDR) {
+                gaudi_log(module(), DIAG, "no more small copies through a NIC: {}", done.error().message());
+                loops_[index].reset();
+            }
+            return false;
+        }
+        module().counters.loopback_bytes.fetch_add(length, std::memory_order_relaxed);
+        return true;
+    }
+    gaudi::loopback* loop_of(gaudi::device& device, unsigned index) {
+        if (!nic_there_)
+            return nullptr;
+        auto [known, fresh] = loops_.try_emplace(index);
+        if (fresh) {
+            gaudi::nic_choice choice;
+            choice.near_to = device.info();
+            choice.needs_dmabuf = true;
+            auto nic = gaudi::open_nic(choice);
+            auto made = nic ? gaudi::loopback::make(*nic) : tl::unexpected(nic.error());
+            if (made)
+                known->second = std::move(*made);
+            else
+                gaudi_log(module(), DEBUG, "no small copies through a NIC: {}", made.error().message());
+        }
+        return known->second ? &*known->second : nullptr;
+    }
+
+    // Registered host memory stays pinned for the engine that is used with it.
+    void keep_pinned(const uct_iov_t& local, std::uint64_t other) {
+        const auto device = locate(other);
+        if (!device.device || !worth_pinning(local))
+            return;
+        if (auto engine = engine_of(device.index, md_.copies))
+            pin(local, *engine);
+    }
+
+    uct_gaudi_copy_md_t& md_;
+    const uct_gaudi_copy_iface_config_t config_;
+    const bool nic_there_;                                     // one that might carry small copies
+    std::map<unsigned, std::optional<gaudi::loopback>> loops_; // by device; empty where it was tried in vain
+};
+
+std::string wrong_with(const uct_gaudi_copy_iface_config_t& config) {
+    if (config.max_short == 0 || config.max_short > 1 << 20)
+        return fmt::format("UCX_GAUDI_COPY_MAX_SHORT={}: use 1 to 1m", config.max_short);
+    if (config.max_bcopy < config.max_short || config.max_bcopy > 1 << 30)
+        return fmt::format("UCX_GAUDI_COPY_MAX_BCOPY={}: use MAX_SHORT ({}) to 1g", config.max_bcopy,
+                           config.max_short);
+    if (config.max_zcopy < config.max_bcopy)
+        return fmt::format("UCX_GAUDI_COPY_MAX_ZCOPY={}: use MAX_BCOPY ({}) or more", config.max_zcopy,
+                           config.max_bcopy);
+    if (config.to_device <= 0 || config.from_device <= 0 || config.within <= 0)
+        return "UCX_GAUDI_COPY_BW_*: bandwidths must be more than 0";
+    return {};
+}
+
+ucs_status_t uct_gaudi_copy_iface_open(uct_md_h md, uct_worker_h worker, const uct_iface_params_t* params,
+                                       const uct_iface_config_t* tl_config, uct_iface_h* iface_p) {
+    return guarded([&]() -> ucs_status_t {
+        const auto& config = *reinterpret_cast<const uct_gaudi_copy_iface_config_t*>(tl_config);
+        if (const auto wrong = wrong_with(config); !wrong.empty()) {
+            gaudi_log(*copy_md(md).module, ERROR, "{}", wrong);
+            return UCS_ERR_INVALID_PARAM;
+        }
+        return open_interface(std::make_unique<copy_transport>(copy_md(md), config), md, worker, params,
+                              tl_config, iface_p);
+    });
+}
+
+ucs_status_t uct_gaudi_copy_query_devices(uct_md_h md, uct_tl_device_resource_t** devices_p,
+                                          unsigned* num_devices_p) {
+    return copy_md(md).module->ucx.uct_single_device_resource(
+        md, "gaudi_copy", UCT_DEVICE_TYPE_ACC, UCS_SYS_DEVICE_ID_UNKNOWN, devices_p, num_devices_p);
+}
+
+ucs_config_field_t* iface_settings(const ucx_api& ucx) {
+    const setting_types type(ucx);
+    using config = uct_gaudi_copy_iface_config_t;
+    return new ucs_config_field_t[]{
+        // one per UCX, for as long as the process lives
+        {"", "", nullptr, offsetof(config, super), type.table(*ucx.uct_iface_config_table)},
+        {"MAX_SHORT", "256", "Largest put and get that is announced as short.", offsetof(config, max_short),
+         type.bytes()},
+        {"MAX_BCOPY", "32k", "Largest buffered put and get.", offsetof(config, max_bcopy), type.bytes()},
+        {"MAX_ZCOPY", "1g", "Largest put and get without buffering.", offsetof(config, max_zcopy),
+         type.bytes()},
+        {"BW_TO_DEVICE", "13000MBs", "Bandwidth of copies to a device, for UCX's choice of protocols.",
+         offsetof(config, to_device), type.bandwidth()},
+        {"BW_FROM_DEVICE", "13000MBs", "Bandwidth of copies from a device.", offsetof(config, from_device),
+         type.bandwidth()},
+        {"BW_WITHIN", "13000MBs", "Bandwidth of copies within a device.", offsetof(config, within),
+         type.bandwidth()},
+        {"LATENCY", "60us", "Time that a copy of a few bytes takes.", offsetof(config, latency), type.time()},
+        {"NIC_LATENCY", "1us", "The same where a NIC in loopback copies small pieces.",
+         offsetof(config, nic_latency), type.time()},
+        {"OVERHEAD", "2us", "CPU time that starting a copy takes.", offsetof(config, overhead), type.time()},
+        {nullptr, nullptr, nullptr, 0, {}}};
+}
+
+} // namespace
+
+void fill_copy_tl(uct_gaudi_module& module) {
+    auto& tl = module.copy_tl;
+    tl = {};
+    std::strcpy(tl.name, "gaudi_cpy");
+    tl.query_devices = uct_gaudi_copy_query_devices;
+    tl.iface_open = uct_gaudi_copy_iface_open;
+    tl.config.name = "gaudi_cpy transport";
+    tl.config.prefix = "GAUDI_COPY_";
+    tl.config.table = iface_settings(module.ucx);
+    tl.config.size = sizeof(uct_gaudi_copy_iface_config_t);
+}
+
+} // namespace gaudi_ucx
