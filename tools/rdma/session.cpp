@@ -159,9 +159,15 @@ std::optional<failure> session::last_words() {
     return failure{peer_lost, fmt::format("{} says out of turn: {}", link_.peer(), text)};
 }
 
+// The peer's own words explain a failure better than what it looks like from here.
+failure session::why_failed(const gaudi::error& seen, int otherwise) {
+    auto words = last_words();
+    return words ? *words : failed(seen, otherwise);
+}
+
 outcome<gaudi::completion> session::await(gaudi::result<gaudi::transfer> begun) {
     if (!begun)
-        return tl::unexpected(failed(begun.error(), wrong));
+        return tl::unexpected(why_failed(begun.error(), wrong));
     if (stop_requested)
         return tl::unexpected(stopped());
     const stopwatch waiting;
@@ -169,11 +175,8 @@ outcome<gaudi::completion> session::await(gaudi::result<gaudi::transfer> begun) 
         const auto done = begun->wait(glance);
         if (done)
             return *done;
-        if (done.error().code() != gaudi::errc::wait_timeout) {
-            if (auto words = last_words())
-                return tl::unexpected(*words);
-            return tl::unexpected(failed(done.error(), wrong));
-        }
+        if (done.error().code() != gaudi::errc::wait_timeout)
+            return tl::unexpected(why_failed(done.error(), wrong));
         if (stop_requested)
             return tl::unexpected(stopped());
         if (waiting.seconds() > options_.deadline_seconds)
@@ -197,7 +200,11 @@ outcome<gaudi::completion> session::timed(operation_result& into, Begin&& begin)
 }
 
 outcome<void> session::say(const json& words) {
-    return rdma::say(link_, words);
+    auto said = rdma::say(link_, words);
+    if (!said)
+        if (auto theirs = last_words())
+            return tl::unexpected(*theirs);
+    return said;
 }
 
 outcome<json> session::hear() {
@@ -224,7 +231,7 @@ outcome<gaudi::remote_region> session::take_offer() {
 
 outcome<void> session::offer(const gaudi::local_region& region) {
     if (auto offered = link_.offer(region); !offered)
-        return tl::unexpected(failed(offered.error(), wrong));
+        return tl::unexpected(why_failed(offered.error(), wrong));
     return {};
 }
 

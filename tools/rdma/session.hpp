@@ -62,6 +62,7 @@ private:
     template <typename Begin>
     outcome<gaudi::completion> timed(operation_result& into, Begin&& begin);
     std::optional<failure> last_words();
+    failure why_failed(const gaudi::error& seen, int otherwise);
     outcome<void> say(const json& words);
     outcome<json> hear();
     outcome<gaudi::remote_region> take_offer();
