@@ -4,6 +4,7 @@
 #include "src/copy/queue_core.hpp"
 #include "src/copy/synapse_core.hpp"
 #include "src/os/quiet_thread.hpp"
+#include "src/os/system_error.hpp"
 
 #include <cerrno>
 #include <fmt/format.h>
@@ -153,9 +154,7 @@ result<int> copy_core::event_fd() {
     if (!event_) {
         unique_fd made(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
         if (!made)
-            return tl::unexpected(error(errno == EMFILE || errno == ENFILE ? errc::descriptors_exhausted
-                                                                           : errc::system_call_failed,
-                                        "eventfd", errno));
+            return tl::unexpected(system_error("eventfd"));
         watcher_ = quiet_thread([this] { watch(); });
         event_ = std::move(made);
     }

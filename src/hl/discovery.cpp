@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "src/hl/discovery.hpp"
 
+#include "src/os/system_error.hpp"
 #include "src/os/topology.hpp"
 
 #include <cerrno>
@@ -228,9 +229,8 @@ result<std::shared_ptr<hl_device>> open_for_compute(const std::shared_ptr<const 
             return tl::unexpected(
                 error(errc::device_busy,
                       fmt::format("{}: held {}", what, named(find_holders(*api, info.index))), reason));
-        if (reason == EMFILE || reason == ENFILE)
-            return tl::unexpected(error(errc::descriptors_exhausted, what, reason));
-        return tl::unexpected(error(reason == EPERM ? errc::device_broken : errc::open_failed, what, reason));
+        return tl::unexpected(
+            error(reason == EPERM ? errc::device_broken : code_of(reason, errc::open_failed), what, reason));
     }
 }
 

@@ -4,6 +4,7 @@
 #include "src/os/fork_count.hpp"
 #include "src/os/identity.hpp"
 #include "src/os/round_up.hpp"
+#include "src/os/system_error.hpp"
 
 #include <algorithm>
 #include <cerrno>
@@ -290,7 +291,7 @@ result<unique_fd> hl_device::export_dmabuf(const export_plan& plan) {
                                                           plan.call_offset, HL_EXPORT_FLAGS);
     if (fd < 0)
         return tl::unexpected(
-            failed(fd == -EMFILE || fd == -ENFILE ? errc::descriptors_exhausted : errc::export_refused,
+            failed(code_of(-fd, errc::export_refused),
                    fmt::format("{} of {} bytes at {:#x}, offset {:#x}, on {}", name, plan.call_size,
                                plan.call_address, plan.call_offset, who_.bus_id),
                    -fd));

@@ -135,6 +135,7 @@ private:
     // Whoever hung up is told afterwards, without the lock.
     void dispatch(int fd, std::vector<std::shared_ptr<hangup_watcher>>& hung_up);
     void accept_all(int listener);
+    void make_room_for_one();
     // Reads what the client sent. False: it has to go.
     bool serve(client& from);
     answer carry_out(client& from, const wire_request& asked, received_message& with, wire_reply& reply);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "src/os/channel.hpp"
 
+#include "src/os/system_error.hpp"
+
 #include <algorithm>
 #include <cerrno>
 #include <cstddef>
@@ -13,12 +15,6 @@
 
 namespace gaudi {
 namespace {
-
-error failure(std::string what) {
-    const int reason = errno;
-    return {reason == EMFILE || reason == ENFILE ? errc::descriptors_exhausted : errc::system_call_failed,
-            std::move(what), reason};
-}
 
 struct abstract_name {
     sockaddr_un address{};
@@ -36,7 +32,7 @@ struct abstract_name {
 result<unique_fd> new_socket(int flags) {
     unique_fd made(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | flags, 0));
     if (!made)
-        return tl::unexpected(failure("socket"));
+        return tl::unexpected(system_error("socket"));
     return made;
 }
 
@@ -67,7 +63,7 @@ result<unique_fd> listen_on(std::string_view name) {
         return made;
     const abstract_name where(name);
     if (::bind(made->get(), where.get(), where.length) != 0 || ::listen(made->get(), 128) != 0)
-        return tl::unexpected(failure(fmt::format("listening on @{}", name)));
+        return tl::unexpected(system_error(fmt::format("listening on @{}", name)));
     return made;
 }
 

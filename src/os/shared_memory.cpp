@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "src/os/shared_memory.hpp"
 
+#include "src/os/system_error.hpp"
+
 #include <cerrno>
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -13,9 +15,7 @@ result<shared_memory> shared_memory::make(const char* name, std::size_t size) {
     shared_memory made;
     made.descriptor_ = unique_fd(::memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
     if (!made.descriptor_)
-        return tl::unexpected(
-            error(errno == EMFILE || errno == ENFILE ? errc::descriptors_exhausted : errc::system_call_failed,
-                  fmt::format("memfd_create of {}", name), errno));
+        return tl::unexpected(system_error(fmt::format("memfd_create of {}", name)));
     if (::ftruncate(made.descriptor(), static_cast<off_t>(size)) != 0 ||
         ::fcntl(made.descriptor(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
         return tl::unexpected(

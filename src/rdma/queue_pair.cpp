@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "src/rdma/queue_pair.hpp"
 
+#include "src/os/system_error.hpp"
+
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -15,8 +17,8 @@ constexpr std::uint8_t receiver_not_ready_delay = 12; // 0.64 ms; grants make it
 constexpr std::uint8_t retry_for_ever = 7;
 
 error refused(const char* call, const nic_core& card, int reason) {
-    return {reason == EMFILE ? errc::descriptors_exhausted : errc::connection_broken,
-            fmt::format("{} on {}", call, card.info().name), reason};
+    return {code_of(reason, errc::connection_broken), fmt::format("{} on {}", call, card.info().name),
+            reason};
 }
 
 } // namespace

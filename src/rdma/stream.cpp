@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "src/rdma/stream.hpp"
 
+#include "src/os/system_error.hpp"
+
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
@@ -91,13 +93,6 @@ void set(int fd, int level, int option, int value) {
     (void)::setsockopt(fd, level, option, &value, sizeof(value));
 }
 
-error socket_error(const std::string& doing) {
-    const int reason = errno;
-    const auto code =
-        reason == EMFILE || reason == ENFILE ? errc::descriptors_exhausted : errc::system_call_failed;
-    return {code, doing, reason};
-}
-
 } // namespace
 
 int milliseconds_until(time_point deadline) {
@@ -130,7 +125,7 @@ result<stream> stream::connect(const std::string& peer, std::uint16_t default_po
     for (const auto* each = addresses->get(); each != nullptr; each = each->ai_next) {
         unique_fd fd(::socket(each->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
         if (!fd)
-            return tl::unexpected(socket_error("socket"));
+            return tl::unexpected(system_error("socket"));
         if (::connect(fd.get(), each->ai_addr, each->ai_addrlen) == 0)
             return stream(std::move(fd));
         reason = errno;
@@ -209,7 +204,7 @@ result<listening> listen_on(const std::string& address, std::uint16_t port) {
         fd = unique_fd(::socket(chosen->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     }
     if (!fd)
-        return tl::unexpected(socket_error("socket"));
+        return tl::unexpected(system_error("socket"));
     set(fd.get(), SOL_SOCKET, SO_REUSEADDR, 1);
     if (chosen->ai_family == AF_INET6)
         set(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, address.empty() ? 0 : 1);
@@ -232,7 +227,7 @@ result<stream> accept_from(int listening, time_point deadline) {
         if (errno == EINTR || errno == ECONNABORTED)
             continue;
         if (errno != EAGAIN)
-            return tl::unexpected(socket_error("accept"));
+            return tl::unexpected(system_error("accept"));
         if (!wait_for(listening, POLLIN, deadline))
             return tl::unexpected(error(errc::wait_timeout, "nobody connected"));
     }

@@ -126,6 +126,18 @@ TEST_F(ipc_test, garbage_disturbs_nobody) {
     EXPECT_EQ(other.leases(0), 1U);
 }
 
+TEST_F(ipc_test, silent_connections_keep_nobody_out) {
+    owner other;
+    const auto handle = other.share(4096, 1);
+    const auto name = broker_name(record_of(handle).owner());
+    const auto descriptors = other.descriptors();
+    std::vector<unique_fd> silent;
+    for (int i = 0; i < 400; ++i)
+        silent.push_back(expect(connect_to(name)));
+    EXPECT_TRUE(import_memory(handle));
+    EXPECT_LT(other.descriptors(), descriptors + 250) << "two for each would be 800";
+}
+
 TEST_F(ipc_test, an_owner_that_does_not_answer) {
     ipc_settings impatient;
     impatient.patience = milliseconds(200);

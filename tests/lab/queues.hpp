@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include "lab/dmabuf.h"
+#include "tests/support/card.hpp"
+#include "tests/support/test_lab.hpp"
+
+#include <algorithm>
+#include <unistd.h>
+
+namespace testing_support {
+
+// A command buffer that stays in flight until open_fence() is called.
+class blocked_queue {
+public:
+    explicit blocked_queue(card& where) : card_(where), buffer_(where, 4096) {
+        packets wait;
+        wait.fence(0, 1, 1);
+        std::copy(wait.bytes().begin(), wait.bytes().end(), buffer_.bytes().begin());
+    }
+    // The card goes first: it may still be reading the buffer.
+    ~blocked_queue() { card_.close(); }
+    blocked_queue(const blocked_queue&) = delete;
+    blocked_queue& operator=(const blocked_queue&) = delete;
+
+    int submit(std::uint64_t* sequence, std::uint32_t flags = 0) {
+        return card_.submit(buffer_.address, 8, 0, sequence, user_buffer, flags);
+    }
+    void open_fence(std::uint32_t times = 1) {
+        packets signal;
+        signal.msg_long(fence_of_queue_0, times);
+        EXPECT_EQ(run(card_, signal, 4), 0);
+    }
+
+private:
+    card& card_;
+    host_memory buffer_;
+};
+
+// Takes a fault: told through a notifier, so that the driver does not kill us.
+class told_card : public card {
+public:
+    told_card() : notifier(hlthunk_notifier_create(fd)) {}
+    ~told_card() {
+        if (fd >= 0)
+            hlthunk_notifier_release(fd, notifier);
+        else
+            ::close(notifier);
+    }
+    [[nodiscard]] std::uint64_t events() const {
+        std::uint64_t mask = 0, count = 0;
+        EXPECT_EQ(hlthunk_notifier_recv(fd, notifier, &mask, &count, 0, 5000), 0);
+        EXPECT_GT(count, 0U);
+        return mask;
+    }
+    int notifier;
+};
+
+// Resets the device under its owner, who was told and has time to look around.
+inline void reset(const told_card& opened) {
+    ASSERT_EQ(gaudi_lab_arm_faults("hlthunk_is_device_idle 1 reset"), 0);
+    EXPECT_FALSE(hlthunk_is_device_idle(opened.fd));
+    EXPECT_EQ(gaudi_lab_faults_fired(), 1U);
+}
+
+} // namespace testing_support

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Resets, vfs, SynapseAI, a Gaudi3, and what is left at the end. Runs in the lab, under either UCX.
+#include "tests/ucx/uct_case.hpp"
+
+#include <gaudi/device.hpp>
+
+#include <chrono>
+#include <dlfcn.h>
+#include <filesystem>
+#include <unistd.h>
+
+namespace {
+
+using namespace testing_ucx;
+
+std::size_t descriptors() {
+    const std::filesystem::directory_iterator all("/proc/self/fd");
+    return static_cast<std::size_t>(std::distance(begin(all), end(all)));
+}
+
+// Runs alone, with a fault script: the third submission resets the device.
+TEST(uct_reset, copies_under_a_reset_fail_and_the_rest_at_once) {
+    memory_domain domain("gaudi_copy", "gaudi_copy");
+    copier copies(domain);
+    const allocated memory(domain, 1 << 20);
+    auto out = numbered(1 << 20, 1);
+    ucs_status_t last = UCS_OK;
+    for (int tries = 0; tries < 10 && last == UCS_OK; ++tries)
+        last = complete(copies, true, out.data(), out.size(), memory.number());
+    EXPECT_EQ(last, UCS_ERR_IO_ERROR);
+    const auto begin = std::chrono::steady_clock::now();
+    uint64_t word = 1;
+    EXPECT_EQ(uct_ep_put_short(copies.ep, &word, 8, memory.number(), UCT_INVALID_RKEY), UCS_ERR_IO_ERROR);
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(1));
+}
+
+TEST(uct_life, counters_and_devices_are_files_of_vfs) {
+    memory_domain domain("gaudi_copy", "gaudi_copy");
+    const allocated memory(domain, 65536);
+    const auto shown = [](const char* name) {
+        ucs_string_buffer_t text;
+        ucs_string_buffer_init(&text);
+        const auto path = std::string("/uct/component/gaudi_copy/memory_domain/gaudi_copy/") + name;
+        EXPECT_EQ(ucs_vfs_path_read_file(path.c_str(), &text), UCS_OK) << path;
+        const std::string copied = ucs_string_buffer_cstr(&text);
+        ucs_string_buffer_cleanup(&text);
+        return copied;
+    };
+    EXPECT_NE(shown("counters").find("gaudi_copy: "), std::string::npos);
+    EXPECT_NE(shown("devices").find("65536 bytes in 1 buffers, 1 chunks"), std::string::npos)
+        << shown("devices");
+}
+
+TEST(uct_life, a_hundred_openings_leave_nothing) {
+    std::size_t before = 0;
+    for (int round = 0; round < 100; ++round) {
+        if (round == 5)
+            before = descriptors();
+        memory_domain domain("gaudi_copy", "gaudi_copy");
+        copier copies(domain);
+        int event = -1;
+        ASSERT_EQ(uct_iface_event_fd_get(copies.iface, &event), UCS_OK);
+        const allocated memory(domain, 4096);
+        uint64_t word = 1;
+        ASSERT_EQ(uct_ep_put_short(copies.ep, &word, 8, memory.number(), UCT_INVALID_RKEY), UCS_OK);
+        uct_md_mem_attr_v2_t attr{};
+        attr.field_mask = dmabuf;
+        ASSERT_EQ(uct_md_mem_query_v2(domain.md, memory.memory.address, 4096, &attr), UCS_OK);
+        ::close(attr.dmabuf_fd);
+    }
+    EXPECT_EQ(descriptors(), before);
+}
+
+TEST(uct_life, memory_of_synapse_is_found_whenever_it_comes) {
+    memory_domain domain("gaudi_copy", "gaudi_copy");
+    void* synapse = ::dlopen(FAKE_SYNAPSE, RTLD_NOW | RTLD_GLOBAL);
+    ASSERT_NE(synapse, nullptr) << ::dlerror();
+    const auto acquire =
+        reinterpret_cast<int (*)(const char*, uint64_t)>(::dlsym(synapse, "fake_synapse_acquire"));
+    const auto pool = reinterpret_cast<uint64_t (*)()>(::dlsym(synapse, "fake_synapse_pool"));
+    const auto release = reinterpret_cast<void (*)()>(::dlsym(synapse, "fake_synapse_release"));
+    ASSERT_TRUE(acquire != nullptr && pool != nullptr && release != nullptr);
+    ASSERT_EQ(acquire(gaudi::expect(gaudi::list_devices()).at(0).bus_id.c_str(), 1536ULL << 20), 0);
+    const auto address = pool();
+    ucs_memory_info_t info{};
+    // Unknown, not missing: UCX asks us.
+    EXPECT_EQ(ucs_memtype_cache_lookup(reinterpret_cast<void*>(address), 4096, &info), UCS_OK);
+    ucs_memory_type_t type = UCS_MEMORY_TYPE_LAST;
+    EXPECT_EQ(uct_md_detect_memory_type(domain.md, reinterpret_cast<void*>(address + 12345), 8, &type),
+              UCS_OK);
+    EXPECT_EQ(type, UCS_MEMORY_TYPE_GAUDI);
+    EXPECT_EQ(ucs_memtype_cache_lookup(reinterpret_cast<void*>(address), 4096, &info), UCS_OK);
+    EXPECT_EQ(info.type, UCS_MEMORY_TYPE_GAUDI); // from now on without a question
+    uct_md_mem_attr_v2_t attr{};
+    attr.field_mask = dmabuf;
+    ASSERT_EQ(uct_md_mem_query_v2(domain.md, reinterpret_cast<void*>(address + 65536), 4096, &attr), UCS_OK);
+    EXPECT_GE(attr.dmabuf_fd, 0);
+    ::close(attr.dmabuf_fd);
+    {
+        // Its queues are its own: it copies itself, or a NIC does.
+        copier copies(domain);
+        auto out = numbered(100000, 4);
+        std::vector<std::byte> back(out.size());
+        const auto put = uct_ep_put_short(copies.ep, out.data(), 100000, address + 4096, UCT_INVALID_RKEY);
+        const auto get = uct_ep_get_short(copies.ep, back.data(), 100000, address + 4096, UCT_INVALID_RKEY);
+        EXPECT_EQ(put, UCS_OK);
+        EXPECT_EQ(get, UCS_OK);
+        EXPECT_EQ(out, back);
+    }
+    release();
+}
+
+// In a lab of Gaudi3, which have no queues for users.
+TEST(uct_gaudi3, copies_go_through_the_nic) {
+    memory_domain domain("gaudi_copy", "gaudi_copy");
+    copier copies(domain);
+    const allocated memory(domain, 1 << 20);
+    auto out = numbered(1 << 20, 6);
+    std::vector<std::byte> back(out.size());
+    ASSERT_EQ(uct_ep_put_short(copies.ep, out.data(), 1 << 20, memory.number(), UCT_INVALID_RKEY), UCS_OK);
+    ASSERT_EQ(complete(copies, false, back.data(), back.size(), memory.number()), UCS_OK);
+    EXPECT_EQ(out, back);
+}
+
+} // namespace

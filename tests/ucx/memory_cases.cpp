@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The memory domain gaudi_copy, call by call: allocations, questions, keys. Runs in the lab, under either
+// UCX.
+#include "tests/ucx/uct_case.hpp"
+
+#include <gaudi/device.hpp>
+
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+namespace {
+
+using namespace testing_ucx;
+
+constexpr uint64_t type_and_place = UCT_MD_MEM_ATTR_V2_FIELD_MEM_TYPE | UCT_MD_MEM_ATTR_V2_FIELD_SYS_DEV |
+                                    UCT_MD_MEM_ATTR_V2_FIELD_BASE_ADDRESS |
+                                    UCT_MD_MEM_ATTR_V2_FIELD_ALLOC_LENGTH |
+                                    UCT_MD_MEM_ATTR_V2_FIELD_MEM_FLAGS;
+
+TEST_F(uct_case, allocated_memory_is_known_in_all_its_parts) {
+    const allocated memory(domain, 1 << 20);
+    EXPECT_EQ(memory.memory.mem_type, UCS_MEMORY_TYPE_GAUDI);
+    for (const uint64_t into : {0ULL, 1ULL, 4096ULL, (1ULL << 20) - 1}) {
+        const auto attr = query(memory.number() + into, 1, type_and_place);
+        EXPECT_EQ(attr.mem_type, UCS_MEMORY_TYPE_GAUDI);
+        EXPECT_NE(attr.sys_dev, UCS_SYS_DEVICE_ID_UNKNOWN);
+        EXPECT_EQ(attr.base_address, memory.memory.address);
+        EXPECT_EQ(attr.alloc_length, 1U << 20);
+        EXPECT_EQ(attr.mem_flags, UCS_MEM_FLAG_REGISTRABLE);
+    }
+}
+
+TEST_F(uct_case, a_dmabuf_comes_with_the_offset_of_the_address) {
+    const allocated first(domain, 1 << 20), second(domain, 1 << 20);
+    const auto one = query(first.number(), 1 << 20, dmabuf),
+               two = query(second.number() + 8192, 4096, dmabuf);
+    EXPECT_GE(one.dmabuf_fd, 0);
+    EXPECT_GE(two.dmabuf_fd, 0);
+    EXPECT_NE(one.dmabuf_fd, two.dmabuf_fd); // each is its asker's to close
+    EXPECT_EQ(two.dmabuf_offset - one.dmabuf_offset, second.number() + 8192 - first.number());
+    EXPECT_NE(::fcntl(one.dmabuf_fd, F_GETFD) & FD_CLOEXEC, 0);
+    ::close(one.dmabuf_fd);
+    ::close(two.dmabuf_fd);
+}
+
+TEST_F(uct_case, small_memory_may_be_asked_for_by_its_page) {
+    const allocated one(domain, 100), two(domain, 100); // they share a page
+    ASSERT_EQ(one.number() / 4096, two.number() / 4096);
+    const auto page = one.number() / 4096 * 4096;
+    const auto attr = query(page, 4096, dmabuf);
+    EXPECT_GE(attr.dmabuf_fd, 0);
+    ::close(attr.dmabuf_fd);
+    const auto memh = registered(page, 4096);
+    uct_md_mem_dereg(domain.md, memh);
+}
+
+TEST_F(uct_case, host_memory_is_none_of_ours) {
+    int on_stack = 0;
+    query(reinterpret_cast<uint64_t>(&on_stack), sizeof(on_stack), type_and_place, UCS_ERR_INVALID_ADDR);
+    ucs_memory_type_t type = UCS_MEMORY_TYPE_LAST;
+    EXPECT_EQ(uct_md_detect_memory_type(domain.md, &on_stack, sizeof(on_stack), &type), UCS_ERR_INVALID_ADDR);
+}
+
+TEST_F(uct_case, a_range_over_two_allocations_is_refused) {
+    const allocated one(domain, 1 << 20), two(domain, 1 << 20);
+    const auto low = std::min(one.number(), two.number());
+    query(low, 2 << 20, dmabuf, UCS_ERR_INVALID_ADDR);
+    (void)registered(low, 2 << 20, UCS_ERR_INVALID_ADDR);
+    (void)registered(low + (1 << 20) - 8192, 16384, UCS_ERR_INVALID_ADDR);
+}
+
+TEST_F(uct_case, freed_memory_is_forgotten_and_still_no_host_memory) {
+    uint64_t gone = 0;
+    const allocated stays(domain, 4096); // the device stays open
+    {
+        const allocated goes(domain, 1 << 20);
+        gone = goes.number();
+        const auto attr = query(gone, 4096, dmabuf);
+        ::close(attr.dmabuf_fd);
+    }
+    query(gone, 4096, dmabuf, UCS_ERR_INVALID_ADDR);
+    (void)registered(gone, 4096, UCS_ERR_INVALID_ADDR);
+    ucs_memory_info_t info{};
+    EXPECT_EQ(ucs_memtype_cache_lookup(reinterpret_cast<void*>(gone), 8, &info), UCS_OK);
+    EXPECT_EQ(info.type, UCS_MEMORY_TYPE_GAUDI); // a CPU that touches it dies all the same
+}
+
+TEST_F(uct_case, memory_of_the_library_is_the_same_memory) {
+    const auto device = gaudi::expect(gaudi::open_device());
+    const auto buffer = gaudi::expect(device->heap().allocate(65536));
+    ucs_memory_info_t info{};
+    EXPECT_EQ(ucs_memtype_cache_lookup(reinterpret_cast<void*>(buffer.address().value()), 65536, &info),
+              UCS_OK);
+    EXPECT_EQ(info.type, UCS_MEMORY_TYPE_GAUDI);
+    const auto attr = query(buffer.address().value() + 100, 8, type_and_place);
+    EXPECT_EQ(attr.base_address, reinterpret_cast<void*>(buffer.address().value()));
+    EXPECT_EQ(attr.alloc_length, 65536U);
+    EXPECT_EQ(attr.sys_dev, info.sys_dev);
+}
+
+TEST_F(uct_case, a_full_device_says_so) {
+    const allocated most(domain, 60ULL << 30);
+    try {
+        const allocated more(domain, 60ULL << 30);
+        FAIL() << "more memory than there is";
+    } catch (const std::exception& why) {
+        EXPECT_STREQ(why.what(), "uct_mem_alloc: Out of memory");
+    }
+    const allocated rest(domain, 1 << 20); // nothing was lost
+}
+
+TEST_F(uct_case, a_child_of_fork_gets_errors_and_leaves_the_parent_alone) {
+    copier copies(domain);
+    const allocated memory(domain, 65536);
+    uint64_t word = 5, found = 0;
+    ASSERT_EQ(uct_ep_put_short(copies.ep, &word, 8, memory.number(), UCT_INVALID_RKEY), UCS_OK);
+    const auto child = ::fork();
+    if (child == 0) {
+        // Its parent's device is not its own: no crash, no copy, and nothing of the parent's is closed.
+        uint64_t other = 6;
+        const bool refused =
+            uct_ep_put_short(copies.ep, &other, 8, memory.number(), UCT_INVALID_RKEY) != UCS_OK;
+        ::_exit(refused ? 0 : 1);
+    }
+    int status = -1;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+    ASSERT_EQ(uct_ep_get_short(copies.ep, &found, 8, memory.number(), UCT_INVALID_RKEY), UCS_OK);
+    EXPECT_EQ(found, word);
+}
+
+TEST_F(uct_case, what_cannot_be_allocated_is_refused) {
+    const uct_alloc_method_t methods[] = {UCT_ALLOC_METHOD_MD};
+    uct_md_h mds[] = {domain.md};
+    uct_mem_alloc_params_t params{};
+    params.field_mask = UCT_MEM_ALLOC_PARAM_FIELD_FLAGS | UCT_MEM_ALLOC_PARAM_FIELD_MDS |
+                        UCT_MEM_ALLOC_PARAM_FIELD_MEM_TYPE | UCT_MEM_ALLOC_PARAM_FIELD_ADDRESS;
+    params.mds.mds = mds;
+    params.mds.count = 1;
+    params.mem_type = UCS_MEMORY_TYPE_GAUDI;
+    params.flags = UCT_MD_MEM_ACCESS_ALL | UCT_MD_MEM_FLAG_HIDE_ERRORS;
+    uct_allocated_memory_t memory{};
+    EXPECT_NE(uct_mem_alloc(1ULL << 40, methods, 1, &params, &memory), UCS_OK); // more than a device has
+    params.flags |= UCT_MD_MEM_FLAG_FIXED;
+    params.address = reinterpret_cast<void*>(0x1001500000000000);
+    EXPECT_NE(uct_mem_alloc(4096, methods, 1, &params, &memory), UCS_OK); // the driver places memory itself
+    params.flags = UCT_MD_MEM_ACCESS_ALL;
+    params.mem_type = UCS_MEMORY_TYPE_CUDA;
+    EXPECT_NE(uct_mem_alloc(4096, methods, 1, &params, &memory), UCS_OK);
+}
+
+// ---- keys ----
+
+TEST_F(uct_case, keys_name_allocation_and_process_and_no_descriptor) {
+    const allocated memory(domain, 65536);
+    const auto key = packed(memory.memory.memh);
+    EXPECT_EQ(key.kind, memory_key::device);
+    EXPECT_EQ(key.base, memory.number());
+    EXPECT_EQ(key.length, 65536U);
+    EXPECT_EQ(key.pid, static_cast<uint32_t>(::getpid()));
+    EXPECT_NE(key.generation, 0U);
+    const auto one = unpacked(key), two = unpacked(key);
+    ASSERT_TRUE(one && two);
+    int order = 1;
+    uct_rkey_compare_params_t none{};
+    EXPECT_EQ(uct_rkey_compare(domain.component, one->rkey, two->rkey, &none, &order), UCS_OK);
+    EXPECT_EQ(order, 0);
+    uct_rkey_release(domain.component, &*one);
+    uct_rkey_release(domain.component, &*two);
+}
+
+TEST_F(uct_case, damaged_keys_are_refused) {
+    const allocated memory(domain, 65536);
+    const auto good = packed(memory.memory.memh);
+    auto magic = good, version = good, flipped = good, empty = good;
+    magic.magic ^= 1;
+    version.version = 2;
+    version.seal();
+    flipped.generation ^= 1;
+    empty.length = 0;
+    empty.seal();
+    for (const auto& bad : {magic, version, flipped, empty})
+        EXPECT_FALSE(unpacked(bad));
+    EXPECT_TRUE(unpacked(good));
+}
+
+TEST_F(uct_case, short_keys_and_those_of_others_cannot_be_attached) {
+    const allocated memory(domain, 65536);
+    auto key = packed(memory.memory.memh);
+    uct_md_mem_attach_params_t params{};
+    params.field_mask = UCT_MD_MEM_ATTACH_FIELD_FLAGS | UCT_MD_MEM_ATTACH_FIELD_MKEY_SIZE;
+    params.flags = UCT_MD_MEM_ATTACH_FLAG_HIDE_ERRORS;
+    params.mkey_size = sizeof(key);
+    uct_mem_h memh = nullptr;
+    ASSERT_EQ(uct_md_mem_attach(domain.md, &key, &params, &memh), UCS_OK);
+    uct_md_mem_dereg(domain.md, memh);
+    params.mkey_size = 16;
+    EXPECT_EQ(uct_md_mem_attach(domain.md, &key, &params, &memh), UCS_ERR_INVALID_PARAM);
+    params.mkey_size = sizeof(key);
+    key.process ^= 1;
+    key.seal();
+    EXPECT_EQ(uct_md_mem_attach(domain.md, &key, &params, &memh), UCS_ERR_UNREACHABLE);
+}
+
+TEST_F(uct_case, a_key_opens_its_own_memory_and_no_other) {
+    copier copies(domain);
+    const allocated memory(domain, 65536);
+    const auto key = unpacked(packed(memory.memory.memh));
+    ASSERT_TRUE(key);
+    uint64_t word = 42;
+    EXPECT_EQ(uct_ep_put_short(copies.ep, &word, 8, memory.number() + 65528, key->rkey), UCS_OK);
+    EXPECT_EQ(uct_ep_put_short(copies.ep, &word, 8, memory.number() + 65532, key->rkey),
+              UCS_ERR_INVALID_PARAM);
+    EXPECT_EQ(uct_ep_put_short(copies.ep, &word, 8, memory.number() - 8, key->rkey), UCS_ERR_INVALID_PARAM);
+    auto foreign = packed(memory.memory.memh);
+    foreign.process ^= 1;
+    foreign.seal();
+    const auto other = unpacked(foreign);
+    ASSERT_TRUE(other);
+    EXPECT_EQ(uct_ep_put_short(copies.ep, &word, 8, memory.number(), other->rkey), UCS_ERR_INVALID_PARAM);
+    uct_rkey_release(domain.component, &*key);
+    uct_rkey_release(domain.component, &*other);
+}
+
+TEST_F(uct_case, a_key_dies_with_its_allocation) {
+    copier copies(domain);
+    const allocated keeps(domain, 4096);
+    std::optional<uct_rkey_bundle_t> key;
+    uint64_t where = 0, word = 1;
+    {
+        const allocated first(domain, 65536);
+        where = first.number();
+        key = unpacked(packed(first.memory.memh));
+        ASSERT_TRUE(key);
+        EXPECT_EQ(uct_ep_put_short(copies.ep, &word, 8, where, key->rkey), UCS_OK);
+    }
+    EXPECT_EQ(uct_ep_put_short(copies.ep, &word, 8, where, key->rkey), UCS_ERR_INVALID_PARAM);
+    const allocated second(domain, 65536);
+    ASSERT_EQ(second.number(), where); // the same place, another allocation
+    EXPECT_EQ(uct_ep_put_short(copies.ep, &word, 8, where, key->rkey), UCS_ERR_INVALID_PARAM);
+    uct_rkey_release(domain.component, &*key);
+}
+
+} // namespace

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include "tests/ucx/uct_fixture.hpp"
+#include "ucx/base/key.hpp"
+
+#include <gtest/gtest.h>
+#include <optional>
+
+namespace testing_ucx {
+
+using gaudi_ucx::memory_key;
+
+constexpr uint64_t dmabuf = UCT_MD_MEM_ATTR_V2_FIELD_DMABUF_FD | UCT_MD_MEM_ATTR_V2_FIELD_DMABUF_OFFSET;
+
+class uct_case : public ::testing::Test {
+protected:
+    memory_domain domain{"gaudi_copy", "gaudi_copy"};
+
+    uct_md_mem_attr_v2_t query(uint64_t address, std::size_t length, uint64_t mask,
+                               ucs_status_t expected = UCS_OK) {
+        uct_md_mem_attr_v2_t attr{};
+        attr.field_mask = mask;
+        EXPECT_EQ(uct_md_mem_query_v2(domain.md, reinterpret_cast<void*>(address), length, &attr), expected);
+        return attr;
+    }
+    uct_mem_h registered(uint64_t address, std::size_t length, ucs_status_t expected = UCS_OK) {
+        uct_md_mem_reg_params_t params{};
+        params.field_mask = UCT_MD_MEM_REG_FIELD_FLAGS;
+        params.flags = UCT_MD_MEM_ACCESS_ALL | UCT_MD_MEM_FLAG_HIDE_ERRORS;
+        uct_mem_h memh = nullptr;
+        EXPECT_EQ(uct_md_mem_reg_v2(domain.md, reinterpret_cast<void*>(address), length, &params, &memh),
+                  expected);
+        return memh;
+    }
+    memory_key packed(uct_mem_h memh) {
+        memory_key key;
+        uct_md_mkey_pack_params_t params{};
+        EXPECT_EQ(uct_md_mkey_pack_v2(domain.md, memh, nullptr, 0, &params, &key), UCS_OK);
+        return key;
+    }
+    std::optional<uct_rkey_bundle_t> unpacked(const memory_key& key) {
+        uct_rkey_bundle_t bundle{};
+        if (uct_rkey_unpack(domain.component, &key, &bundle) != UCS_OK)
+            return std::nullopt;
+        return bundle;
+    }
+};
+
+// Starts a zcopy and drives it to its end.
+inline ucs_status_t complete(copier& copies, bool put, void* local, std::size_t length, uint64_t remote,
+                             uct_mem_h memh = nullptr) {
+    finished done;
+    uct_iov_t iov{local, length, memh, 0, 1};
+    const auto status = put ? uct_ep_put_zcopy(copies.ep, &iov, 1, remote, UCT_INVALID_RKEY, &done.comp)
+                            : uct_ep_get_zcopy(copies.ep, &iov, 1, remote, UCT_INVALID_RKEY, &done.comp);
+    if (status != UCS_INPROGRESS)
+        return status;
+    while (done.times == 0)
+        copies.progress();
+    EXPECT_EQ(done.times, 1);
+    return done.comp.status;
+}
+
+} // namespace testing_ucx
