@@ -48,11 +48,13 @@ test-full: setup-full test build-tsan build-clang ## also the slow campaigns, th
 	@$(TEST_ENV) cd build/clang && $(CTEST) -LE 'full|slow'
 	@$(MAKE) --no-print-directory fuzz
 
-FUZZ_SECONDS ?= 300
-fuzz: setup-full ## libFuzzer on handles and on the broker's messages, FUZZ_SECONDS each
+FUZZ_SECONDS ?= 200
+fuzz: setup-full ## libFuzzer on handles, on what importers ask and on what owners answer, FUZZ_SECONDS each
 	@[ -f build/fuzz/build.ninja ] || cmake --preset fuzz >/dev/null
 	@cmake --build build/fuzz --target fuzzers -- --quiet
-	@for each in handle broker; do mkdir -p build/fuzz/corpus/$$each; \
+	@root=$$(mktemp -d /dev/shm/gaudi-fuzz-XXXXXX); trap "rm -rf $$root" EXIT; \
+	 export GAUDI_LAB_ROOT=$$root GAUDI_DIRECT_HLTHUNK=$(CURDIR)/build/fuzz/lib/gaudi-direct/lab/libhl-thunk.so; \
+	 for each in handle broker owner; do mkdir -p build/fuzz/corpus/$$each tests/fuzz/corpus/$$each; \
 	 build/fuzz/bin/fuzz_$$each -max_total_time=$(FUZZ_SECONDS) -timeout=20 -verbosity=0 -print_final_stats=1 -artifact_prefix=build/fuzz/ \
 	 build/fuzz/corpus/$$each tests/fuzz/corpus/$$each || exit 1; done
 

@@ -88,4 +88,8 @@ result<dmabuf_export> device::export_foreign(device_address address, std::uint64
                                                length, address.value(), core_->who().bus_id)));
 }
 
+bool synapse_copies_here() {
+    return find_synapse_copies().has_value();
+}
+
 } // namespace gaudi

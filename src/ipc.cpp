@@ -297,6 +297,10 @@ result<ipc_ticket> imported_buffer::write(std::uint64_t offset, device_address f
     return importer::self().start(lease_, options_, true, {{}, from, true}, *at, length);
 }
 
+result<void> check_handle(const memory_handle& handle) {
+    return read_handle(handle.bytes).map([](const handle_record&) {});
+}
+
 result<imported_buffer> import_memory(std::span<const std::byte> handle, const import_options& options) {
     const auto record = read_handle(handle);
     if (!record)

@@ -96,6 +96,9 @@ struct driver_library {
 // Takes note of devices that SynapseAI has acquired in this process: their memory is known from then on, for
 // as long as the device lives. Cheap where there is no SynapseAI.
 [[nodiscard]] std::vector<std::shared_ptr<device>> attach_devices();
+// Whether there is a SynapseAI in this process that copies for us: then device::copies() works on any
+// generation for a device that it has acquired.
+[[nodiscard]] bool synapse_copies_here();
 // Where memory of Gaudis may lie that have an MMU (Gaudi2 and later): no host memory is ever there, because
 // these are no valid x86-64 addresses.
 [[nodiscard]] std::span<const memory_window> address_spaces();

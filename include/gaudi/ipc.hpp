@@ -164,6 +164,9 @@ private:
     import_options options_;
 };
 
+// Whether it is a handle at all, whosoever it is. errc::handle_invalid, version_mismatch.
+[[nodiscard]] result<void> check_handle(const memory_handle& handle);
+
 // errc::handle_invalid, handle_stale, other_host, peer_gone, peer_refused, peer_silent, leases_exhausted. A
 // handle whose lease is still known costs no system call.
 [[nodiscard]] result<imported_buffer> import_memory(std::span<const std::byte> handle,

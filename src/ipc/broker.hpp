@@ -96,7 +96,7 @@ private:
     struct client {
         lone_fd socket, process; // process: a pidfd, where the kernel gives one
         ucred who{};
-        std::chrono::steady_clock::time_point since;
+        std::chrono::steady_clock::time_point since; // it came, or was condemned
         bool greeted = false, dead = false;
         bool given = false; // a descriptor: it copies itself, and counts itself in
         shared_memory board;

@@ -7,6 +7,7 @@
 
 #include <cstring>
 #include <fmt/format.h>
+#include <unistd.h>
 
 namespace gaudi {
 namespace {
@@ -141,6 +142,9 @@ broker::answer broker::open_context(client& from, const wire_request& asked, wir
 }
 
 broker::answer broker::open_device(client& from, const wire_request& asked, wire_reply& reply) {
+    if (from.who.uid != ::geteuid()) // the list of further users is for memory that was shared
+        return tl::unexpected(error(
+            errc::peer_refused, fmt::format("user {}, the device is user {}'s", from.who.uid, ::geteuid())));
     const auto known = offered_.find(asked.offset);
     const auto context = known != offered_.end() ? known->second.context.lock() : nullptr;
     if (!context || context->lost())

@@ -21,6 +21,7 @@ using clock = std::chrono::steady_clock;
 constexpr std::size_t most_clients = 1024;
 constexpr std::ptrdiff_t most_silent = 64; // that have not said a word yet
 constexpr auto time_to_greet = std::chrono::seconds(2);
+constexpr auto time_to_end = std::chrono::seconds(5); // copies of a process that may have ended, or not
 
 lone_fd open_pidfd(pid_t process) {
     return lone_fd(unique_fd(process > 0 ? static_cast<int>(::syscall(SYS_pidfd_open, process, 0)) : -1));
@@ -126,6 +127,7 @@ void broker::dispatch(int fd, std::vector<std::shared_ptr<hangup_watcher>>& hung
 void broker::condemn(client& gone) {
     if (std::exchange(gone.dead, true))
         return;
+    gone.since = clock::now();
     for (auto* each : {&gone.socket, &gone.process})
         if (*each)
             ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, each->get(), nullptr);
@@ -225,7 +227,10 @@ bool broker::send_reply(client& to, wire_reply& reply, std::span<const int> pass
 
 bool broker::is_harmless(const client& gone) {
     pollfd ended{gone.process.get(), POLLIN, 0};
-    if (!gone.process || ::poll(&ended, 1, 0) > 0) // a process has closed everything when its pidfd says so
+    if (gone.process && ::poll(&ended, 1, 0) > 0) // it has closed everything when its pidfd says so
+        return true;
+    // Without one (another pid namespace, an old kernel) time tells.
+    if (!gone.process && clock::now() - gone.since > time_to_end)
         return true;
     // It lives, and only its connection is gone: what it has mapped and begun is still its own.
     return std::all_of(gone.guests.begin(), gone.guests.end(),

@@ -118,7 +118,13 @@ result<owner_link::answered> owner_link::fetched(const wire_reply& reply, receiv
     answered made{reply, std::move(with.passed)};
     if (reply.fetch == 0)
         return made;
-    const unique_fd process(static_cast<int>(::syscall(SYS_pidfd_open, owner_.pid, 0)));
+    // The pid in the handle is another process's where the owner lives in another pid namespace; the kernel
+    // says which one it is here, or 0.
+    ucred owner{};
+    socklen_t length = sizeof(owner);
+    const bool known =
+        ::getsockopt(socket_.get(), SOL_SOCKET, SO_PEERCRED, &owner, &length) == 0 && owner.pid > 0;
+    const unique_fd process(known ? static_cast<int>(::syscall(SYS_pidfd_open, owner.pid, 0)) : -1);
     for (std::uint32_t i = 0; i < std::min<std::uint32_t>(reply.fetch, most_passed); ++i) {
         made.passed[i] = unique_fd(
             process ? static_cast<int>(::syscall(SYS_pidfd_getfd, process.get(), reply.numbers[i], 0)) : -1);
@@ -149,6 +155,8 @@ result<void> owner_link::collect() {
             return tl::unexpected(error(errc::handle_invalid, "an answer that makes no sense"));
         if (reply.head.id == 0 && reply.failed != 0) // it serves somebody else
             return tl::unexpected(error_of(reply, owner_));
+        if (reply.head.id == 0 || reply.head.id >= next_id_)
+            return tl::unexpected(error(errc::handle_invalid, "an answer that nobody asked for"));
         if (const auto late = abandoned_.find(reply.head.id); late != abandoned_.end()) {
             if (late->second == wire_ask::open_lease && reply.failed == 0) {
                 wire_request request; // nobody will use it

@@ -104,7 +104,9 @@ result<void> send_message(int socket, std::span<const std::byte> message, std::s
         std::memcpy(CMSG_DATA(entry), passed.data(), passed.size_bytes());
     }
     for (;;) {
-        if (::sendmsg(socket, &header, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0)
+        constexpr int flags = MSG_NOSIGNAL | MSG_DONTWAIT;
+        if ((passed.empty() ? ::send(socket, message.data(), message.size(), flags)
+                            : ::sendmsg(socket, &header, flags)) >= 0)
             return {};
         const int reason = errno;
         if (reason == EINTR ||

@@ -1,35 +1,90 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Any messages to a broker: it answers or hangs up, and goes on serving. The input is a list of messages: a
-// byte that says how much of a request it fills, with its highest bit for a descriptor, then the bytes.
+// Any messages to a broker that shares memory of a virtual Gaudi: it answers or hangs up, and goes on
+// serving. The input is a list of messages: a byte that says how much of a request follows, with bits for a
+// descriptor, for a good head and for a good handle, then the bytes.
+#include <gaudi/gaudi.hpp>
+
 #include "src/ipc/broker.hpp"
 
 #include <cstdlib>
 #include <cstring>
+#include <sys/prctl.h>
+#include <sys/wait.h>
 
 using namespace gaudi;
 
 namespace {
 
-const std::string& name() {
-    static const std::string listening = [] {
-        const auto service = broker::self();
-        if (!service || !(*service)->begin_to_listen())
+constexpr std::uint8_t with_descriptor = 0x80, with_head = 0x40, with_handle = 0x20, amount = 0x1f;
+
+// The broker does not serve its own process: another one connects, and passes the connection on.
+class connector {
+public:
+    connector() {
+        int ends[2];
+        if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0)
             std::abort();
-        return broker_name(own_identity());
-    }();
-    return listening;
+        ours_ = unique_fd(ends[0]);
+        const unique_fd theirs(ends[1]);
+        if (::fork() == 0) {
+            ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+            serve(theirs.get());
+            std::_Exit(0);
+        }
+    }
+    unique_fd connect(const std::string& name) {
+        const auto soon = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+        expect(send_message(ours_.get(), std::as_bytes(std::span(name)), {}, soon));
+        std::byte byte{};
+        auto got = expect(receive_message(ours_.get(), std::span(&byte, 1), soon));
+        if (got.descriptors != 1)
+            std::abort();
+        return std::move(got.passed[0]);
+    }
+
+private:
+    static void serve(int asked) {
+        char name[108];
+        for (;;) {
+            const auto length = ::recv(asked, name, sizeof(name), 0);
+            if (length <= 0)
+                return;
+            const auto made = expect(connect_to({name, static_cast<std::size_t>(length)}));
+            const int passed[] = {made.get()};
+            expect(send_message(asked, std::as_bytes(std::span("x", 1)), passed,
+                                std::chrono::steady_clock::now() + std::chrono::seconds(5)));
+        }
+    }
+
+    unique_fd ours_;
+};
+
+struct service {
+    connector other; // first: it forks before there are threads
+    std::shared_ptr<device> card = expect(open_device());
+    device_buffer buffer = expect(card->heap().allocate(1 << 20));
+    handle_record handle = expect(read_handle(expect(share(buffer)).bytes));
+    std::string name = broker_name(own_identity());
+    shared_memory slab = expect(shared_memory::make("fuzz", 1 << 20));
+};
+
+service& served() {
+    static auto& all = *new service;
+    return all;
 }
 
 // An honest question gets an honest answer.
 void check_service() {
-    const auto socket = expect(connect_to(name()));
+    auto& all = served();
+    const auto socket = all.other.connect(all.name);
     wire_request asked;
     asked.head.id = 7;
+    asked.handle = all.handle;
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(5);
     expect(send_message(socket.get(), std::as_bytes(std::span(&asked, 1)), {}, deadline));
     wire_reply reply;
     const auto got = receive_message(socket.get(), std::as_writable_bytes(std::span(&reply, 1)), deadline);
-    if (!got || got->bytes != sizeof(reply) || reply.head.id != 7 || reply.failed == 0)
+    if (!got || got->bytes != sizeof(reply) || reply.head.id != 7 || reply.failed != 0)
         std::abort();
 }
 
@@ -37,31 +92,36 @@ void check_service() {
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
     static unsigned runs = 0;
+    auto& all = served();
     {
-        const auto socket = expect(connect_to(name()));
-        const auto now = std::chrono::steady_clock::now();
+        const auto socket = all.other.connect(all.name);
+        const auto soon = std::chrono::steady_clock::now() + std::chrono::milliseconds(5);
         while (size > 0) {
-            const bool descriptor = (*data & 0x80) != 0;
-            const bool headed = (*data & 0x40) != 0;
-            const auto wanted = std::min<std::size_t>(size - 1, sizeof(wire_request) * (*data & 0x3f) / 0x3f);
+            const auto how = *data;
+            const auto wanted = std::min(size - 1, sizeof(wire_request) * (how & amount) / amount);
             ++data;
             --size;
             wire_request request;
-            std::memcpy(&request, data, wanted);
-            if (headed) { // past the first look
+            std::memcpy(static_cast<void*>(&request), data, wanted);
+            if ((how & with_head) != 0) { // past the first look
                 request.head.magic = wire_head::magic_value;
                 request.head.version = wire_head::current_version;
             }
+            if ((how & with_handle) != 0) // and past the second
+                request.handle = all.handle;
             data += wanted;
             size -= wanted;
-            const int passed[] = {socket.get()};
+            const int passed[] = {all.slab.descriptor()};
             if (!send_message(socket.get(),
-                              std::as_bytes(std::span(&request, 1)).first(headed ? sizeof(request) : wanted),
-                              descriptor ? std::span<const int>(passed) : std::span<const int>(), now))
+                              std::as_bytes(std::span(&request, 1))
+                                  .first((how & (with_head | with_handle)) != 0 ? sizeof(request) : wanted),
+                              (how & with_descriptor) != 0 ? std::span<const int>(passed)
+                                                           : std::span<const int>(),
+                              soon))
                 break; // it hung up
         }
         wire_reply reply;
-        while (receive_message(socket.get(), std::as_writable_bytes(std::span(&reply, 1)), now)) {
+        while (receive_message(socket.get(), std::as_writable_bytes(std::span(&reply, 1)), soon)) {
         }
     }
     if (++runs % 64 == 0)

@@ -2,6 +2,7 @@
 // Handles and messages that make no sense, users and namespaces that may not, owners that do not answer.
 #include "tests/ipc/owner.hpp"
 
+#include "src/hl/hl_device.hpp"
 #include "src/ipc/settings.hpp"
 #include "src/ipc/wire.hpp"
 #include "src/os/channel.hpp"
@@ -10,7 +11,6 @@
 #include <fstream>
 #include <random>
 #include <sched.h>
-#include <seccomp.h>
 #include <sys/resource.h>
 #include <thread>
 
@@ -198,19 +198,25 @@ TEST_F(ipc_test, no_descriptor_left) {
 }
 
 // A process of another user, or somewhere else: `prepare` brings it there. What it says comes back as its
-// status.
-int import_from(const memory_handle& handle, const std::function<bool()>& prepare) {
+// status: 0 if it read 4096 bytes of the first pattern.
+int import_from(const memory_handle& handle, ipc_way way, const std::function<bool()>& prepare) {
     child importer([&] {
         if (!prepare())
             return 77;
-        auto imported = import_memory(handle, {ipc_way::proxy});
+        auto imported = import_memory(handle, {way});
         if (!imported)
             return static_cast<int>(imported.error().code()) + 100;
         std::vector<std::byte> seen(4096);
-        const auto reading = imported->read(seen);
-        return reading && seen.size() == 4096 ? 0 : 1;
+        auto reading = imported->read(seen);
+        const auto done = reading ? reading->wait() : tl::unexpected(reading.error());
+        if (!done)
+            return static_cast<int>(done.error().code()) + 100;
+        return seen == pattern(4096, 1) ? 0 : 1;
     });
     return importer.wait();
+}
+int refused_with(errc code) {
+    return static_cast<int>(code) + 100;
 }
 
 TEST_F(ipc_test, another_user_is_refused_unless_allowed) {
@@ -220,19 +226,55 @@ TEST_F(ipc_test, another_user_is_refused_unless_allowed) {
     const auto become = [] { return ::setresuid(somebody, somebody, somebody) == 0; };
     {
         owner other;
-        EXPECT_EQ(import_from(other.share(4096, 1), become), static_cast<int>(errc::peer_refused) + 100);
+        EXPECT_EQ(import_from(other.share(4096, 1), ipc_way::proxy, become),
+                  refused_with(errc::peer_refused));
         EXPECT_EQ(other.leases(0), 0U);
     }
     ipc_settings open;
     open.allow = {somebody};
     owner other(0, open);
-    EXPECT_EQ(import_from(other.share(4096, 1), become), 0);
+    EXPECT_EQ(import_from(other.share(4096, 1), ipc_way::proxy, become), 0);
 }
 
-TEST_F(ipc_test, another_pid_namespace_is_served_by_the_socket) {
+TEST_F(ipc_test, an_offered_device_is_for_its_own_user_alone) {
+    if (::geteuid() != 0)
+        GTEST_SKIP() << "needs root to become somebody else";
+    constexpr uid_t somebody = 65533;
+    ipc_settings open;
+    open.allow = {somebody};
+    set_ipc(open);
+    const auto card = expect(open_device());
+    ASSERT_TRUE(offer_device(*card));
+    const auto node = card->core()->node();
+    const auto name = device_name(node);
+    child guest([&] {
+        if (::setresuid(somebody, somebody, somebody) != 0)
+            return 77;
+        const auto socket = expect(connect_to(name));
+        wire_request asked;
+        asked.head.ask = wire_ask::open_device;
+        asked.offset = node;
+        const auto soon = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+        expect(send_message(socket.get(), std::as_bytes(std::span(&asked, 1)), {}, soon));
+        wire_reply reply;
+        expect(receive_message(socket.get(), std::as_writable_bytes(std::span(&reply, 1)), soon));
+        return reply.failed == static_cast<std::uint32_t>(errc::peer_refused) + 1 ? 0 : 2;
+    });
+    EXPECT_EQ(guest.wait(), 0);
+}
+
+class elsewhere : public ipc_test, public ::testing::WithParamInterface<ipc_way> {};
+INSTANTIATE_TEST_SUITE_P(by, elsewhere, ::testing::Values(ipc_way::context, ipc_way::nic, ipc_way::proxy),
+                         [](const auto& each) {
+                             return each.param == ipc_way::context ? "context"
+                                    : each.param == ipc_way::nic   ? "nic"
+                                                                   : "proxy";
+                         });
+
+TEST_P(elsewhere, another_pid_namespace_is_served_by_the_socket) {
     owner other;
     const auto handle = other.share(4096, 1);
-    const int status = import_from(handle, [] {
+    const int status = import_from(handle, GetParam(), [] {
         if (::unshare(CLONE_NEWPID) != 0)
             return false;
         const pid_t inside = ::fork(); // only its children are in the new namespace
@@ -247,27 +289,30 @@ TEST_F(ipc_test, another_pid_namespace_is_served_by_the_socket) {
     EXPECT_EQ(status, 0);
 }
 
-TEST_F(ipc_test, another_network_namespace_is_refused_with_the_reason) {
+TEST_P(elsewhere, pidfd_getfd_is_not_needed) {
     owner other;
-    const int status = import_from(other.share(4096, 1), [] { return ::unshare(CLONE_NEWNET) == 0; });
-    if (status == 77)
-        GTEST_SKIP() << "no network namespaces here";
-    EXPECT_EQ(status, static_cast<int>(errc::peer_gone) + 100);
+    EXPECT_EQ(import_from(
+                  other.share(4096, 1), GetParam(),
+                  [] { return forbid(SCMP_SYS(pidfd_getfd), EPERM) && forbid(SCMP_SYS(pidfd_open), EPERM); }),
+              0);
 }
 
-TEST_F(ipc_test, pidfd_getfd_is_not_needed) {
+TEST_P(elsewhere, descriptors_that_cannot_be_sent_are_fetched) {
     owner other;
+    ASSERT_TRUE(other.cannot_pass_descriptors());
     const auto handle = other.share(4096, 1);
-    const int status = import_from(handle, [] {
-        auto* const filter = ::seccomp_init(SCMP_ACT_ALLOW);
-        const bool loaded =
-            ::seccomp_rule_add(filter, SCMP_ACT_ERRNO(EPERM), SCMP_SYS(pidfd_getfd), 0) == 0 &&
-            ::seccomp_rule_add(filter, SCMP_ACT_ERRNO(EPERM), SCMP_SYS(pidfd_open), 0) == 0 &&
-            ::seccomp_load(filter) == 0;
-        ::seccomp_release(filter);
-        return loaded;
-    });
-    EXPECT_EQ(status, 0);
+    EXPECT_EQ(import_from(handle, GetParam(), [] { return true; }), 0);
+    EXPECT_EQ(import_from(handle, GetParam(), [] { return forbid(SCMP_SYS(pidfd_getfd), EPERM); }),
+              refused_with(errc::peer_refused));
+}
+
+TEST_F(ipc_test, another_network_namespace_is_refused_with_the_reason) {
+    owner other;
+    const int status =
+        import_from(other.share(4096, 1), ipc_way::proxy, [] { return ::unshare(CLONE_NEWNET) == 0; });
+    if (status == 77)
+        GTEST_SKIP() << "no network namespaces here";
+    EXPECT_EQ(status, refused_with(errc::peer_gone));
 }
 
 TEST_F(ipc_test, settings_of_the_environment) {

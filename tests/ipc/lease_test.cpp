@@ -2,8 +2,10 @@
 // Leases: who has what open, taking it back, and the end of either side.
 #include "tests/ipc/owner.hpp"
 
+#include "src/ipc/handle.hpp"
 #include "tests/support/card.hpp"
 
+#include <atomic>
 #include <thread>
 
 namespace {
@@ -90,19 +92,53 @@ TEST_F(ipc_test, one_handle_is_taken_back_and_the_others_stay) {
     EXPECT_EQ(importer.wait(), 0);
 }
 
-TEST_F(ipc_test, revoke_waits_for_copies_under_way) {
+TEST_F(ipc_test, freeing_waits_for_leases_where_it_is_told_to) {
     owner other;
-    auto imported = expect(import_memory(other.share(256 * mebibyte, 1), {ipc_way::context}));
-    std::vector<std::byte> seen(256 * mebibyte);
-    auto reading = expect(imported.read(seen));
+    auto imported = expect(import_memory(other.share(mebibyte, 1)));
+    EXPECT_EQ(other.free_when_unleased(0, 50), code(errc::leased));
+    EXPECT_TRUE(other.holds(0, 1)) << "it stays as it was";
+    std::vector<std::byte> seen(mebibyte);
+    expect(expect(imported.read(seen)).wait());
+    EXPECT_EQ(seen, pattern(mebibyte, 1)) << "and so does the lease";
     std::thread later([&] {
-        std::this_thread::sleep_for(milliseconds(5));
-        expect(reading.wait());
+        std::this_thread::sleep_for(milliseconds(100));
+        imported = {};
+        stop_ipc(); // it would be kept for the next
     });
-    EXPECT_EQ(other.revoke(0), 0U);
+    EXPECT_EQ(other.free_when_unleased(0, 10000), 0U);
     later.join();
+}
+
+class by_way : public ipc_test, public ::testing::WithParamInterface<ipc_way> {};
+INSTANTIATE_TEST_SUITE_P(leases, by_way, ::testing::Values(ipc_way::context, ipc_way::nic, ipc_way::proxy),
+                         [](const auto& each) {
+                             return each.param == ipc_way::context ? "context"
+                                    : each.param == ipc_way::nic   ? "nic"
+                                                                   : "proxy";
+                         });
+
+TEST_P(by_way, revoke_waits_for_copies_under_way) {
+    owner other;
+    auto imported = expect(import_memory(other.share(64 * mebibyte, 1), {GetParam()}));
+    std::vector<std::byte> seen(64 * mebibyte);
+    auto reading = expect(imported.read(seen));
+    std::atomic<bool> returned{false};
+    std::jthread taking_back([&] {
+        EXPECT_EQ(other.revoke(0), 0U);
+        returned = true;
+    });
+    EXPECT_TRUE(soon_true([&] { return imported.gone(); }));
     EXPECT_EQ(imported.read(seen).error().code(), errc::lease_revoked);
-    EXPECT_EQ(seen, pattern(256 * mebibyte, 1)) << "what had begun was right";
+    if (GetParam() == ipc_way::proxy) { // the owner's own copies are what it waits for
+        const auto cut_short = reading.wait();
+        ASSERT_FALSE(cut_short);
+        EXPECT_EQ(cut_short.error().code(), errc::lease_revoked);
+        return;
+    }
+    std::this_thread::sleep_for(milliseconds(30));
+    EXPECT_FALSE(returned) << "the copy is not over before somebody looks";
+    EXPECT_TRUE(reading.wait());
+    EXPECT_EQ(seen, pattern(64 * mebibyte, 1)) << "what had begun was right";
 }
 
 TEST_F(ipc_test, a_copy_that_nobody_ends_keeps_the_memory_from_being_used_again) {
@@ -128,29 +164,34 @@ TEST_F(ipc_test, a_copy_that_nobody_ends_keeps_the_memory_from_being_used_again)
     EXPECT_NE(next.address().value(), address.value());
 }
 
-TEST_F(ipc_test, a_handle_of_freed_memory_opens_nothing_of_a_later_owner) {
+TEST_P(by_way, a_handle_of_freed_memory_opens_nothing_of_a_later_owner) {
     owner other;
     const auto handle = other.share(mebibyte, 1);
-    auto imported = expect(import_memory(handle));
+    auto imported = expect(import_memory(handle, {GetParam()}));
     std::vector<std::byte> seen(mebibyte);
     expect(expect(imported.read(seen)).wait());
     other.free(0);
-    const auto later = other.share(mebibyte, 2); // the same address, another generation
+    const auto later = other.share(mebibyte, 2);
+    const auto before = expect(read_handle(handle.bytes)), after = expect(read_handle(later.bytes));
+    ASSERT_EQ(after.base, before.base);
+    EXPECT_NE(after.generation, before.generation);
     EXPECT_EQ(imported.read(seen).error().code(), errc::lease_revoked);
-    const auto refused = import_memory(handle);
+    EXPECT_EQ(imported.write(0, seen).error().code(), errc::lease_revoked);
+    const auto refused = import_memory(handle, {GetParam()});
     ASSERT_FALSE(refused);
     EXPECT_EQ(refused.error().code(), errc::handle_stale);
     EXPECT_EQ(seen, pattern(mebibyte, 1)) << "nothing of the later allocation was seen";
-    expect(expect(expect(import_memory(later)).read(seen)).wait());
+    EXPECT_TRUE(other.holds(1, 2)) << "nor changed";
+    expect(expect(expect(import_memory(later, {GetParam()})).read(seen)).wait());
     EXPECT_EQ(seen, pattern(mebibyte, 2));
 }
 
-TEST_F(ipc_test, a_killed_owner_ends_leases_and_its_device_is_free) {
+TEST_P(by_way, a_killed_owner_ends_leases_and_its_device_is_free) {
     std::optional<owner> other(std::in_place);
-    auto imported = expect(import_memory(other->share(mebibyte, 1)));
-    const auto kept = expect(import_memory(other->share(mebibyte, 2)));
+    auto imported = expect(import_memory(other->share(mebibyte, 1), {GetParam()}));
+    const auto kept = expect(import_memory(other->share(mebibyte, 2), {GetParam()}));
     std::vector<std::byte> seen(mebibyte);
-    expect(expect(imported.read(seen)).wait()); // through the owner's context
+    expect(expect(imported.read(seen)).wait());
     other->process().kill_it();
     EXPECT_TRUE(soon_true([&] { return imported.gone() && kept.gone(); }));
     const auto refused = imported.read(seen);
@@ -273,9 +314,10 @@ TEST_F(ipc_test, cycles_and_deaths_leave_nothing) {
         cycle(i);
     die();
     ASSERT_TRUE(soon_true([&] { return other.leases(0) <= 1; }));
-    const auto before = open_descriptors();
+    const auto before = open_descriptors(), mappings = mapped_regions(), resident = resident_bytes();
     const auto owners_descriptors = other.descriptors();
     const auto owners_mappings = other.mappings();
+    const auto owners_resident = other.resident();
     for (unsigned i = 0; i < cycles; ++i)
         cycle(i + 1);
     for (unsigned i = 0; i < cycles / 10; ++i)
@@ -284,6 +326,9 @@ TEST_F(ipc_test, cycles_and_deaths_leave_nothing) {
     EXPECT_EQ(open_descriptors(), before);
     EXPECT_LE(other.descriptors(), owners_descriptors);
     EXPECT_LE(other.mappings(), owners_mappings + 2) << "the heap's own may grow by a region";
+    EXPECT_LE(mapped_regions(), mappings + 2);
+    EXPECT_LE(other.resident(), owners_resident + 2 * mebibyte);
+    EXPECT_LE(resident_bytes(), resident + 2 * mebibyte);
 }
 
 } // namespace

@@ -8,7 +8,9 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <optional>
+#include <seccomp.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -28,6 +30,23 @@ inline std::vector<std::byte> pattern(std::size_t size, unsigned seed) {
         each = static_cast<std::byte>(state >> 56);
     }
     return made;
+}
+
+inline std::uint64_t resident_bytes() {
+    std::ifstream file("/proc/self/statm");
+    std::uint64_t total = 0, resident = 0;
+    file >> total >> resident;
+    return resident * 4096;
+}
+
+// From now on this call fails, in this thread and in those that it makes.
+inline bool forbid(int call, int reason) {
+    auto* const filter = ::seccomp_init(SCMP_ACT_ALLOW);
+    const bool loaded =
+        ::seccomp_rule_add(filter, SCMP_ACT_ERRNO(static_cast<std::uint32_t>(reason)), call, 0) == 0 &&
+        ::seccomp_load(filter) == 0;
+    ::seccomp_release(filter);
+    return loaded;
 }
 
 // Another process that owns device memory and does with it what the test says.
@@ -59,12 +78,16 @@ public:
     void free(unsigned buffer) { ask({'d', buffer, 0}); }
     // An errc + 1, or 0.
     std::uint64_t free_unless_leased(unsigned buffer) { return ask({'u', buffer, 0}).value; }
+    std::uint64_t free_when_unleased(unsigned buffer, unsigned ms) { return ask({'U', buffer, ms}).value; }
+    // From now on the kernel refuses to send descriptors for it. Before anything is shared.
+    bool cannot_pass_descriptors() { return ask({'x', 0, 0}).value != 0; }
     std::uint64_t revoke(unsigned buffer) { return ask({'r', buffer, 0}).value; }
     std::uint64_t leases(unsigned buffer) { return ask({'l', buffer, 0}).value; }
     std::uint64_t wait_for_leases(unsigned buffer, unsigned ms) { return ask({'w', buffer, ms}).value; }
     memory_handle share_again(unsigned buffer) { return ask({'a', buffer, 0}).handle; }
     std::uint64_t descriptors() { return ask({'o', 0, 0}).value; }
     std::uint64_t mappings() { return ask({'m', 0, 0}).value; }
+    std::uint64_t resident() { return ask({'R', 0, 0}).value; }
     // Copies of its own, this many at once, on the buffer.
     bool copies(unsigned buffer, unsigned count) { return ask({'c', buffer, count}).value != 0; }
     // One that stays when its parent is killed: the test ends it.
@@ -128,6 +151,12 @@ private:
             case 'u':
                 said.value = code_of(free_shared(*buffer, if_leased::refuse));
                 break;
+            case 'U':
+                said.value = code_of(free_shared(*buffer, if_leased::wait, milliseconds(wanted.second)));
+                break;
+            case 'x':
+                said.value = forbid(SCMP_SYS(sendmsg), ETOOMANYREFS) ? 1 : 0;
+                break;
             case 'r':
                 said.value = code_of(revoke_leases(buffer->address()));
                 break;
@@ -142,6 +171,9 @@ private:
                 break;
             case 'm':
                 said.value = mapped_regions();
+                break;
+            case 'R':
+                said.value = resident_bytes();
                 break;
             case 'c': {
                 std::vector<std::byte> bytes(4096);

@@ -58,13 +58,14 @@ TEST_F(uct_dma, within_a_device_too) {
 
 TEST_F(uct_dma, the_processor_works_on_while_the_device_copies) {
     copier dma(domain, "gaudi_dma", "gaudi_dma");
-    const std::size_t size = 256 << 20;
+    const std::size_t size = 1 << 30;
     const allocated memory(domain, size);
-    auto out = numbered(size, 7);
+    std::vector<std::byte> out(size, std::byte{7});
     finished done;
     uct_iov_t iov{out.data(), out.size(), nullptr, 0, 1};
     ASSERT_EQ(uct_ep_put_zcopy(dma.ep, &iov, 1, memory.number(), UCT_INVALID_RKEY, &done.comp),
               UCS_INPROGRESS);
+    ASSERT_EQ(done.times, 0);
     std::uint64_t computed = 0, state = 1;
     while (done.times == 0) {
         for (int i = 0; i < 10000; ++i, ++computed)
@@ -72,7 +73,7 @@ TEST_F(uct_dma, the_processor_works_on_while_the_device_copies) {
         dma.progress();
     }
     EXPECT_NE(state, 0U);
-    EXPECT_GT(computed, 10000U) << "it was over before anything else could be done";
+    EXPECT_GT(computed, 1000000U) << "it was over before much else could be done";
 }
 
 // A request that waits for room, and what became of it.
@@ -136,6 +137,56 @@ TEST_F(uct_dma, who_finds_no_room_waits_for_it) {
         dma.progress();
     for (const auto& each : four)
         EXPECT_EQ(each.times, 1);
+}
+
+// Begins its next copy whenever one ends, for as long as it may.
+struct greedy {
+    uct_completion_t comp{};
+    copier* with = nullptr;
+    uint64_t remote = 0;
+    std::vector<std::byte>* bytes = nullptr;
+    int ended = 0;
+    bool refused = false;
+
+    void begin() {
+        uct_iov_t iov{bytes->data(), bytes->size(), nullptr, 0, 1};
+        comp.func = [](uct_completion_t* of) {
+            auto& self = *reinterpret_cast<greedy*>(of);
+            ++self.ended;
+            if (self.ended < 1000)
+                self.begin();
+        };
+        comp.count = 1;
+        comp.status = UCS_OK;
+        refused = uct_ep_put_zcopy(with->ep, &iov, 1, remote, UCT_INVALID_RKEY, &comp) != UCS_INPROGRESS;
+    }
+};
+
+TEST_F(uct_dma, who_waits_for_room_is_not_overtaken) {
+    ::setenv("UCX_GAUDI_DMA_IN_FLIGHT", "2", 1);
+    copier dma(domain, "gaudi_dma", "gaudi_dma");
+    ::unsetenv("UCX_GAUDI_DMA_IN_FLIGHT");
+    const allocated memory(domain, 1 << 20);
+    auto bytes = numbered(65536, 1);
+    greedy two[2];
+    for (auto& each : two) {
+        each.with = &dma;
+        each.remote = memory.number();
+        each.bytes = &bytes;
+        each.begin();
+        ASSERT_FALSE(each.refused);
+    }
+    waiter patient;
+    patient.request.func = waiter::go;
+    patient.with = &dma;
+    patient.remote = memory.number() + (1 << 19);
+    ASSERT_EQ(uct_ep_pending_add(dma.ep, &patient.request, 0), UCS_OK);
+    while (patient.done.times == 0)
+        dma.progress();
+    EXPECT_LE(two[0].ended + two[1].ended, 2) << "their next ones had to queue behind it";
+    EXPECT_TRUE(two[0].refused || two[1].refused);
+    while (uct_iface_flush(dma.iface, 0, nullptr) == UCS_INPROGRESS)
+        dma.progress();
 }
 
 TEST_F(uct_dma, a_sleeper_is_woken_by_the_end_of_a_copy) {

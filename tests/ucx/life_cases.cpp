@@ -4,6 +4,7 @@
 
 #include <gaudi/device.hpp>
 
+#include <algorithm>
 #include <chrono>
 #include <dlfcn.h>
 #include <filesystem>
@@ -71,17 +72,46 @@ TEST(uct_life, a_hundred_openings_leave_nothing) {
     EXPECT_EQ(descriptors(), before);
 }
 
+// SynapseAI with a device of this process.
+class fake_synapse {
+public:
+    fake_synapse() {
+        library_ = ::dlopen(FAKE_SYNAPSE, RTLD_NOW | RTLD_GLOBAL);
+        const auto acquire = find<int(const char*, uint64_t)>("fake_synapse_acquire");
+        check(acquire(gaudi::expect(gaudi::list_devices()).at(0).bus_id.c_str(), 1536ULL << 20) == 0
+                  ? UCS_OK
+                  : UCS_ERR_NO_DEVICE,
+              "fake_synapse_acquire");
+        pool = find<uint64_t()>("fake_synapse_pool")();
+    }
+    ~fake_synapse() { find<void()>("fake_synapse_release")(); }
+    fake_synapse(const fake_synapse&) = delete;
+    fake_synapse& operator=(const fake_synapse&) = delete;
+    uint64_t pool = 0;
+
+private:
+    template <typename F>
+    F* find(const char* name) const {
+        auto* const found = library_ != nullptr ? ::dlsym(library_, name) : nullptr;
+        check(found != nullptr ? UCS_OK : UCS_ERR_NO_ELEM, name);
+        return reinterpret_cast<F*>(found);
+    }
+    void* library_ = nullptr;
+};
+
+// There and back through a transport, every byte compared.
+void expect_there_and_back(copier& by, uint64_t address, std::size_t length) {
+    auto out = numbered(length, 4);
+    std::vector<std::byte> back(length);
+    EXPECT_EQ(complete(by, true, out.data(), length, address), UCS_OK);
+    EXPECT_EQ(complete(by, false, back.data(), length, address), UCS_OK);
+    EXPECT_EQ(out, back);
+}
+
 TEST(uct_life, memory_of_synapse_is_found_whenever_it_comes) {
     memory_domain domain("gaudi_copy", "gaudi_copy");
-    void* synapse = ::dlopen(FAKE_SYNAPSE, RTLD_NOW | RTLD_GLOBAL);
-    ASSERT_NE(synapse, nullptr) << ::dlerror();
-    const auto acquire =
-        reinterpret_cast<int (*)(const char*, uint64_t)>(::dlsym(synapse, "fake_synapse_acquire"));
-    const auto pool = reinterpret_cast<uint64_t (*)()>(::dlsym(synapse, "fake_synapse_pool"));
-    const auto release = reinterpret_cast<void (*)()>(::dlsym(synapse, "fake_synapse_release"));
-    ASSERT_TRUE(acquire != nullptr && pool != nullptr && release != nullptr);
-    ASSERT_EQ(acquire(gaudi::expect(gaudi::list_devices()).at(0).bus_id.c_str(), 1536ULL << 20), 0);
-    const auto address = pool();
+    const fake_synapse synapse;
+    const auto address = synapse.pool;
     ucs_memory_info_t info{};
     // Unknown, not missing: UCX asks us.
     EXPECT_EQ(ucs_memtype_cache_lookup(reinterpret_cast<void*>(address), 4096, &info), UCS_OK);
@@ -106,8 +136,9 @@ TEST(uct_life, memory_of_synapse_is_found_whenever_it_comes) {
         EXPECT_EQ(put, UCS_OK);
         EXPECT_EQ(get, UCS_OK);
         EXPECT_EQ(out, back);
+        copier dma(domain, "gaudi_dma", "gaudi_dma");
+        expect_there_and_back(dma, address + 8192, 3 << 20);
     }
-    release();
 }
 
 // In a lab of Gaudi3, which have no queues for users.
@@ -120,6 +151,22 @@ TEST(uct_gaudi3, copies_go_through_the_nic) {
     ASSERT_EQ(uct_ep_put_short(copies.ep, out.data(), 1 << 20, memory.number(), UCT_INVALID_RKEY), UCS_OK);
     ASSERT_EQ(complete(copies, false, back.data(), back.size(), memory.number()), UCS_OK);
     EXPECT_EQ(out, back);
+}
+
+TEST(uct_gaudi3, gaudi_dma_is_there_where_synapse_copies) {
+    memory_domain domain("gaudi_copy", "gaudi_copy");
+    const auto offered = [&] {
+        uct_tl_resource_desc_t* all = nullptr;
+        unsigned count = 0;
+        check(uct_md_query_tl_resources(domain.md, &all, &count), "uct_md_query_tl_resources");
+        const bool found = std::any_of(
+            all, all + count, [](const auto& each) { return each.tl_name == std::string("gaudi_dma"); });
+        uct_release_tl_resource_list(all);
+        return found;
+    };
+    EXPECT_FALSE(offered());
+    const fake_synapse synapse;
+    EXPECT_TRUE(offered()); // its copies are tested on Gaudi2: the fake one needs a queue
 }
 
 } // namespace

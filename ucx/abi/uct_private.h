@@ -336,6 +336,7 @@ ucs_status_t uct_iface_base_query_v2(uct_iface_h iface, uct_iface_attr_v2_t* att
 int uct_base_ep_is_connected(const uct_ep_h ep, const uct_ep_is_connected_params_t* params);
 int uct_iface_scope_is_reachable(const uct_iface_h iface, const uct_iface_is_reachable_params_t* params);
 int uct_iface_is_reachable_params_addrs_valid(const uct_iface_is_reachable_params_t* params);
+ucs_status_t uct_iface_handle_ep_err(uct_iface_h iface, uct_ep_h ep, ucs_status_t status);
 void uct_iface_fill_info_str_buf(const uct_iface_is_reachable_params_t* params, const char* format, ...);
 ucs_status_t uct_md_query_single_md_resource(uct_component_t* component, uct_md_resource_desc_t** resources_p,
                                              unsigned* num_resources_p);

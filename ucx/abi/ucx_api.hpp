@@ -28,6 +28,7 @@ namespace gaudi_ucx {
     required(uct_base_iface_progress_enable) required(uct_base_iface_query) required(uct_base_iface_t_class)                    \
     required(uct_base_iface_t_init) required(uct_component_register) required(uct_iface_base_query_v2)                          \
     required(uct_iface_config_table) required(uct_iface_fill_info_str_buf) required(uct_iface_is_reachable_params_addrs_valid)  \
+    required(uct_iface_handle_ep_err)                                                                                           \
     required(uct_iface_scope_is_reachable) required(uct_md_base_md_query) required(uct_md_config_table)                         \
     required(uct_md_query_empty_md_resource) required(uct_md_query_single_md_resource) required(uct_single_device_resource)     \
     required(uct_tl_register)                                                                                                   \

@@ -25,10 +25,11 @@ inline void complete(uct_completion_t* comp, ucs_status_t status) {
 template <typename Ticket>
 class operations {
 public:
-    void add(Ticket ticket, uct_completion_t* comp) {
+    // `ep`: whose it is.
+    void add(Ticket ticket, uct_completion_t* comp, uct_ep_h ep) {
         if (spare_.empty())
             spare_.emplace_back();
-        spare_.front() = {next_++, std::move(ticket), comp};
+        spare_.front() = {next_++, std::move(ticket), comp, ep};
         running_.splice(running_.end(), spare_, spare_.begin());
     }
     [[nodiscard]] bool idle() const { return running_.empty() && flushes_.empty() && waiting_.empty(); }
@@ -58,7 +59,14 @@ public:
     [[nodiscard]] bool take_fence() { return std::exchange(fenced_, false); }
 
     void wait_for_room(uct_ep_h ep, uct_pending_req_t* request) { waiting_.push_back({ep, request}); }
-    [[nodiscard]] bool anybody_waits() const { return !waiting_.empty(); }
+    // Whoever comes now would overtake others that wait for room.
+    [[nodiscard]] bool others_wait() const { return !waiting_.empty() && !serving_; }
+    // The endpoint goes; its operations go on.
+    void forget(uct_ep_h ep) {
+        for (auto& each : running_)
+            if (each.ep == ep)
+                each.ep = nullptr;
+    }
     template <typename F>
     void purge(uct_ep_h ep, F&& visit) {
         for (auto& each : std::exchange(waiting_, {}))
@@ -83,8 +91,9 @@ public:
         for (; !over.empty(); ++count) {
             auto ticket = std::exchange(over.front().ticket, {});
             auto* comp = over.front().comp;
+            auto* ep = over.front().ep;
             spare_.splice(spare_.begin(), over, over.begin());
-            complete(comp, outcome(ticket));
+            complete(comp, outcome(ticket, ep));
         }
         while (!flushes_.empty() &&
                (running_.empty() || running_.front().sequence > flushes_.front().after)) {
@@ -98,7 +107,9 @@ public:
              --left) {
             const auto next = waiting_.front();
             waiting_.pop_front();
+            serving_ = true;
             const auto status = next.request->func(next.request);
+            serving_ = false;
             if (status == UCS_ERR_NO_RESOURCE) {
                 waiting_.push_front(next);
                 break;
@@ -115,6 +126,7 @@ private:
         std::uint64_t sequence;
         Ticket ticket;
         uct_completion_t* comp;
+        uct_ep_h ep;
     };
     struct flushing {
         std::uint64_t after;
@@ -131,6 +143,7 @@ private:
     std::deque<waiting> waiting_;
     std::uint64_t next_ = 1;
     bool fenced_ = false;
+    bool serving_ = false; // one that waited for room has its turn
 };
 
 } // namespace gaudi_ucx

@@ -16,7 +16,7 @@ public:
     [[nodiscard]] bool idle() const override { return operations_.idle(); }
     unsigned progress() override {
         return operations_.progress([&](Ticket& each) { return finished(each); },
-                                    [&](Ticket& each) { return outcome_of(each); });
+                                    [&](Ticket& each, uct_ep_h ep) { return outcome_of(each, ep); });
     }
     ucs_status_t flush(uct_completion_t* comp) override { return operations_.flush(comp); }
     void fence() override { operations_.fence(); }
@@ -26,6 +26,10 @@ public:
     }
     void purge(uct_ep_h ep, uct_pending_purge_callback_t visit, void* arg) override {
         operations_.purge(ep, [&](uct_pending_req_t* request) { visit(request, arg); });
+    }
+    void forget(uct_ep_h ep) override {
+        transport::forget(ep);
+        operations_.forget(ep);
     }
     void drain() override {
         while (!operations_.none_running()) {
@@ -47,6 +51,11 @@ protected:
         if (operations_.take_fence())
             wait_for_all();
     }
+    // Where the peer is gone its endpoint is of no more use.
+    void note_failure(uct_ep_h ep, const gaudi::error& why) {
+        if (ep != nullptr && why.kind() == gaudi::error_kind::peer_gone)
+            endpoint_failed(ep, status_of(why));
+    }
     ucs_status_t refused(const gaudi::error& why, std::size_t length, std::uint64_t to, std::uint64_t from) {
         gaudi_log(module(), ERROR, "{} of {} bytes from {:#x} to {:#x}: {}", what_, length, from, to,
                   why.message());
@@ -57,13 +66,15 @@ private:
     void wait_for_all() {
         operations_.for_each([](Ticket& each) { (void)each.wait(); });
     }
-    ucs_status_t outcome_of(Ticket& ticket) {
+    ucs_status_t outcome_of(Ticket& ticket, uct_ep_h ep) {
         auto status = UCS_ERR_NO_MEMORY;
         (void)guarded([&] { // whatever happens, the completion must be told something
             const auto result = ticket.wait();
             status = result ? UCS_OK : status_of(result.error());
-            if (!result)
+            if (!result) {
                 gaudi_log(module(), ERROR, "{}: {}", what_, result.error().message());
+                note_failure(ep, result.error());
+            }
             return UCS_OK;
         });
         return status;

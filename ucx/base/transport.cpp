@@ -61,11 +61,15 @@ int uct_gaudi_iface_is_reachable_v2(const uct_iface_h iface, const uct_iface_is_
 
 unsigned uct_gaudi_iface_progress(uct_iface_h iface) {
     auto& self = of(iface);
-    if (self.idle())
+    if (self.idle() && !self.any_failures())
         return 0;
     unsigned count = 0;
     (void)guarded([&] {
         count = self.progress();
+        for (; self.any_failures(); ++count) {
+            const auto [ep, status] = self.next_failure();
+            (void)self.module().ucx.uct_iface_handle_ep_err(iface, ep, status);
+        }
         return UCS_OK;
     });
     return count;
@@ -90,7 +94,7 @@ ucs_status_t zcopy(uct_ep_h ep, const uct_iov_t* iov, size_t iovcnt, uint64_t re
             return UCS_OK;
         if (iovcnt > 1 || iov->count > 1)
             return UCS_ERR_INVALID_PARAM; // as max_iov says
-        return of(ep->iface).begin(*iov, remote, rkey, put, comp);
+        return of(ep->iface).begin(ep, *iov, remote, rkey, put, comp);
     });
 }
 
@@ -148,6 +152,7 @@ ucs_status_t uct_gaudi_ep_create(const uct_ep_params_t* params, uct_ep_h* ep_p) 
 
 void uct_gaudi_ep_destroy(uct_ep_h ep) {
     const auto& ucx = of(ep->iface).module().ucx;
+    of(ep->iface).forget(ep);
     ucx.ucs_class_call_cleanup_chain(ucx.uct_base_ep_t_class, ep, -1);
     delete reinterpret_cast<uct_gaudi_ep_t*>(ep);
 }
@@ -177,7 +182,10 @@ uct_iface_ops_t* iface_ops() {
             return guarded([&] { return of(ep->iface).wait_for_room(ep, request); });
         };
         made.ep_pending_purge = [](uct_ep_h ep, uct_pending_purge_callback_t visit, void* arg) {
-            of(ep->iface).purge(ep, visit, arg);
+            (void)guarded([&] {
+                of(ep->iface).purge(ep, visit, arg);
+                return UCS_OK;
+            });
         };
         made.ep_flush = [](uct_ep_h ep, unsigned, uct_completion_t* comp) {
             return guarded([&] { return of(ep->iface).flush(comp); });
@@ -187,8 +195,13 @@ uct_iface_ops_t* iface_ops() {
             return UCS_OK;
         };
         made.ep_check = [](uct_ep_h ep, unsigned, uct_completion_t*) {
-            return guarded(
-                [&] { return of(ep->iface).check_peer(reinterpret_cast<uct_gaudi_ep_t*>(ep)->peer); });
+            return guarded([&] {
+                auto& self = of(ep->iface);
+                const auto status = self.check_peer(reinterpret_cast<uct_gaudi_ep_t*>(ep)->peer);
+                if (status != UCS_OK)
+                    self.endpoint_failed(ep, status);
+                return UCS_OK;
+            });
         };
         made.ep_create = uct_gaudi_ep_create;
         made.ep_destroy = uct_gaudi_ep_destroy;
@@ -204,7 +217,7 @@ uct_iface_ops_t* iface_ops() {
             return guarded([&] { return of(iface).event_fd(fd); });
         };
         made.iface_event_arm = [](uct_iface_h iface, unsigned) {
-            return guarded([&] { return of(iface).arm(); });
+            return guarded([&] { return of(iface).any_failures() ? UCS_ERR_BUSY : of(iface).arm(); });
         };
         made.iface_close = uct_gaudi_iface_close;
         made.iface_query = uct_gaudi_iface_query;

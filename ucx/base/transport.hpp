@@ -29,8 +29,8 @@ public:
     [[nodiscard]] virtual const char* why_unreachable(const void* machine, const void* process) = 0;
 
     // Begins a copy: UCS_OK, UCS_INPROGRESS, UCS_ERR_NO_RESOURCE or an error.
-    virtual ucs_status_t begin(const uct_iov_t& local, std::uint64_t remote, uct_rkey_t rkey, bool put,
-                               uct_completion_t* comp) = 0;
+    virtual ucs_status_t begin(uct_ep_h ep, const uct_iov_t& local, std::uint64_t remote, uct_rkey_t rkey,
+                               bool put, uct_completion_t* comp) = 0;
     // One that is over when it returns. 0 bytes: the transport has none of that kind.
     enum class kind { brief, buffered };
     [[nodiscard]] virtual std::size_t longest(kind) const { return 0; }
@@ -54,6 +54,21 @@ public:
     // Everything that is under way has ended when this returns.
     virtual void drain() = 0;
 
+    // UCX hears of it at the next progress: its handlers may not run inside a call of its own.
+    void endpoint_failed(uct_ep_h ep, ucs_status_t status) { failures_.push_back({ep, status}); }
+    struct failure {
+        uct_ep_h ep;
+        ucs_status_t status;
+    };
+    [[nodiscard]] bool any_failures() const { return !failures_.empty(); }
+    [[nodiscard]] failure next_failure() {
+        const auto first = failures_.front();
+        forget_failures(first.ep); // once is enough
+        return first;
+    }
+    // The endpoint is no more.
+    virtual void forget(uct_ep_h ep) { forget_failures(ep); }
+
     // Where buffered copies are packed and unpacked.
     [[nodiscard]] std::byte* bounce() {
         bounce_.resize(longest(kind::buffered));
@@ -61,8 +76,13 @@ public:
     }
 
 private:
+    void forget_failures(uct_ep_h of) {
+        std::erase_if(failures_, [&](const failure& each) { return each.ep == of; });
+    }
+
     uct_gaudi_module& module_;
     std::vector<std::byte> bounce_;
+    std::vector<failure> failures_;
 };
 
 struct uct_gaudi_iface_t {

@@ -97,7 +97,7 @@ public:
         return which == kind::brief ? config_.max_short : config_.max_bcopy;
     }
 
-    ucs_status_t begin(const uct_iov_t& local, std::uint64_t remote, uct_rkey_t rkey, bool put,
+    ucs_status_t begin(uct_ep_h ep, const uct_iov_t& local, std::uint64_t remote, uct_rkey_t rkey, bool put,
                        uct_completion_t* comp) override {
         if (const auto status = check_key(module(), rkey, remote, local.length); status != UCS_OK)
             return status;
@@ -108,7 +108,7 @@ public:
             return started.status;
         module().counters.zcopy_bytes.fetch_add(local.length, std::memory_order_relaxed);
         if (started.status == UCS_INPROGRESS)
-            under_way().add(std::move(started.ticket), comp);
+            under_way().add(std::move(started.ticket), comp, ep);
         return started.status;
     }
     ucs_status_t copy_now(kind which, void* buffer, std::size_t length, std::uint64_t remote, uct_rkey_t rkey,

@@ -39,12 +39,12 @@ public:
     // UCX stages with these, whatever the length.
     [[nodiscard]] std::size_t longest(kind which) const override { return which == kind::brief ? 256 : 0; }
 
-    ucs_status_t begin(const uct_iov_t& local, std::uint64_t remote, uct_rkey_t rkey, bool put,
+    ucs_status_t begin(uct_ep_h ep, const uct_iov_t& local, std::uint64_t remote, uct_rkey_t rkey, bool put,
                        uct_completion_t* comp) override {
-        if (under_way().running() >= config_.in_flight)
+        if (under_way().running() >= config_.in_flight || under_way().others_wait())
             return UCS_ERR_NO_RESOURCE;
         return run(local, remote, rkey, put, [&](gaudi::copy_ticket& ticket) -> gaudi::result<ucs_status_t> {
-            under_way().add(std::move(ticket), comp);
+            under_way().add(std::move(ticket), comp, ep);
             return UCS_INPROGRESS;
         });
     }
@@ -58,7 +58,7 @@ public:
                    [](gaudi::copy_ticket& ticket) { return ticket.wait().map([] { return UCS_OK; }); });
     }
     ucs_status_t wait_for_room(uct_ep_h ep, uct_pending_req_t* request) override {
-        if (under_way().running() < config_.in_flight && !under_way().anybody_waits())
+        if (under_way().running() < config_.in_flight && !under_way().others_wait())
             return UCS_ERR_BUSY;
         return engine_transport::wait_for_room(ep, request);
     }
@@ -132,13 +132,16 @@ ucs_status_t uct_gaudi_dma_query_devices(uct_md_h md, uct_tl_device_resource_t**
     return guarded([&]() -> ucs_status_t {
         auto& module = *copy_md(md).module;
         std::string why = "there is no device";
+        const bool by_synapse = gaudi::synapse_copies_here();
         if (const auto all = gaudi::list_devices())
             for (const auto& each : *all) {
-                if (each.generation && gaudi::has_user_queues(*each.generation))
+                if (each.generation && (gaudi::has_user_queues(*each.generation) || by_synapse))
                     return module.ucx.uct_single_device_resource(md, "gaudi_dma", UCT_DEVICE_TYPE_ACC,
                                                                  UCS_SYS_DEVICE_ID_UNKNOWN, devices_p,
                                                                  num_devices_p);
-                why = fmt::format("the driver of {} offers no queue for user submissions", each.bus_id);
+                why = fmt::format("the driver of {} offers no queue for user submissions, and there is no "
+                                  "SynapseAI that copies",
+                                  each.bus_id);
             }
         gaudi_log(module, DIAG, "gaudi_dma is absent: {}", why);
         *devices_p = nullptr;

@@ -122,11 +122,15 @@ ucs_status_t uct_gaudi_ipc_mkey_pack(uct_md_h tl_md, uct_mem_h tl_memh, void*, s
     });
 }
 
-ucs_status_t uct_gaudi_ipc_rkey_unpack(uct_component_t*, const void* buffer, const uct_rkey_unpack_params_t*,
-                                       uct_rkey_t* rkey_p, void** handle_p) {
+ucs_status_t uct_gaudi_ipc_rkey_unpack(uct_component_t* component, const void* buffer,
+                                       const uct_rkey_unpack_params_t*, uct_rkey_t* rkey_p, void** handle_p) {
     return guarded([&]() -> ucs_status_t {
         ipc_key key;
         std::memcpy(&key, buffer, sizeof(key));
+        if (const auto fine = gaudi::check_handle(key.handle); !fine) {
+            gaudi_log(module_of(component), ERROR, "key of gaudi_ipc: {}", fine.error().message());
+            return status_of(fine.error());
+        }
         auto made = std::make_unique<uct_gaudi_ipc_rkey_t>();
         made->handle = key.handle;
         made->base = key.base;

@@ -19,6 +19,7 @@ namespace {
 struct uct_gaudi_ipc_iface_config_t {
     uct_iface_config_t super;
     double bandwidth, latency, overhead;
+    char* require;
 };
 
 // Abstract sockets, which importers are served on, belong to a network namespace.
@@ -45,6 +46,7 @@ public:
     ipc_transport(uct_gaudi_module& module, const uct_gaudi_ipc_iface_config_t& config)
         : ticket_transport(module, "copy between processes"), config_(config) {
         machine_ = {process_.machine, network_namespace()};
+        options_.zero_copy = config.require == std::string_view("zero-copy");
     }
     ~ipc_transport() override {
         if (timer_ >= 0)
@@ -72,24 +74,30 @@ public:
         return nullptr;
     }
 
-    ucs_status_t begin(const uct_iov_t& local, std::uint64_t remote, uct_rkey_t rkey, bool put,
+    ucs_status_t begin(uct_ep_h ep, const uct_iov_t& local, std::uint64_t remote, uct_rkey_t rkey, bool put,
                        uct_completion_t* comp) override {
+        if (under_way().others_wait())
+            return UCS_ERR_NO_RESOURCE;
         keep_fence();
         auto& key = *reinterpret_cast<uct_gaudi_ipc_rkey_t*>(rkey);
         const auto mine = number(local.buffer), to = put ? remote : mine, from = put ? mine : remote;
         auto started = start(key, local, remote, put);
-        if (!started)
-            return started.error().code() == gaudi::errc::too_many_operations
-                       ? UCS_ERR_NO_RESOURCE
-                       : refused(started.error(), local.length, to, from);
+        if (!started) {
+            if (started.error().code() == gaudi::errc::too_many_operations)
+                return UCS_ERR_NO_RESOURCE;
+            note_failure(ep, started.error());
+            return refused(started.error(), local.length, to, from);
+        }
         module().counters.ipc_bytes.fetch_add(local.length, std::memory_order_relaxed);
         gaudi_log(module(), TRACE, "{} of {} bytes at {:#x} by {}", put ? "put" : "get", local.length, remote,
                   gaudi::name_of(started->way()));
         if (started->done()) {
             const auto outcome = started->wait();
+            if (!outcome)
+                note_failure(ep, outcome.error());
             return outcome ? UCS_OK : refused(outcome.error(), local.length, to, from);
         }
-        under_way().add(std::move(*started), comp);
+        under_way().add(std::move(*started), comp, ep);
         return UCS_INPROGRESS;
     }
     unsigned progress() override {
@@ -140,7 +148,7 @@ private:
                                            std::uint64_t remote, bool put) {
         const std::lock_guard guard(key.mutex);
         if (!key.opened || key.opened->gone()) {
-            auto opened = gaudi::import_memory(key.handle);
+            auto opened = gaudi::import_memory(key.handle, options_);
             if (!opened)
                 return tl::unexpected(opened.error());
             key.opened = std::move(*opened);
@@ -170,6 +178,7 @@ private:
     const uct_gaudi_ipc_iface_config_t config_;
     const gaudi::process_name process_ = gaudi::own_process();
     std::array<std::uint64_t, 2> machine_{};
+    gaudi::import_options options_;
     std::map<unsigned, std::optional<gaudi::copy_engine>> engines_; // by device; empty: it has none
     int timer_ = -1;
 };
@@ -184,6 +193,10 @@ ucs_status_t uct_gaudi_ipc_iface_open(uct_md_h md, uct_worker_h worker, const uc
             chosen.bandwidth = above_every_nic();
         if (chosen.bandwidth <= 0) {
             gaudi_log(module, ERROR, "UCX_GAUDI_IPC_BW: a bandwidth must be more than 0");
+            return UCS_ERR_INVALID_PARAM;
+        }
+        if (const std::string_view require = config.require; require != "none" && require != "zero-copy") {
+            gaudi_log(module, ERROR, "UCX_GAUDI_IPC_REQUIRE={}: use none or zero-copy", require);
             return UCS_ERR_INVALID_PARAM;
         }
         return open_interface(std::make_unique<ipc_transport>(module, chosen), md, worker, params, tl_config,
@@ -204,6 +217,11 @@ ucs_config_field_t* iface_settings(const ucx_api& ucx) {
          offsetof(config, bandwidth), type.bandwidth()},
         {"LATENCY", "10us", "Time that a copy of a few bytes takes.", offsetof(config, latency), type.time()},
         {"OVERHEAD", "2us", "CPU time that starting a copy takes.", offsetof(config, overhead), type.time()},
+        {"REQUIRE", "none",
+         "zero-copy: memory that could only be reached through host memory is an error; none: it is staged, "
+         "or\n"
+         "its owner copies.",
+         offsetof(config, require), type.string()},
         {nullptr, nullptr, nullptr, 0, {}}};
 }
 
