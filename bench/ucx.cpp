@@ -209,10 +209,10 @@ void dma(table& results) {
             fmt::format("gaudi_dma, put of {} MiB", size >> 20), fmt::format("{:.1f} GB/s", by_four),
             fmt::format("copy engine: {:.1f} GB/s; ratio {:.2f}, goal 0.95", by_engine, by_four / by_engine),
             by_four / by_engine >= 0.95);
-        results.row(fmt::format("  four queues beside one, {} MiB", size >> 20),
-                    fmt::format("{:.1f} GB/s", by_four),
-                    fmt::format("one: {:.1f} GB/s; ratio {:.2f}, goal 1", by_one, by_four / by_one),
-                    by_four / by_one >= 0.97);
+        results.row(
+            fmt::format("  four queues beside one, {} MiB", size >> 20), fmt::format("{:.1f} GB/s", by_four),
+            fmt::format("one: {:.1f} GB/s; ratio {:.2f}, goal 1, within 3 %", by_one, by_four / by_one),
+            by_four / by_one >= 0.97);
     }
     std::vector<finished> done(200);
     const auto before = own_nanoseconds();

@@ -16,7 +16,28 @@ struct ipc_case {
     int way;
 };
 
-class between_processes : public ucx_test, public ::testing::WithParamInterface<ipc_case> {};
+class between_processes : public ucx_test, public ::testing::WithParamInterface<ipc_case> {
+protected:
+    // put, get, tag and am of these sizes, the largest of which nobody stages.
+    void expect_its_way(const char* sizes, std::uint64_t largest, int limit) {
+        const auto& [name, version, description, environment, way] = GetParam();
+        describe_lab(description);
+        auto variables = counting();
+        for (const auto& each : words(environment))
+            variables.push_back(each);
+        const auto done =
+            peers(prefix_of(version), "posix,gaudi_ipc",
+                  fmt::format("--operations put,get,tag,am --rounds 1 --sizes {}", sizes), variables, limit);
+        EXPECT_EQ(done.status, 0) << done.output;
+        EXPECT_HAS_NOT(done.output, "ERROR");
+        const auto bytes = ipc_bytes();
+        for (int each = 0; each < 6; ++each)
+            if (each == way)
+                EXPECT_GE(bytes[static_cast<std::size_t>(each)], 4 * largest) << each;
+            else
+                EXPECT_EQ(bytes[static_cast<std::size_t>(each)], 0U) << each;
+    }
+};
 INSTANTIATE_TEST_SUITE_P(
     ucx, between_processes,
     ::testing::Values(
@@ -30,25 +51,28 @@ INSTANTIATE_TEST_SUITE_P(
                  context},
         ipc_case{"one_device_1_23", "1.23", "gaudis = 1\nhcas = 1\n", "UCX_GAUDI_COPY_SHARE_DEVICE=y",
                  context},
+        ipc_case{"dmabuf_1_22", "1.22", "gaudis = 2\nhcas = 1\n", "UCX_GAUDI_IPC_GIVE=dmabuf", nic},
+        ipc_case{"dmabuf_1_23", "1.23", "gaudis = 2\nhcas = 1\n", "UCX_GAUDI_IPC_GIVE=dmabuf", nic},
         ipc_case{"proxy_1_22", "1.22", "gaudis = 2\nhcas = 0\n", "UCX_GAUDI_IPC_GIVE=nothing", proxy},
         ipc_case{"proxy_1_23", "1.23", "gaudis = 2\nhcas = 0\n", "UCX_GAUDI_IPC_GIVE=nothing", proxy}),
     [](const auto& each) { return std::string(each.param.name); });
 
 TEST_P(between_processes, every_byte_is_right_and_goes_the_way_it_should) {
-    const auto& [name, version, description, environment, way] = GetParam();
-    describe_lab(description);
-    auto variables = counting();
-    for (const auto& each : words(environment))
-        variables.push_back(each);
-    const auto done = peers(prefix_of(version), "posix,gaudi_ipc",
-                            "--operations put,get,tag,am --rounds 1 --sizes 1,4099,100k,1m,9m", variables);
-    EXPECT_EQ(done.status, 0) << done.output;
-    const auto bytes = ipc_bytes();
-    for (int each = 0; each < 6; ++each)
-        if (each == way)
-            EXPECT_GE(bytes[static_cast<std::size_t>(each)], 4U * 9 << 20) << each;
-        else
-            EXPECT_EQ(bytes[static_cast<std::size_t>(each)], 0U) << each;
+    expect_its_way("1,4099,100k,1m,9m", 9 << 20, 60);
+}
+
+class whole_gibibyte : public between_processes {};
+INSTANTIATE_TEST_SUITE_P(
+    one_gibibyte, whole_gibibyte,
+    ::testing::Values(
+        ipc_case{"vendor_import", "1.22", "gaudis = 2\nhcas = 1\ndmabuf_import = yes\n", "", import},
+        ipc_case{"nic", "1.23", "gaudis = 2\nhcas = 1\n", "", nic},
+        ipc_case{"staged", "1.22", "gaudis = 2\nhcas = 0\n", "", staged},
+        ipc_case{"one_device", "1.23", "gaudis = 1\nhcas = 1\n", "UCX_GAUDI_COPY_SHARE_DEVICE=y", context},
+        ipc_case{"proxy", "1.23", "gaudis = 2\nhcas = 0\n", "UCX_GAUDI_IPC_GIVE=nothing", proxy}),
+    [](const auto& each) { return std::string(each.param.name); });
+TEST_P(whole_gibibyte, is_right_by_every_way) {
+    expect_its_way("1g", 1 << 30, 250);
 }
 
 TEST_F(ucx_test, gaudi_dma_stands_alone_and_beside_the_others) {
@@ -66,8 +90,10 @@ TEST_F(ucx_test, gaudi_dma_stands_alone_and_beside_the_others) {
                     variables);
             EXPECT_EQ(done.status, 0) << done.output;
             const auto counted = ways_of();
-            const bool alone = std::string_view(transports).find("gaudi_cpy") == std::string_view::npos;
-            EXPECT_TRUE(!alone || counted.dma >= 4U * 9 << 20) << counted.dma;
+            if (std::string_view(transports).find("gaudi_ipc") == std::string_view::npos)
+                EXPECT_GE(counted.dma, 4U * 9 << 20);
+            else // which needs none of the others for what is large
+                EXPECT_GE(ipc_bytes()[nic], 4U * 9 << 20);
         }
 }
 
@@ -94,8 +120,8 @@ TEST_P(ipc_on_both_versions, is_listed) {
     const auto settings = run(prefix_of(GetParam()), "ucx_info -cf");
     for (const auto* line :
          {"UCX_GAUDI_IPC_GIVE=auto\n", "UCX_GAUDI_IPC_ALLOW=\n", "UCX_GAUDI_IPC_IMPORTS=256\n",
-          "UCX_GAUDI_IPC_STATISTICS=n\n", "UCX_GAUDI_DMA_QUEUES=4\n", "UCX_GAUDI_DMA_STRIPE=8M\n",
-          "UCX_GAUDI_DMA_BATCH=256\n", "UCX_GAUDI_DMA_IN_FLIGHT=256\n"})
+          "UCX_GAUDI_IPC_STATISTICS=n\n", "UCX_GAUDI_IPC_REQUIRE=none\n", "UCX_GAUDI_DMA_QUEUES=4\n",
+          "UCX_GAUDI_DMA_STRIPE=8M\n", "UCX_GAUDI_DMA_BATCH=256\n", "UCX_GAUDI_DMA_IN_FLIGHT=256\n"})
         EXPECT_HAS(settings.output, line);
 }
 
@@ -117,6 +143,18 @@ TEST_P(ipc_on_both_versions, more_copies_at_once_than_the_owner_makes_wait_for_r
                             "--operations put,get,tag --rounds 3 --threads 6 --sizes 64k,3m",
                             {"UCX_GAUDI_IPC_GIVE=nothing"});
     EXPECT_EQ(done.status, 0) << done.output;
+}
+
+TEST_P(ipc_on_both_versions, zero_copy_may_be_required) {
+    const auto with = [&](const char* description, const char* give) {
+        describe_lab(description);
+        return peers(prefix_of(GetParam()), "posix,gaudi_ipc", "--operations put --rounds 1 --sizes 1m",
+                     {"UCX_GAUDI_IPC_REQUIRE=zero-copy", give});
+    };
+    EXPECT_EQ(with("gaudis = 2\nhcas = 1\n", "UCX_GAUDI_IPC_GIVE=context").status, 0);
+    const auto refused = with("gaudis = 2\nhcas = 0\n", "UCX_GAUDI_IPC_GIVE=nothing");
+    EXPECT_NE(refused.status, 0);
+    EXPECT_HAS(refused.output, "zero-copy was required");
 }
 
 TEST_P(ipc_on_both_versions, a_worker_that_sleeps_is_woken) {
@@ -151,6 +189,8 @@ TEST_P(ipc_on_both_versions, settings_without_sense_are_refused) {
         EXPECT_HAS_NOT(shown.output, "Transport: gaudi_ipc");
         EXPECT_HAS(shown.output, "Transport: gaudi_cpy"); // nothing else suffers
     }
+    const auto shown = run(prefix, "ucx_info -d", {"UCX_GAUDI_IPC_REQUIRE=all"});
+    EXPECT_HAS(shown.output, "UCX_GAUDI_IPC_REQUIRE=all: use none or zero-copy");
 }
 
 } // namespace
