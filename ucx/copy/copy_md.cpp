@@ -17,7 +17,6 @@ namespace gaudi_ucx {
 namespace {
 
 constexpr std::uint64_t most_queues = 4;
-constexpr std::size_t auto_bytes = static_cast<std::size_t>(-2); // UCX's "auto" of memory units
 
 // Errors of a call that was told to be quiet are details.
 ucs_log_level_t level_of(std::uint64_t flags) {
@@ -478,7 +477,7 @@ ucs_config_field_t* md_settings(const ucx_api& ucx) {
          offsetof(config, heap_chunk), type.bytes()},
         {"QUEUES", "2", "DMA queues in each direction that a large copy is spread over, 1 to 4.",
          offsetof(config, queues), type.unsigned_number()},
-        {"LOG_LEVEL", "", "Log level of this component alone; empty: as UCX_LOG_LEVEL.",
+        {"LOG_LEVEL", "", "Log level of this plugin alone, gaudi_ipc included; empty: as UCX_LOG_LEVEL.",
          offsetof(config, log_level), type.string()},
         {"NIC_MAX", "32k",
          "Largest copy between host and device that goes through the nearest NIC in loopback, if it "
