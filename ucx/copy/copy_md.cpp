@@ -151,6 +151,15 @@ ucs_status_t uct_gaudi_copy_mem_free(uct_md_h, uct_mem_h memh) {
 
 // ---- registration, keys ----
 
+// Nothing of a device that was reset is worth moving, and the DMA-BUFs that were exported before still open:
+// UCX is told so here, where it takes an error. A copy that failed would end its process.
+ucs_status_t refuse_lost(uct_gaudi_module& module, const gaudi::device& device, ucs_log_level_t level,
+                         std::string_view doing) {
+    if (!device.lost())
+        return UCS_OK;
+    return failed(module, gaudi::error(gaudi::errc::device_lost, device.info().bus_id), level, doing);
+}
+
 ucs_status_t uct_gaudi_copy_mem_reg(uct_md_h tl_md, void* address, size_t length,
                                     const uct_md_mem_reg_params_t* params, uct_mem_h* memh_p) {
     return guarded([&]() -> ucs_status_t {
@@ -163,6 +172,11 @@ ucs_status_t uct_gaudi_copy_mem_reg(uct_md_h tl_md, void* address, size_t length
         if (where.device) {
             made->key.device_index = where.index;
             const auto device = gaudi::find_open_device(where.index);
+            if (device)
+                if (const auto status =
+                        refuse_lost(*md.module, *device, level_of(flags), "registration of Gaudi memory");
+                    status != UCS_OK)
+                    return status;
             if (device && !device->attached()) {
                 const auto known =
                     gaudi::known_memory().find_pages(gaudi::device_address(number(address)), length);
@@ -273,6 +287,9 @@ ucs_status_t give_dmabuf(uct_gaudi_copy_md_t& md, gaudi::device& device, std::ui
     attr->dmabuf_offset = 0;
     if (md.dmabuf == UCS_NO)
         return UCS_OK;
+    if (const auto status = refuse_lost(*md.module, device, UCS_LOG_LEVEL_ERROR, "DMA-BUF of Gaudi memory");
+        status != UCS_OK)
+        return status;
     const auto exported = device.export_memory(gaudi::device_address(address), length);
     if (!exported) {
         const bool must = md.dmabuf == UCS_YES;
