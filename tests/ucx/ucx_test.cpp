@@ -384,6 +384,15 @@ TEST_F(ucx_test, no_gaudi_a_busy_one_and_a_full_one_are_said) {
     EXPECT_HAS(none.output, "no Gaudi: the driver finds none");
 }
 
+TEST_F(ucx_test, perftest_ends_with_a_status_where_no_device_has_queues) {
+    describe_lab("gaudis = 2\ngeneration = gaudi3\nhcas = 1\n");
+    const auto port = free_port();
+    const auto program = fmt::format("timeout -s KILL 4 ucx_perftest -t tag_bw -m gaudi -p {}", port);
+    const auto both = run_both(lab(old_ucx, program), lab(old_ucx, program + " localhost"), port);
+    EXPECT_HAS(both.client.output, "Gaudi memory: no device has a queue for copies");
+    EXPECT_NE(both.client.status, 0);
+}
+
 TEST_F(ucx_test, a_nic_without_dmabufs_carries_staged_memory) {
     describe_lab("gaudis = 2\nhcas = 1\n[hca 0]\ndmabuf = no\n");
     const auto done = peers(new_ucx, "rc_v", "--sizes 8,1m --rounds 1", counting());
