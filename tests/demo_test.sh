@@ -45,6 +45,11 @@ plain) [ "$last" = "data is right: every byte that went through both Gaudis and 
 broken) [ $status -eq 1 ] && ! grep -q "every byte" "$scratch/output" || fail "a failure passes for success" ;;
 esac
 [ "$case" = broken ] || [ $status -eq 0 ] || fail "exit status $status"
+if [ "$case" = ucx ]; then # the largest messages, both processes, and the NIC that moved the data
+    grep -Eq '\.\.inf \| (\(\?\) )?rendezvous zero-copy .*\| rc_verbs' "$scratch/output" || fail "UCX does not say zero-copy"
+    [ "$(grep -c 'gaudi_copy: .* [1-9][0-9]* DMA-BUFs given' "$scratch/output")" -eq 2 ] || fail "no DMA-BUFs were given"
+    grep -q '"bytes_to_dmabuf":[1-9]' "$scratch/output" || fail "no byte went into a DMA-BUF"
+fi
 [ -z "$(ls -A "$scratch/tmp")" ] || fail "left behind: $(ls -A "$scratch/tmp")"
 [ ! -e "$lab" ] || [ -z "$(ls -A "$lab")" ] || fail "labs left behind: $(ls -A "$lab")"
 ! ip netns list | grep "gaudi-demo-$demo-" || fail "network namespaces left behind"

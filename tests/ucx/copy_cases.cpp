@@ -2,10 +2,13 @@
 // The transport gaudi_cpy, call by call. Runs in the lab, under either UCX.
 #include "tests/ucx/uct_case.hpp"
 
+#include <gaudi/device.hpp>
+
 #include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <poll.h>
+#include <string_view>
 
 namespace {
 
@@ -190,6 +193,66 @@ TEST_F(uct_case, copies_of_freed_memory_fail) {
     EXPECT_EQ(uct_ep_get_short(copies.ep, &word, 8, gone, UCT_INVALID_RKEY), UCS_ERR_INVALID_ADDR);
     EXPECT_EQ(uct_ep_put_short(copies.ep, &word, 8, stays.number() + 4092, UCT_INVALID_RKEY),
               UCS_ERR_INVALID_ADDR);
+}
+
+// ---- between two devices ----
+
+// Memory of the library on one device, filled and read by the device's own engine.
+class on_device {
+public:
+    on_device(unsigned index, std::size_t size)
+        : device_(gaudi::expect(gaudi::open_device(gaudi::by_index{index}))),
+          buffer_(gaudi::expect(device_->heap().allocate(size))) {}
+
+    [[nodiscard]] uint64_t number() const { return buffer_.address().value(); }
+    void fill(const std::vector<std::byte>& bytes) {
+        auto engine = gaudi::expect(device_->copies());
+        gaudi::expect(gaudi::expect(engine.write(buffer_.address(), bytes)).wait());
+    }
+    std::vector<std::byte> read() {
+        std::vector<std::byte> bytes(buffer_.size());
+        auto engine = gaudi::expect(device_->copies());
+        gaudi::expect(gaudi::expect(engine.read(bytes, buffer_.address())).wait());
+        return bytes;
+    }
+
+private:
+    std::shared_ptr<gaudi::device> device_;
+    gaudi::device_buffer buffer_;
+};
+
+TEST_F(uct_case, copies_between_two_devices_move_every_byte_and_no_other) {
+    copier copies(domain);
+    const auto first = gaudi::expect(gaudi::open_device(gaudi::by_index{0})),
+               second = gaudi::expect(gaudi::open_device(gaudi::by_index{1})); // open until the end
+    constexpr std::size_t margin = 64;
+    unsigned seed = 0;
+    for (const std::size_t size : {1UL, 8UL, 4097UL, 32769UL, 1000003UL, (9UL << 20) + 5})
+        for (const unsigned source : {0U, 1U})
+            for (const auto* way : {"put_zcopy", "get_zcopy", "put_short"}) {
+                SCOPED_TRACE(std::string(way) + " of " + std::to_string(size) + " bytes from device " +
+                             std::to_string(source));
+                on_device from(source, size), to(1 - source, size + 2 * margin);
+                const auto out = numbered(size, ++seed), before = numbered(size + 2 * margin, seed + 100);
+                from.fill(out);
+                to.fill(before);
+                auto* const mine = reinterpret_cast<void*>(from.number());
+                const auto there = to.number() + margin;
+                const auto name = std::string_view(way);
+                if (name == "put_zcopy")
+                    ASSERT_EQ(complete(copies, true, mine, size, there), UCS_OK);
+                else if (name == "get_zcopy")
+                    ASSERT_EQ(complete(copies, false, reinterpret_cast<void*>(there), size, from.number()),
+                              UCS_OK);
+                else
+                    ASSERT_EQ(uct_ep_put_short(copies.ep, mine, static_cast<unsigned>(size), there,
+                                               UCT_INVALID_RKEY),
+                              UCS_OK);
+                auto expected = before;
+                std::copy(out.begin(), out.end(), expected.begin() + margin);
+                EXPECT_TRUE(to.read() == expected);
+                EXPECT_TRUE(from.read() == out);
+            }
 }
 
 // ---- the whole ----

@@ -5,6 +5,7 @@
 
 #include <gaudi/device.hpp>
 
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -97,6 +98,65 @@ TEST_F(uct_case, memory_of_the_library_is_the_same_memory) {
     EXPECT_EQ(attr.base_address, reinterpret_cast<void*>(buffer.address().value()));
     EXPECT_EQ(attr.alloc_length, 65536U);
     EXPECT_EQ(attr.sys_dev, info.sys_dev);
+}
+
+// What UCM tells those who cache registrations, from its own interface.
+class announced_frees {
+public:
+    announced_frees() {
+        const auto set = reinterpret_cast<decltype(&ucm_set_event_handler)>(
+            ::dlsym(RTLD_DEFAULT, "ucm_set_event_handler"));
+        if (set == nullptr)
+            ADD_FAILURE() << "no ucm_set_event_handler";
+        else
+            EXPECT_EQ(set(UCM_EVENT_MEM_TYPE_FREE | UCM_EVENT_FLAG_NO_INSTALL, 1000, heard, this), UCS_OK);
+    }
+    ~announced_frees() {
+        if (const auto unset = reinterpret_cast<decltype(&ucm_unset_event_handler)>(
+                ::dlsym(RTLD_DEFAULT, "ucm_unset_event_handler")))
+            unset(UCM_EVENT_MEM_TYPE_FREE, heard, this);
+    }
+    announced_frees(const announced_frees&) = delete;
+    announced_frees& operator=(const announced_frees&) = delete;
+
+    struct free {
+        uint64_t address;
+        std::size_t length;
+        ucs_memory_type_t type;
+        bool operator==(const free&) const = default;
+    };
+    std::vector<free> all;
+
+private:
+    static void heard(ucm_event_type_t, ucm_event_t* event, void* self) {
+        static_cast<announced_frees*>(self)->all.push_back(
+            {reinterpret_cast<uint64_t>(event->mem_type.address), event->mem_type.size,
+             event->mem_type.mem_type});
+    }
+};
+
+TEST_F(uct_case, a_free_is_announced_to_ucm_once_with_address_and_length) {
+    const allocated stays(domain, 4096); // the device stays open
+    announced_frees frees;
+    announced_frees::free expected{0, 0, UCS_MEMORY_TYPE_GAUDI};
+    {
+        const allocated of_ucx(domain, 100000);
+        expected.address = of_ucx.number();
+        expected.length = of_ucx.memory.length;
+        EXPECT_TRUE(frees.all.empty());
+    }
+    EXPECT_GE(expected.length, 100000U);
+    EXPECT_EQ(frees.all, std::vector{expected});
+    frees.all.clear();
+    {
+        const auto device = gaudi::expect(gaudi::open_device());
+        const auto of_library = gaudi::expect(device->heap().allocate(70001));
+        expected.address = of_library.address().value();
+        expected.length = of_library.size();
+        EXPECT_TRUE(frees.all.empty());
+    }
+    EXPECT_GE(expected.length, 70001U);
+    EXPECT_EQ(frees.all, std::vector{expected});
 }
 
 TEST_F(uct_case, a_full_device_says_so) {

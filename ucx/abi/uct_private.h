@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // What a transport must know of UCX and UCX installs no header for, as we state it: UCX 1.22 and 1.23. One
 // statement serves both: where 1.23 added members at an end, they are here, and 1.22 never looks at them.
-// tests/ucx compares every offset with the DWARF of the stock 1.22.0 library, and report.cpp prints them for
-// any other.
+// tests/ucx/abi_test.cpp compares offset and size of every member that 1.22 has with the DWARF of the stock
+// 1.22.0 library; report.cpp prints them, also from the headers of another UCX.
 #pragma once
 
 #include <stdint.h>
@@ -291,6 +291,11 @@ typedef struct uct_am_handler {
     uint32_t flags;
 } uct_am_handler_t;
 
+typedef struct uct_worker_progress {
+    int id;
+    int refcount;
+} uct_worker_progress_t;
+
 typedef struct uct_base_iface {
     uct_iface_t super;
     uct_iface_internal_ops_t* internal_ops;
@@ -302,10 +307,7 @@ typedef struct uct_base_iface {
     uct_error_handler_t err_handler;
     void* err_handler_arg;
     uint32_t err_handler_flags;
-    struct {
-        int id;
-        int refcount;
-    } prog;
+    uct_worker_progress_t prog;
     unsigned progress_flags;
     struct {
         unsigned num_alloc_methods;

@@ -5,6 +5,9 @@
 
 namespace gaudi_ucx {
 
+// UCX's "auto" of memory units.
+constexpr std::size_t auto_bytes = static_cast<std::size_t>(-2);
+
 // UCX's parsers as its own macros put them together, but of the UCX that loaded us.
 struct setting_types {
     explicit setting_types(const ucx_api& api) : ucx(api) {}

@@ -4,7 +4,6 @@
 #include <gaudi/ipc.hpp>
 
 #include "ucx/base/publisher.hpp"
-#include "ucx/base/settings.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -15,9 +14,6 @@
 
 namespace gaudi_ucx {
 namespace {
-
-constexpr std::uint64_t most_queues = 4;
-constexpr std::size_t auto_bytes = static_cast<std::size_t>(-2); // UCX's "auto" of memory units
 
 // Errors of a call that was told to be quiet are details.
 ucs_log_level_t level_of(std::uint64_t flags) {
@@ -152,6 +148,15 @@ ucs_status_t uct_gaudi_copy_mem_free(uct_md_h, uct_mem_h memh) {
 
 // ---- registration, keys ----
 
+// Nothing of a device that was reset is worth moving, and the DMA-BUFs that were exported before still open:
+// UCX is told so here, where it takes an error. A copy that failed would end its process.
+ucs_status_t refuse_lost(uct_gaudi_module& module, const gaudi::device& device, ucs_log_level_t level,
+                         std::string_view doing) {
+    if (!device.lost())
+        return UCS_OK;
+    return failed(module, gaudi::error(gaudi::errc::device_lost, device.info().bus_id), level, doing);
+}
+
 ucs_status_t uct_gaudi_copy_mem_reg(uct_md_h tl_md, void* address, size_t length,
                                     const uct_md_mem_reg_params_t* params, uct_mem_h* memh_p) {
     return guarded([&]() -> ucs_status_t {
@@ -164,6 +169,11 @@ ucs_status_t uct_gaudi_copy_mem_reg(uct_md_h tl_md, void* address, size_t length
         if (where.device) {
             made->key.device_index = where.index;
             const auto device = gaudi::find_open_device(where.index);
+            if (device)
+                if (const auto status =
+                        refuse_lost(*md.module, *device, level_of(flags), "registration of Gaudi memory");
+                    status != UCS_OK)
+                    return status;
             if (device && !device->attached()) {
                 const auto known =
                     gaudi::known_memory().find_pages(gaudi::device_address(number(address)), length);
@@ -274,6 +284,9 @@ ucs_status_t give_dmabuf(uct_gaudi_copy_md_t& md, gaudi::device& device, std::ui
     attr->dmabuf_offset = 0;
     if (md.dmabuf == UCS_NO)
         return UCS_OK;
+    if (const auto status = refuse_lost(*md.module, device, UCS_LOG_LEVEL_ERROR, "DMA-BUF of Gaudi memory");
+        status != UCS_OK)
+        return status;
     const auto exported = device.export_memory(gaudi::device_address(address), length);
     if (!exported) {
         const bool must = md.dmabuf == UCS_YES;
@@ -334,36 +347,6 @@ ucs_status_t uct_gaudi_copy_detect_memory_type(uct_md_h tl_md, const void* point
 
 // ---- opening and closing ----
 
-// What is wrong with the settings, or nothing.
-std::string apply(uct_gaudi_copy_md_t& md, const uct_gaudi_copy_md_config_t& config) {
-    auto& module = *md.module;
-    if (*config.log_level != 0 && !module.set_log_level(config.log_level))
-        return fmt::format("UCX_GAUDI_COPY_LOG_LEVEL={}: use a level that UCX_LOG_LEVEL takes",
-                           config.log_level);
-    const auto choice = gaudi::parse_device_choice(config.device);
-    if (!choice)
-        return fmt::format("UCX_GAUDI_COPY_DEVICE={}: use auto, an index, a bus id, or module:<id>",
-                           config.device);
-    if (config.queues == 0 || config.queues > most_queues)
-        return fmt::format("UCX_GAUDI_COPY_QUEUES={}: use 1 to {}", config.queues, most_queues);
-    constexpr std::size_t largest = 1ULL << 40;
-    const bool automatic = config.heap_chunk == auto_bytes;
-    if (!automatic && (config.heap_chunk == 0 || config.heap_chunk > largest))
-        return fmt::format("UCX_GAUDI_COPY_HEAP_CHUNK={}: use 1 to {} bytes, or auto", config.heap_chunk,
-                           largest);
-    constexpr std::size_t largest_by_nic = 1 << 20;
-    if (config.nic_max > largest_by_nic)
-        return fmt::format("UCX_GAUDI_COPY_NIC_MAX={}: use 0 to {} bytes", config.nic_max, largest_by_nic);
-    md.choice = *choice;
-    md.heap_chunk = automatic ? 0 : config.heap_chunk;
-    md.dmabuf = static_cast<ucs_ternary_auto_value_t>(config.dmabuf);
-    md.copies.queues = config.queues;
-    md.statistics = config.statistics != 0;
-    md.share_device = config.share_device != 0;
-    md.nic_max = md.dmabuf != UCS_NO ? config.nic_max : 0; // it takes one
-    return {};
-}
-
 std::string statistics_line(const uct_gaudi_module& module) {
     const auto& counted = module.counters;
     return fmt::format(
@@ -410,7 +393,8 @@ ucs_status_t uct_gaudi_copy_md_open(uct_component_t* component, const char*, con
         auto made = std::make_unique<uct_gaudi_copy_md_t>();
         made->super = {&md_ops, component};
         made->module = &module;
-        const auto wrong = apply(*made, *reinterpret_cast<const uct_gaudi_copy_md_config_t*>(tl_config));
+        const auto wrong =
+            apply_copy_settings(*made, *reinterpret_cast<const uct_gaudi_copy_md_config_t*>(tl_config));
         if (!wrong.empty()) {
             gaudi_log(module, ERROR, "{}", wrong);
             return UCS_ERR_INVALID_PARAM;
@@ -455,45 +439,6 @@ void uct_gaudi_copy_md_vfs_init(uct_md_h tl_md) {
     auto& module = *copy_md(tl_md).module;
     module.ucx.ucs_vfs_obj_add_ro_file(tl_md, show_counter, &module, 0, "counters");
     module.ucx.ucs_vfs_obj_add_ro_file(tl_md, show_devices, &module, 0, "devices");
-}
-
-ucs_config_field_t* md_settings(const ucx_api& ucx) {
-    const setting_types type(ucx);
-    using config = uct_gaudi_copy_md_config_t;
-    return new ucs_config_field_t[]{
-        // one per UCX, for as long as the process lives
-        {"", "", nullptr, offsetof(config, super), type.table(*ucx.uct_md_config_table)},
-        {"DMABUF", "try",
-         "Give DMA-BUFs of Gaudi memory to network transports, which then move it without a copy.\n"
-         "yes - an allocation that cannot be exported is an error; try - it is staged through host memory;\n"
-         "no  - everything is staged.",
-         offsetof(config, dmabuf), type.ternary()},
-        {"DEVICE", "auto",
-         "Device to allocate memory on: an index as in /dev/accel/accelN, a PCI bus id, module:<id>,\n"
-         "or auto: the one this process has open already, else the first that is free.",
-         offsetof(config, device), type.string()},
-        {"HEAP_CHUNK", "auto",
-         "How much device memory is taken from the driver at a time. auto: one page of the driver's\n"
-         "(768 MB on Gaudi2).",
-         offsetof(config, heap_chunk), type.bytes()},
-        {"QUEUES", "2", "DMA queues in each direction that a large copy is spread over, 1 to 4.",
-         offsetof(config, queues), type.unsigned_number()},
-        {"LOG_LEVEL", "", "Log level of this component alone; empty: as UCX_LOG_LEVEL.",
-         offsetof(config, log_level), type.string()},
-        {"NIC_MAX", "32k",
-         "Largest copy between host and device that goes through the nearest NIC in loopback, if it "
-         "registers\n"
-         "DMA-BUFs: a few bytes take a fraction of the time that the device's engines need. 0: none.",
-         offsetof(config, nic_max), type.bytes()},
-        {"SHARE_DEVICE", "n",
-         "Let other processes of this user allocate on a device that this one has open, and join one that "
-         "is\n"
-         "busy where its owner allows it. The driver has one context for them all: they must trust each "
-         "other.",
-         offsetof(config, share_device), type.boolean()},
-        {"STATISTICS", "n", "Print what was allocated, exported and copied when a memory domain is closed.",
-         offsetof(config, statistics), type.boolean()},
-        {nullptr, nullptr, nullptr, 0, {}}};
 }
 
 } // namespace
@@ -569,7 +514,7 @@ void fill_copy_component(uct_gaudi_module& module) {
     component.rkey_compare = uct_gaudi_copy_rkey_compare;
     component.md_config.name = "Gaudi copy memory domain";
     component.md_config.prefix = "GAUDI_COPY_";
-    component.md_config.table = md_settings(module.ucx);
+    component.md_config.table = copy_md_settings(module.ucx);
     component.md_config.size = sizeof(uct_gaudi_copy_md_config_t);
     component.cm_config.name = "";
     component.cm_config.prefix = "";

@@ -9,6 +9,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace gaudi_ucx {
@@ -58,6 +59,11 @@ struct uct_gaudi_copy_md_t {
 inline uct_gaudi_copy_md_t& copy_md(uct_md_h md) {
     return *reinterpret_cast<uct_gaudi_copy_md_t*>(md);
 }
+
+// Takes the settings over; says what is wrong with them, or nothing.
+[[nodiscard]] std::string apply_copy_settings(uct_gaudi_copy_md_t& md,
+                                              const uct_gaudi_copy_md_config_t& config);
+[[nodiscard]] ucs_config_field_t* copy_md_settings(const ucx_api& ucx);
 
 // Settings and functions of the component, for registering it with UCX.
 void fill_copy_component(uct_gaudi_module& module);

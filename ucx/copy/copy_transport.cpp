@@ -11,7 +11,9 @@
 #include "ucx/copy/copy_md.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <utility>
 
 namespace gaudi_ucx {
 namespace {
@@ -228,11 +230,21 @@ std::string wrong_with(const uct_gaudi_copy_iface_config_t& config) {
     if (config.max_bcopy < config.max_short || config.max_bcopy > 1 << 30)
         return fmt::format("UCX_GAUDI_COPY_MAX_BCOPY={}: use MAX_SHORT ({}) to 1g", config.max_bcopy,
                            config.max_short);
-    if (config.max_zcopy < config.max_bcopy)
-        return fmt::format("UCX_GAUDI_COPY_MAX_ZCOPY={}: use MAX_BCOPY ({}) or more", config.max_zcopy,
+    if (config.max_zcopy < config.max_bcopy || config.max_zcopy == auto_bytes)
+        return fmt::format("UCX_GAUDI_COPY_MAX_ZCOPY={}: use MAX_BCOPY ({}) or more, or inf",
+                           config.max_zcopy == auto_bytes ? "auto" : std::to_string(config.max_zcopy),
                            config.max_bcopy);
-    if (config.to_device <= 0 || config.from_device <= 0 || config.within <= 0)
-        return "UCX_GAUDI_COPY_BW_*: bandwidths must be more than 0";
+    for (const auto& [name, value] :
+         {std::pair("TO_DEVICE", config.to_device), std::pair("FROM_DEVICE", config.from_device),
+          std::pair("WITHIN", config.within)})
+        if (!(value > 0) || !std::isfinite(value)) // UCX's parser takes nan, inf, auto and numbers below 0
+            return fmt::format("UCX_GAUDI_COPY_BW_{}={}: use a bandwidth of more than 0 bytes per second",
+                               name, value);
+    for (const auto& [name, value] :
+         {std::pair("LATENCY", config.latency), std::pair("NIC_LATENCY", config.nic_latency),
+          std::pair("OVERHEAD", config.overhead)})
+        if (!(value >= 0) || !std::isfinite(value))
+            return fmt::format("UCX_GAUDI_COPY_{}={}: use a time of 0 or more", name, value);
     return {};
 }
 

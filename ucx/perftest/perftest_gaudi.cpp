@@ -3,29 +3,19 @@
 // through the memory domain; what the tool lacks are copies and fills of memory that no CPU can touch.
 #include <gaudi/device.hpp>
 
+#include "ucx/abi/perf_allocator.h"
 #include "ucx/base/module.hpp"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <dlfcn.h>
+#include <exception>
 #include <vector>
 
 using namespace gaudi_ucx;
 
 namespace {
-
-// As the tool lays it out; tests compare it with its DWARF.
-struct ucx_perf_allocator {
-    ucs_memory_type_t mem_type;
-    ucs_status_t (*init)(void* perf);
-    ucs_status_t (*uct_alloc)(const void* perf, size_t length, unsigned flags,
-                              uct_allocated_memory_t* memory);
-    void (*uct_free)(const void* perf, uct_allocated_memory_t* memory);
-    void (*memcpy)(void* to, ucs_memory_type_t to_type, const void* from, ucs_memory_type_t from_type,
-                   size_t count);
-    void* (*memset)(void* to, int value, size_t count);
-};
-static_assert(sizeof(ucx_perf_allocator) == 48);
 
 gaudi::result<gaudi::copy_engine> engine_at(std::uint64_t address) {
     const auto index = gaudi::known_memory().device_of(gaudi::device_address(address));
@@ -56,41 +46,66 @@ gaudi::result<void> copy(void* to, ucs_memory_type_t to_type, const void* from, 
     return finish(engine->read({static_cast<std::byte*>(to), count}, gaudi::device_address(number(from))));
 }
 
-// The tool has no way to hear of a failure here, and a figure measured on other memory would be a lie.
-[[noreturn]] void give_up(const gaudi::error& error) {
-    std::fprintf(stderr, "ucx_perftest: Gaudi memory: %s\n", error.message().c_str());
-    std::_Exit(1);
+// The tool's copies and fills return nothing that it looks at, so there is no way to tell it of a failure,
+// and a figure measured on other memory would be a lie. No exception may pass through the tool either.
+template <typename F>
+void carry_out_or_end(F&& body) noexcept {
+    const auto end = [](const char* why) {
+        std::fprintf(stderr, "ucx_perftest: Gaudi memory: %s\n", why);
+        std::_Exit(1);
+    };
+    try {
+        if (const gaudi::result<void> done = body(); !done)
+            end(done.error().message().c_str());
+    } catch (const std::exception& error) {
+        end(error.what());
+    }
 }
 
 void copy_or_end(void* to, ucs_memory_type_t to_type, const void* from, ucs_memory_type_t from_type,
-                 size_t count) {
-    if (const auto done = copy(to, to_type, from, from_type, count); !done)
-        give_up(done.error());
+                 size_t count) noexcept {
+    carry_out_or_end([&] { return copy(to, to_type, from, from_type, count); });
 }
 
-void* fill_or_end(void* to, int value, size_t count) {
+gaudi::result<void> fill(void* to, int value, size_t count) {
     constexpr std::size_t most = 4 << 20;
     const std::vector<std::byte> pattern(std::min(count, most), static_cast<std::byte>(value));
     for (std::size_t done = 0; done < count; done += most)
-        copy_or_end(static_cast<std::byte*>(to) + done, UCS_MEMORY_TYPE_GAUDI, pattern.data(),
-                    UCS_MEMORY_TYPE_HOST, std::min(count - done, most));
+        if (auto copied = copy(static_cast<std::byte*>(to) + done, UCS_MEMORY_TYPE_GAUDI, pattern.data(),
+                               UCS_MEMORY_TYPE_HOST, std::min(count - done, most));
+            !copied)
+            return copied;
+    return {};
+}
+
+void* fill_or_end(void* to, int value, size_t count) noexcept {
+    carry_out_or_end([&] { return fill(to, value, count); });
     return to;
 }
 
-ucs_status_t refuse_uct(const void*, size_t, unsigned, uct_allocated_memory_t*) {
+ucs_status_t refuse_uct(const void*, size_t, unsigned, uct_allocated_memory_t*) noexcept {
     std::fprintf(stderr, "ucx_perftest: Gaudi memory is for UCP tests (ucp_*, tag_*, stream_*, am_*); tests "
                          "of a bare transport "
                          "(-x, -d) use host memory\n");
     return UCS_ERR_UNSUPPORTED;
 }
 
-ucs_status_t ready(void*) {
-    const auto devices = gaudi::list_devices();
-    if (devices && !devices->empty())
-        return UCS_OK;
-    std::fprintf(stderr, "ucx_perftest: no Gaudi: %s\n",
-                 devices ? "the driver finds none" : devices.error().message().c_str());
-    return UCS_ERR_NO_DEVICE;
+// What can be known beforehand is an error here, where the tool takes one: later it could not be told.
+ucs_status_t ready(void*) noexcept {
+    return guarded([]() -> ucs_status_t {
+        const auto devices = gaudi::list_devices();
+        if (!devices || devices->empty()) {
+            std::fprintf(stderr, "ucx_perftest: no Gaudi: %s\n",
+                         devices ? "the driver finds none" : devices.error().message().c_str());
+            return UCS_ERR_NO_DEVICE;
+        }
+        if (std::any_of(devices->begin(), devices->end(), [](const auto& each) {
+                return each.generation && gaudi::has_user_queues(*each.generation);
+            }))
+            return UCS_OK;
+        std::fprintf(stderr, "ucx_perftest: Gaudi memory: no device has a queue for copies\n");
+        return UCS_ERR_UNSUPPORTED;
+    });
 }
 
 constexpr ucx_perf_allocator allocator = {
