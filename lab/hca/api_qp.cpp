@@ -73,6 +73,7 @@ void clear_connection(shared_qp& qp) {
     qp.rq.taken_sequence = 0;
     qp.remote = 0;
     qp.sent = qp.expected = qp.tries = 0;
+    qp.drains_to = qp.tell_drained = 0;
     qp.next_try_ns = 0;
     qp.rq.receives_polled = 0;
 }
@@ -346,6 +347,8 @@ bool change(queue_pair& pair, const ibv_qp_attr& values, int mask, ibv_qp_state 
     std::uint32_t expected = from;
     if (!qp.state.compare_exchange_strong(expected, to))
         return false;
+    if (from == IBV_QPS_RTS && to == IBV_QPS_SQD)
+        begin_drain(qp, (mask & IBV_QP_EN_SQD_ASYNC_NOTIFY) != 0 && values.en_sqd_async_notify != 0);
     pair.handle()->state = to;
     return true;
 }
@@ -379,10 +382,9 @@ int modify(queue_pair& pair, const ibv_qp_attr& values, int mask) {
         return EINVAL;
     if (to == IBV_QPS_RTR && qp.rq.sender_waits.exchange(0) != 0)
         run_waiting_sender(pair);
-    if (to == IBV_QPS_RTS && from != IBV_QPS_RTR)
-        run_send_queue(*pair.home, pair.near(), pair.far()); // what SQD held back
-    if (to == IBV_QPS_SQD && (mask & IBV_QP_EN_SQD_ASYNC_NOTIFY) != 0 && values.en_sqd_async_notify != 0)
-        raise(context::of(pair.handle()->context), {IBV_EVENT_SQ_DRAINED, pair.index, pair.serial, 0});
+    // What SQD held back; and a queue with nothing under way is drained at once.
+    if ((to == IBV_QPS_RTS && from != IBV_QPS_RTR) || to == IBV_QPS_SQD)
+        run_send_queue(*pair.home, pair.near(), pair.far());
     return 0;
 }
 
@@ -437,6 +439,7 @@ VERB(int, ibv_query_qp, (ibv_qp * qp, ibv_qp_attr* values, int mask, ibv_qp_init
          *values = pair.attributes;
          values->qp_state = values->cur_qp_state = static_cast<ibv_qp_state>(pair.qp->state.load());
          values->cap = pair.made_with.cap;
+         values->sq_draining = is_draining(*pair.qp, pair.qp->sq.done.load());
          qp->state = values->qp_state;
          *init = pair.made_with;
          return 0;

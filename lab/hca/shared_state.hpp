@@ -117,6 +117,7 @@ enum attention_bit : std::uint32_t {
     event_request_error = 4,
     event_fatal = 8,
     event_established = 16,
+    event_drained = 32,
 };
 
 struct way_counters {
@@ -188,6 +189,10 @@ struct shared_qp {
     std::atomic<std::uint32_t> life; // counts resets
     std::uint64_t link;              // remote: the connection that the requests on their way went over
     std::uint64_t progress_ns;       // remote: when one was last sent or answered
+    // In the state SQD: requests before this one had begun and come to their end; the program wants to hear
+    // it.
+    std::uint32_t drains_to;
+    std::uint32_t tell_drained;
     std::atomic<std::uint32_t> attention;
     shared_lock inbound; // held around a delivery that has no send queue's lock here
     shared_queue sq, rq;

@@ -141,7 +141,8 @@ std::uint64_t run_remote_send_queue(process& here, const endpoint& requester) {
             qp.sent = done + 1;
             continue;
         }
-        if (state != IBV_QPS_RTS || qp.sent == posted || qp.sent - done >= most_in_flight)
+        if ((state != IBV_QPS_RTS && !is_draining(qp, qp.sent)) || qp.sent == posted ||
+            qp.sent - done >= most_in_flight)
             return silence;
         const auto now = qp.waits.load() != 0 ? now_ns() : 0;
         if (qp.waits.load() != 0 && qp.sent == done) {
@@ -261,7 +262,7 @@ void wire::finish_answer(link& from) {
                        : std::uint32_t{IBV_WC_SUCCESS});
         } else
             settle(head.status);
-        look_at = run_remote_send_queue(*home_, requester);
+        look_at = run_locked_send_queue(*home_, requester, {});
     }
     if (look_at != UINT64_MAX)
         home_->look_at(look_at);
@@ -297,7 +298,7 @@ void wire::lose(const std::shared_ptr<link>& gone) {
             } else {
                 wait_for(qp, wait_reason::peer, try_again_ns);
             }
-            look_at = run_remote_send_queue(*home_, requester);
+            look_at = run_locked_send_queue(*home_, requester, {});
         }
         if (look_at != UINT64_MAX)
             home_->look_at(look_at);

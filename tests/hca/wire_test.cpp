@@ -1,13 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Two hosts: two labs with addresses of their own, TCP between them.
-#include "tests/hca/verbs_node.hpp"
-#include "tests/support/child.hpp"
-#include "tests/support/test_lab.hpp"
+#include "tests/hca/two_hosts.hpp"
 
 #include <arpa/inet.h>
 #include <csignal>
-#include <fmt/format.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -15,75 +11,7 @@ namespace {
 
 using namespace testing_support;
 
-class wire_test : public test_lab {
-protected:
-    // Makes a lab that is a host of its own, and enters it with everything opened from now on.
-    static void become_host(const char* name, const char* address) {
-        const auto made = lab::parse_description(
-            fmt::format("gaudis = 1\nhbm_pages = 2\nhcas = 1\nlink_layer = ethernet\naddress = {}\n",
-                        address),
-            name);
-        ASSERT_TRUE(made) << made.error().text;
-        const auto entered = lab::folder::enter(name, *made);
-        ASSERT_TRUE(entered) << entered.error().text;
-        ::setenv("GAUDI_LAB", name, 1);
-    }
-    void SetUp() override {
-        shared = static_cast<address*>(
-            ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
-    }
-    void TearDown() override {
-        ::munmap(shared, 4096);
-        ::unsetenv("GAUDI_LAB");
-        test_lab::TearDown();
-    }
-
-    using body = std::function<void(node&, ibv_qp*)>;
-    // The same queue pair on both hosts, connected; then each does its part. Returns the far one's exit
-    // status.
-    int on_both(const body& near, const body& far, const qp_options& how = {},
-                const connect_options& connection = {}) {
-        gate up, down;
-        child other([&] {
-            become_host("far", "127.0.0.2");
-            node there;
-            const auto qp = there.make_qp(how);
-            shared[1] = there.address_of(qp.get());
-            up.open();
-            if (!down.wait())
-                return 90;
-            connect(qp.get(), shared[1], shared[0], connection);
-            up.open();
-            far(there, qp.get());
-            return ::testing::Test::HasFailure() ? 91 : 0;
-        });
-        peer = &other;
-        EXPECT_TRUE(up.wait());
-        become_host("near", "127.0.0.1");
-        {
-            node here;
-            const auto qp = here.make_qp(how);
-            shared[0] = here.address_of(qp.get());
-            connect(qp.get(), shared[0], shared[1], connection);
-            down.open();
-            EXPECT_TRUE(up.wait());
-            near(here, qp.get());
-        }
-        const int status = other.wait();
-        peer = nullptr;
-        return status;
-    }
-    const address& remote() const { return shared[1]; }
-    // The far host stays until the near one is done.
-    void say_done() { std::atomic_ref(shared[2].psn).store(1); }
-    void stay() {
-        for (int i = 0; i < 20000 && std::atomic_ref(shared[2].psn).load() == 0; ++i)
-            ::usleep(1000);
-    }
-
-    address* shared = nullptr;
-    child* peer = nullptr;
-};
+using wire_test = two_hosts;
 
 void fill(node& where, unsigned seed) {
     for (std::size_t i = 0; i < where.memory.size(); ++i)
