@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Two hosts: two labs with addresses of their own, TCP between them.
 #include "tests/hca/two_hosts.hpp"
+#include "tests/support/card.hpp"
+#include "tests/support/expect_has.hpp"
 
 #include <arpa/inet.h>
 #include <csignal>
+#include <fstream>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -291,6 +294,46 @@ TEST_F(wire_test, an_address_of_somebody_else_is_refused_in_words) {
         ::testing::internal::GetCapturedStderr().find("vhca0 of lab 'near' cannot listen on 203.0.113.7"),
         std::string::npos);
     ibv_free_device_list(list);
+}
+
+// The requester counts what of its own memory is a Gaudi's.
+TEST_F(wire_test, bytes_of_device_memory_are_counted) {
+    const auto report = root() / "report";
+    const auto near = [&](node& here, ibv_qp* qp) {
+        ::setenv("GAUDI_LAB_HCA_REPORT", report.c_str(), 1); // the child is not to write it
+        card gaudi;
+        const auto at = gaudi.memory(dram_page);
+        const int fd = gaudi.dmabuf(at, dram_page);
+        const mr_handle mr(ibv_reg_dmabuf_mr(here.pd.get(), 0, 1 << 20, at, fd, all_access));
+        ASSERT_TRUE(mr) << std::strerror(errno);
+        const auto device = [&](std::uint32_t length) { return ibv_sge{at, length, mr->lkey}; };
+        request write(IBV_WR_RDMA_WRITE), read(IBV_WR_RDMA_READ), send(IBV_WR_SEND),
+            add(IBV_WR_ATOMIC_FETCH_AND_ADD), plain(IBV_WR_RDMA_WRITE);
+        write.from(device(1000)).from(here.entry(0, 50)).at(remote().memory, remote().key);
+        read.from(device(300)).at(remote().memory, remote().key);
+        send.from(device(20));
+        add.from(device(8)).atomic(remote().memory, remote().key, 1);
+        plain.from(here.entry(0, 60)).at(remote().memory, remote().key);
+        for (auto* each : {&write, &read, &send, &add, &plain}) {
+            EXPECT_EQ(each->post(qp), 0);
+            (void)here.expect_wc();
+        }
+        ::close(fd);
+        say_done();
+    };
+    const auto far = [&](node& there, ibv_qp* qp) {
+        EXPECT_EQ(post_receive(qp, {there.entry(0, 20)}), 0);
+        (void)there.expect_wc();
+        stay();
+    };
+    EXPECT_EQ(on_both(near, far), 0);
+    ::unsetenv("GAUDI_LAB_HCA_REPORT");
+    std::ifstream file(report);
+    const std::string text{std::istreambuf_iterator<char>(file), {}};
+    EXPECT_HAS(text, R"("messages":5)");
+    EXPECT_HAS(text, R"("bytes_tcp":1438)");
+    EXPECT_HAS(text, R"("bytes_from_dmabuf":1020)");
+    EXPECT_HAS(text, R"("bytes_to_dmabuf":308)");
 }
 
 // Megabytes both ways at once, every byte checked.
