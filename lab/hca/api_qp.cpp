@@ -473,6 +473,11 @@ VERB(int, ibv_query_qp_data_in_order, (ibv_qp * qp, ibv_wr_opcode opcode, uint32
 VERB(ibv_ah*, ibv_create_ah, (ibv_pd * pd, ibv_ah_attr* address), (pd, address), {
     if (const int error = check_address(context::of(pd->context), *address); error != 0)
         return fails(error);
+    auto& home = *context::of(pd->context).home;
+    if (home.ahs_made.fetch_add(1) >= max_ahs) {
+        home.ahs_made.fetch_sub(1);
+        return fails(ENOMEM);
+    }
     auto made = make_zeroed<address_handle>();
     made->seen.context = pd->context;
     made->seen.pd = pd;
@@ -483,6 +488,7 @@ VERB(ibv_ah*, ibv_create_ah, (ibv_pd * pd, ibv_ah_attr* address), (pd, address),
 
 VERB(int, ibv_destroy_ah, (ibv_ah * ah), (ah), {
     protection_domain::of(ah->pd).users.fetch_sub(1);
+    context::of(ah->context).home->ahs_made.fetch_sub(1);
     delete &address_handle::of(ah);
     return 0;
 })

@@ -129,11 +129,11 @@ ibv_device_attr attributes_of(const device& card) {
     made.max_cq = static_cast<int>(limits.max_cq);
     made.max_cqe = static_cast<int>(limits.max_cqe);
     made.max_mr = static_cast<int>(limits.max_mr);
-    made.max_pd = 1 << 24;
+    made.max_pd = static_cast<int>(max_pds);
     made.max_qp_rd_atom = made.max_qp_init_rd_atom = static_cast<int>(limits.max_rd_atomic);
     made.max_res_rd_atom = static_cast<int>(limits.max_rd_atomic * limits.max_qp);
     made.atomic_cap = IBV_ATOMIC_HCA;
-    made.max_ah = 1 << 24;
+    made.max_ah = static_cast<int>(max_ahs);
     made.max_srq = static_cast<int>(limits.max_srq);
     made.max_srq_wr = static_cast<int>(limits.max_qp_wr);
     made.max_pkeys = 1;

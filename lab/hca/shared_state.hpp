@@ -19,6 +19,8 @@ constexpr std::uint32_t max_cqs = 1U << 14;
 constexpr std::uint32_t max_srqs = 1U << 12;
 constexpr std::uint32_t max_mrs = 1U << 16;
 constexpr std::uint32_t max_channels = 1U << 12;
+constexpr std::uint32_t max_pds = 1U << 14;
+constexpr std::uint32_t max_ahs = 1U << 16;
 
 constexpr std::uint32_t slot_of(std::uint32_t qp_number) {
     return qp_number >> index_bits;
