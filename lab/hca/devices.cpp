@@ -11,8 +11,6 @@
 namespace lab::hca {
 namespace {
 
-constexpr std::uint32_t vendor_id = 0x6764; // nobody's: no program takes it for a card that it knows
-
 constexpr std::uint8_t grh_required = 1; // IBV_QPF_GRH_REQUIRED
 
 struct line_rate {
@@ -119,8 +117,8 @@ ibv_device_attr attributes_of(const device& card) {
     made.sys_image_guid = made.node_guid;
     made.max_mr_size = UINT64_MAX;
     made.page_size_cap = 0xfffffffffffff000;
-    made.vendor_id = vendor_id;
-    made.vendor_part_id = 1;
+    made.vendor_id = limits.vendor_id;
+    made.vendor_part_id = limits.vendor_part_id;
     made.max_qp = static_cast<int>(limits.max_qp);
     made.max_qp_wr = static_cast<int>(limits.max_qp_wr);
     made.device_cap_flags = IBV_DEVICE_CURR_QP_STATE_MOD | IBV_DEVICE_PORT_ACTIVE_EVENT |

@@ -148,4 +148,13 @@ TEST_F(input_test, domains_and_addresses_are_limited_as_reported) {
     EXPECT_TRUE(addresses.back());
 }
 
+TEST_F(input_test, a_card_is_what_the_description_says) {
+    describe("vendor_id = 713\nvendor_part_id = 4123\n");
+    const auto context = open_first();
+    ibv_device_attr seen{};
+    ASSERT_EQ(ibv_query_device(context.get(), &seen), 0);
+    EXPECT_EQ(seen.vendor_id, 713U);
+    EXPECT_EQ(seen.vendor_part_id, 4123U);
+}
+
 } // namespace
