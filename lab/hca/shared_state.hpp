@@ -193,7 +193,7 @@ struct shared_qp {
     std::uint64_t progress_ns;       // remote: when one was last sent or answered
     // In the state SQD: requests before this one had begun and come to their end; the program wants to hear
     // it.
-    std::uint32_t drains_to;
+    std::atomic<std::uint32_t> drains_to;
     std::uint32_t tell_drained;
     std::atomic<std::uint32_t> attention;
     shared_lock inbound; // held around a delivery that has no send queue's lock here
