@@ -116,13 +116,18 @@ TEST_F(draining_test, a_fence_waits_for_reads) {
 }
 
 TEST_F(draining_between_hosts, a_fence_waits_for_reads) {
-    EXPECT_EQ(on_both([&](node& here, ibv_qp* qp) { read_and_pass_on(here, qp, remote()); },
-                      [&](node& there, ibv_qp* qp) {
-                          std::fill_n(there.memory.begin(), 60000, 42);
-                          EXPECT_EQ(post_receive(qp, {there.entry(61000, 100)}), 0);
-                          (void)there.expect_wc();
-                          EXPECT_EQ(there.memory[61099], 42);
-                      }),
+    EXPECT_EQ(on_both(
+                  [&](node& here, ibv_qp* qp) {
+                      EXPECT_TRUE(is_said(1));
+                      read_and_pass_on(here, qp, remote());
+                  },
+                  [&](node& there, ibv_qp* qp) {
+                      std::fill_n(there.memory.begin(), 60000, 42);
+                      say(1);
+                      EXPECT_EQ(post_receive(qp, {there.entry(61000, 100)}), 0);
+                      (void)there.expect_wc();
+                      EXPECT_EQ(there.memory[61099], 42);
+                  }),
               0);
 }
 
