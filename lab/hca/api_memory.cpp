@@ -229,9 +229,14 @@ void fill_memory_operations(verbs_context& context) {
 } // namespace lab::hca
 
 VERB(ibv_pd*, ibv_alloc_pd, (ibv_context * handle), (handle), {
+    auto& home = *context::of(handle).home;
+    if (home.pds_made.fetch_add(1) >= max_pds) {
+        home.pds_made.fetch_sub(1);
+        return fails(ENOMEM);
+    }
     auto made = make_zeroed<protection_domain>();
     made->seen.context = handle;
-    made->id = context::of(handle).home->next_pd.fetch_add(1);
+    made->id = home.next_pd.fetch_add(1);
     made->seen.handle = made->id;
     return &made.release()->seen;
 })
@@ -239,6 +244,7 @@ VERB(ibv_pd*, ibv_alloc_pd, (ibv_context * handle), (handle), {
 VERB(int, ibv_dealloc_pd, (ibv_pd * pd), (pd), {
     if (protection_domain::of(pd).users.load() != 0)
         return fails(EBUSY);
+    context::of(pd->context).home->pds_made.fetch_sub(1);
     delete &protection_domain::of(pd);
     return 0;
 })

@@ -31,8 +31,9 @@ bool may_carry(std::uint32_t type, ibv_wr_opcode opcode) {
     }
 }
 
-// 0, or what a driver says to a request that it does not take.
-int check(const shared_qp& qp, const ibv_send_wr& wr) {
+// 0, or what a driver says to a request that it does not take. `before`: requests of its list that have no
+// place in the queue yet.
+int check(const shared_qp& qp, const ibv_send_wr& wr, std::uint32_t before) {
     if (!may_carry(qp.type, wr.opcode))
         return EINVAL;
     if (wr.num_sge < 0 || static_cast<std::uint32_t>(wr.num_sge) > qp.sq.max_entries)
@@ -48,9 +49,15 @@ int check(const shared_qp& qp, const ibv_send_wr& wr) {
     }
     if (qp.type == IBV_QPT_UD && wr.wr.ud.ah == nullptr)
         return EINVAL;
-    if (qp.sq.posted.load(std::memory_order_relaxed) - qp.sq.released.load(std::memory_order_acquire) >=
-        qp.sq.granted)
-        return ENOMEM;
+    const auto posted = qp.sq.posted.load(std::memory_order_relaxed) + before;
+    return posted - qp.sq.released.load(std::memory_order_acquire) >= qp.sq.granted ? ENOMEM : 0;
+}
+
+// The same for a whole list.
+int check_all(const shared_qp& qp, const ibv_send_wr* wr) {
+    for (std::uint32_t before = 0; wr != nullptr; wr = wr->next, ++before)
+        if (const int error = check(qp, *wr, before); error != 0)
+            return error;
     return 0;
 }
 
@@ -108,7 +115,8 @@ std::string lengths_of(const Request* wr) {
 
 int post_send(ibv_qp* handle, ibv_send_wr* wr, ibv_send_wr** bad) {
     return watched(
-        "ibv_post_send", [&] { return post_sends(queue_pair::of(handle), wr, bad); },
+        "ibv_post_send",
+        [&] { return post_sends(queue_pair::of(handle), wr, bad, takes::those_before_a_bad_one); },
         [&] { return described(handle->qp_num, wr); });
 }
 
@@ -208,7 +216,7 @@ std::string described(std::uint32_t qp_number, const ibv_send_wr* wr) {
     return text;
 }
 
-int post_sends(queue_pair& pair, ibv_send_wr* wr, ibv_send_wr** bad) {
+int post_sends(queue_pair& pair, ibv_send_wr* wr, ibv_send_wr** bad, takes which) {
     auto& qp = *pair.qp;
     const auto state = qp.state.load(std::memory_order_acquire);
     if (!pair.home->present() || state == IBV_QPS_RESET || state == IBV_QPS_INIT || state == IBV_QPS_RTR) {
@@ -220,8 +228,13 @@ int post_sends(queue_pair& pair, ibv_send_wr* wr, ibv_send_wr** bad) {
     int error = 0;
     {
         const send_queue_guard guard(near);
+        if (which == takes::all_or_none)
+            if (error = check_all(qp, wr); error != 0) {
+                *bad = wr;
+                return error;
+            }
         for (; wr != nullptr; wr = wr->next) {
-            error = check(qp, *wr);
+            error = check(qp, *wr, 0);
             if (error != 0) {
                 *bad = wr;
                 break;

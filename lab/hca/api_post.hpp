@@ -9,8 +9,10 @@
 
 namespace lab::hca {
 
-// ibv_post_send: 0 or an errno; *bad is the first request that was not taken.
-[[nodiscard]] int post_sends(queue_pair& pair, ibv_send_wr* wr, ibv_send_wr** bad);
+// What becomes of a list with a bad request: ibv_post_send() posts those before it, ibv_wr_complete() none.
+enum class takes { those_before_a_bad_one, all_or_none };
+// 0 or an errno; *bad is the first request that was not taken.
+[[nodiscard]] int post_sends(queue_pair& pair, ibv_send_wr* wr, ibv_send_wr** bad, takes which);
 
 // What a list of requests asks for, in words, for the trace.
 [[nodiscard]] std::string described(std::uint32_t qp_number, const ibv_send_wr* wr);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Queue pairs: making, changing, asking, destroying.
+#include "lab/hca/address.hpp"
 #include "lab/hca/devices.hpp"
 #include "lab/hca/engine.hpp"
 #include "lab/hca/exported.hpp"
@@ -73,6 +74,7 @@ void clear_connection(shared_qp& qp) {
     qp.rq.taken_sequence = 0;
     qp.remote = 0;
     qp.sent = qp.expected = qp.tries = 0;
+    qp.drains_to = qp.tell_drained = 0;
     qp.next_try_ns = 0;
     qp.rq.receives_polled = 0;
 }
@@ -189,27 +191,6 @@ ibv_qp* create_qp_ex(ibv_context*, ibv_qp_init_attr_ex* asked) {
         return refuse(made.error());
     asked->cap = plain.cap;
     return (*made)->handle();
-}
-
-route route_of(const ibv_ah_attr& address) {
-    route made{};
-    made.by_gid = address.is_global;
-    made.lid = address.dlid;
-    made.port = address.port_num;
-    if (address.is_global != 0)
-        std::memcpy(made.gid, address.grh.dgid.raw, 16);
-    return made;
-}
-
-int check_address(const context& where, const ibv_ah_attr& address) {
-    const auto& card = where.card->card;
-    if (address.port_num < 1 || address.port_num > card.ports)
-        return EINVAL;
-    if (address.is_global != 0 && address.grh.sgid_index >= gid_table_length)
-        return EINVAL;
-    if (card.link == link_layer::ethernet && address.is_global == 0)
-        return EINVAL; // RoCE has no LIDs
-    return 0;
 }
 
 int check_values(const context& where, const ibv_qp_attr& values, int mask) {
@@ -346,6 +327,8 @@ bool change(queue_pair& pair, const ibv_qp_attr& values, int mask, ibv_qp_state 
     std::uint32_t expected = from;
     if (!qp.state.compare_exchange_strong(expected, to))
         return false;
+    if (from == IBV_QPS_RTS && to == IBV_QPS_SQD)
+        begin_drain(qp, (mask & IBV_QP_EN_SQD_ASYNC_NOTIFY) != 0 && values.en_sqd_async_notify != 0);
     pair.handle()->state = to;
     return true;
 }
@@ -379,10 +362,9 @@ int modify(queue_pair& pair, const ibv_qp_attr& values, int mask) {
         return EINVAL;
     if (to == IBV_QPS_RTR && qp.rq.sender_waits.exchange(0) != 0)
         run_waiting_sender(pair);
-    if (to == IBV_QPS_RTS && from != IBV_QPS_RTR)
-        run_send_queue(*pair.home, pair.near(), pair.far()); // what SQD held back
-    if (to == IBV_QPS_SQD && (mask & IBV_QP_EN_SQD_ASYNC_NOTIFY) != 0 && values.en_sqd_async_notify != 0)
-        raise(context::of(pair.handle()->context), {IBV_EVENT_SQ_DRAINED, pair.index, pair.serial, 0});
+    // What SQD held back; and a queue with nothing under way is drained at once.
+    if ((to == IBV_QPS_RTS && from != IBV_QPS_RTR) || to == IBV_QPS_SQD)
+        run_send_queue(*pair.home, pair.near(), pair.far());
     return 0;
 }
 
@@ -437,6 +419,7 @@ VERB(int, ibv_query_qp, (ibv_qp * qp, ibv_qp_attr* values, int mask, ibv_qp_init
          *values = pair.attributes;
          values->qp_state = values->cur_qp_state = static_cast<ibv_qp_state>(pair.qp->state.load());
          values->cap = pair.made_with.cap;
+         values->sq_draining = is_draining(*pair.qp, pair.qp->sq.done.load());
          qp->state = values->qp_state;
          *init = pair.made_with;
          return 0;
@@ -465,53 +448,4 @@ VERB(int, ibv_query_qp_data_in_order, (ibv_qp * qp, ibv_wr_opcode opcode, uint32
          (void)opcode;
          (void)flags;
          return 1;
-     })
-
-VERB(ibv_ah*, ibv_create_ah, (ibv_pd * pd, ibv_ah_attr* address), (pd, address), {
-    if (const int error = check_address(context::of(pd->context), *address); error != 0)
-        return fails(error);
-    auto made = make_zeroed<address_handle>();
-    made->seen.context = pd->context;
-    made->seen.pd = pd;
-    made->where = route_of(*address);
-    protection_domain::of(pd).users.fetch_add(1);
-    return &made.release()->seen;
-})
-
-VERB(int, ibv_destroy_ah, (ibv_ah * ah), (ah), {
-    protection_domain::of(ah->pd).users.fetch_sub(1);
-    delete &address_handle::of(ah);
-    return 0;
-})
-
-VERB(int, ibv_init_ah_from_wc,
-     (ibv_context * handle, uint8_t port, ibv_wc* wc, ibv_grh* grh, ibv_ah_attr* into),
-     (handle, port, wc, grh, into), {
-         *into = {};
-         into->dlid = wc->slid;
-         into->sl = wc->sl;
-         into->src_path_bits = wc->dlid_path_bits;
-         into->port_num = port;
-         if ((wc->wc_flags & IBV_WC_GRH) == 0)
-             return 0;
-         into->is_global = 1;
-         into->grh.dgid = grh->sgid;
-         const auto& where = context::of(handle);
-         if (port < 1 || port > where.card->card.ports)
-             return fails(EINVAL);
-         for (uint8_t index = 0; index < gid_table_length; ++index)
-             if (std::memcmp(where.card->gids[port - 1][index], grh->dgid.raw, 16) == 0) {
-                 into->grh.sgid_index = index;
-                 break;
-             }
-         into->grh.hop_limit = 0xff;
-         return 0;
-     })
-
-VERB(ibv_ah*, ibv_create_ah_from_wc, (ibv_pd * pd, ibv_wc* wc, ibv_grh* grh, uint8_t port),
-     (pd, wc, grh, port), {
-         ibv_ah_attr address{};
-         if (::ibv_init_ah_from_wc(pd->context, port, wc, grh, &address) != 0)
-             return nullptr;
-         return ::ibv_create_ah(pd, &address);
      })

@@ -96,6 +96,8 @@ VERB(int, ibv_modify_srq, (ibv_srq * handle, ibv_srq_attr* values, int mask), (h
     auto& srq = *shared_receive_queue::of(handle).srq;
     if (!shared_receive_queue::of(handle).home->present())
         return fails(EINVAL);
+    if ((mask & ~(IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT)) != 0)
+        return fails(EINVAL);
     if ((mask & IBV_SRQ_MAX_WR) != 0)
         return fails(EOPNOTSUPP); // no resizing, and the device says so
     if ((mask & IBV_SRQ_LIMIT) != 0) {

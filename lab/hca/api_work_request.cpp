@@ -55,7 +55,7 @@ int complete(ibv_qp_ex* handle) {
         }
         ibv_send_wr* bad = nullptr;
         error = watched(
-            "ibv_wr_complete", [&] { return post_sends(pair, &pair.built[0].wr, &bad); },
+            "ibv_wr_complete", [&] { return post_sends(pair, &pair.built[0].wr, &bad, takes::all_or_none); },
             [&] { return described(pair.handle()->qp_num, &pair.built[0].wr); });
     }
     pair.built.clear();

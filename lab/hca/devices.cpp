@@ -11,8 +11,6 @@
 namespace lab::hca {
 namespace {
 
-constexpr std::uint32_t vendor_id = 0x6764; // nobody's: no program takes it for a card that it knows
-
 constexpr std::uint8_t grh_required = 1; // IBV_QPF_GRH_REQUIRED
 
 struct line_rate {
@@ -119,8 +117,8 @@ ibv_device_attr attributes_of(const device& card) {
     made.sys_image_guid = made.node_guid;
     made.max_mr_size = UINT64_MAX;
     made.page_size_cap = 0xfffffffffffff000;
-    made.vendor_id = vendor_id;
-    made.vendor_part_id = 1;
+    made.vendor_id = limits.vendor_id;
+    made.vendor_part_id = limits.vendor_part_id;
     made.max_qp = static_cast<int>(limits.max_qp);
     made.max_qp_wr = static_cast<int>(limits.max_qp_wr);
     made.device_cap_flags = IBV_DEVICE_CURR_QP_STATE_MOD | IBV_DEVICE_PORT_ACTIVE_EVENT |
@@ -129,11 +127,11 @@ ibv_device_attr attributes_of(const device& card) {
     made.max_cq = static_cast<int>(limits.max_cq);
     made.max_cqe = static_cast<int>(limits.max_cqe);
     made.max_mr = static_cast<int>(limits.max_mr);
-    made.max_pd = 1 << 24;
+    made.max_pd = static_cast<int>(max_pds);
     made.max_qp_rd_atom = made.max_qp_init_rd_atom = static_cast<int>(limits.max_rd_atomic);
     made.max_res_rd_atom = static_cast<int>(limits.max_rd_atomic * limits.max_qp);
     made.atomic_cap = IBV_ATOMIC_HCA;
-    made.max_ah = 1 << 24;
+    made.max_ah = static_cast<int>(max_ahs);
     made.max_srq = static_cast<int>(limits.max_srq);
     made.max_srq_wr = static_cast<int>(limits.max_qp_wr);
     made.max_pkeys = 1;

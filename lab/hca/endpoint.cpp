@@ -4,18 +4,6 @@
 #include "lab/hca/verbs.hpp"
 
 namespace lab::hca {
-namespace {
-
-// Notes something for the owner and wakes it.
-void call_attention(const endpoint& which, std::uint32_t attention_bits) {
-    const auto index = index_of(which.qp->number);
-    which.qp->attention.fetch_or(attention_bits);
-    which.memory()->head.qp_attention[index / 64].fetch_or(1ULL << (index % 64));
-    which.memory().ring();
-}
-
-} // namespace
-
 bool has_unreported(const segment& owner, const shared_cq& cq, bool special_only) {
     const auto produced = cq.produced.load(std::memory_order_seq_cst), consumed = cq.consumed.load();
     auto at = cq.reported.load();
@@ -79,6 +67,13 @@ void push(peer& who, std::uint32_t index, const completion& entry) {
         }
         cq.signal_owed = 0;
     }
+}
+
+void call_attention(const endpoint& which, std::uint32_t attention_bits) {
+    const auto index = index_of(which.qp->number);
+    which.qp->attention.fetch_or(attention_bits);
+    which.memory()->head.qp_attention[index / 64].fetch_or(1ULL << (index % 64));
+    which.memory().ring();
 }
 
 void break_down(const endpoint& which, std::uint32_t attention_bits) {

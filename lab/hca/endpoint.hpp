@@ -31,6 +31,9 @@ void push(peer& who, std::uint32_t cq, const completion& entry);
 // Raises an event of an armed queue, at once or through its owner.
 void signal(peer& who, std::uint32_t cq);
 
+// Notes something for the owner of a queue pair and wakes it.
+void call_attention(const endpoint& which, std::uint32_t attention_bits);
+
 // The queue pair goes to the error state; its owner flushes it and tells the program what happened.
 void break_down(const endpoint& which, std::uint32_t attention_bits);
 

@@ -63,7 +63,27 @@ bool given_up(const endpoint& requester, const endpoint& responder, wait_reason 
     return now >= deadline_of(qp, responder.qp);
 }
 
+void tell_if_drained(const endpoint& requester) {
+    auto& qp = *requester.qp;
+    if (qp.tell_drained == 0 || qp.state.load() != IBV_QPS_SQD || is_draining(qp, qp.sq.done.load()))
+        return;
+    qp.tell_drained = 0;
+    call_attention(requester, event_drained);
+}
+
 } // namespace
+
+void begin_drain(shared_qp& qp, bool tell) {
+    const auto done = qp.sq.done.load();
+    const bool waits = qp.waits.load() != 0 && done != qp.sq.posted.load();
+    qp.drains_to = qp.remote != 0 && qp.sent != done ? qp.sent : done + (waits ? 1U : 0U);
+    qp.tell_drained = tell ? 1 : 0;
+}
+
+bool is_draining(const shared_qp& qp, std::uint32_t place) {
+    return qp.state.load(std::memory_order_acquire) == IBV_QPS_SQD &&
+           static_cast<std::int32_t>(qp.drains_to - place) > 0;
+}
 
 std::uint32_t gather_local(process& here, const endpoint& requester, const send_request& request, side& to) {
     const auto* behind = reinterpret_cast<const std::byte*>(&request + 1);
@@ -151,11 +171,11 @@ void run_send_queue(process& here, const endpoint& requester, const endpoint& re
         here.look_at(look_at);
 }
 
-std::uint64_t run_locked_send_queue(process& here, const endpoint& requester, const endpoint& responder) {
+namespace {
+
+std::uint64_t run_near_send_queue(process& here, const endpoint& requester, const endpoint& responder) {
     auto& qp = *requester.qp;
     auto& queue = qp.sq;
-    if (qp.remote != 0)
-        return run_remote_send_queue(here, requester);
     std::uint64_t look_at = UINT64_MAX;
     for (;;) {
         const auto place = queue.done.load(std::memory_order_relaxed);
@@ -167,7 +187,7 @@ std::uint64_t run_locked_send_queue(process& here, const endpoint& requester, co
             finish_request(requester, place, IBV_WC_WR_FLUSH_ERR, 0);
             continue;
         }
-        if (state != IBV_QPS_RTS)
+        if (state != IBV_QPS_RTS && !is_draining(qp, place))
             break;
         const auto& request = requester.request<send_request>(queue, place);
         if (request.due_ns != 0 && now_ns() < request.due_ns) {
@@ -192,6 +212,15 @@ std::uint64_t run_locked_send_queue(process& here, const endpoint& requester, co
         else
             finish_request(requester, place, IBV_WC_SUCCESS, end.bytes);
     }
+    return look_at;
+}
+
+} // namespace
+
+std::uint64_t run_locked_send_queue(process& here, const endpoint& requester, const endpoint& responder) {
+    const auto look_at = requester.qp->remote != 0 ? run_remote_send_queue(here, requester)
+                                                   : run_near_send_queue(here, requester, responder);
+    tell_if_drained(requester);
     return look_at;
 }
 

@@ -26,6 +26,11 @@ private:
 [[nodiscard]] std::uint64_t run_locked_send_queue(process& here, const endpoint& requester,
                                                   const endpoint& responder);
 
+// Which requests had begun when the queue pair goes to SQD: these end, and the next waits. Under the lock.
+void begin_drain(shared_qp& qp, bool tell);
+// Whether the request at `place` is one of those.
+[[nodiscard]] bool is_draining(const shared_qp& qp, std::uint32_t place);
+
 // Completes the head request of a send queue; the second one as failed, with what follows from that.
 void finish_request(const endpoint& requester, std::uint32_t place, std::uint32_t status,
                     std::uint64_t bytes);

@@ -193,12 +193,27 @@ private:
         return {IBV_WC_SUCCESS, wait_reason::none, 8};
     }
 
+    // A delivery that the mode sends away, or has sent away: it comes again when the timer has run out,
+    // however often somebody looks meanwhile.
+    [[nodiscard]] bool is_sent_away() const {
+        const auto& qp = *requester_.qp;
+        switch (static_cast<wait_reason>(qp.waits.load(std::memory_order_relaxed))) {
+        case wait_reason::none:
+            return receiver_not_ready();
+        case wait_reason::receive:
+            return keeps_the_rnr_timer() &&
+                   now_ns() < qp.waits_since_ns.load() + rnr_time_ns(responder_.qp->min_rnr_timer);
+        case wait_reason::peer:
+            break;
+        }
+        return false;
+    }
+
     // Consumes a receive. `target`: a write with immediate data, which leaves the receive's buffers alone.
     verdict deliver(const side* target) {
         const bool reliable = requester_.qp->type == IBV_QPT_RC;
         taken_receive taken;
-        if ((reliable && requester_.qp->waits.load(std::memory_order_relaxed) == 0 && receiver_not_ready()) ||
-            !take_receive(responder_, taken))
+        if ((reliable && is_sent_away()) || !take_receive(responder_, taken))
             return reliable ? waiting(wait_reason::receive) : verdict{};
         completion entry = completion_for(taken);
         const auto finish = [&](ibv_wc_status status) {

@@ -24,6 +24,8 @@ void attend(queue_pair& qp) {
         tell(qp, IBV_EVENT_QP_FATAL);
     if ((bits & event_established) != 0)
         tell(qp, IBV_EVENT_COMM_EST);
+    if ((bits & event_drained) != 0)
+        tell(qp, IBV_EVENT_SQ_DRAINED);
     if ((bits & needs_flush) != 0)
         flush(qp);
 }

@@ -38,6 +38,13 @@ struct side {
         pieces.clear();
         length = 0;
     }
+    // How many of them are memory of a Gaudi.
+    [[nodiscard]] std::uint64_t hbm_bytes() const {
+        std::uint64_t sum = 0;
+        for (const auto& each : pieces)
+            sum += each.where == piece::kind::hbm ? each.length : 0;
+        return sum;
+    }
 };
 
 enum class reach { fine, denied, unmappable };

@@ -131,6 +131,10 @@ bool fails_by_mode() {
     return how.error_every != 0 && requests.fetch_add(1) % how.error_every == how.error_every - 1;
 }
 
+bool sends_away_by_mode() {
+    return chosen().rnr_every != 0;
+}
+
 bool receiver_not_ready_by_mode() {
     const auto& how = chosen();
     static std::atomic<std::uint64_t> deliveries{0};

@@ -36,6 +36,10 @@ void decide_modes();
 [[nodiscard]] inline bool receiver_not_ready() {
     return mode_is_set.load(std::memory_order_relaxed) && receiver_not_ready_by_mode();
 }
+[[nodiscard]] bool sends_away_by_mode();
+[[nodiscard]] inline bool keeps_the_rnr_timer() {
+    return mode_is_set.load(std::memory_order_relaxed) && sends_away_by_mode();
+}
 // Whether this request is to fail (mode error=N: every N-th).
 [[nodiscard]] bool fails_by_mode();
 [[nodiscard]] inline bool is_to_fail() {

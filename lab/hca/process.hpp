@@ -84,7 +84,8 @@ public:
     std::atomic<std::uint32_t> next_pd{1};
     place_table qp_places{max_qps}, cq_places{max_cqs}, srq_places{max_srqs}, region_places{max_mrs, 1},
         channel_places{max_channels};
-    std::atomic<std::uint32_t> qps_made{0}, cqs_made{0}, srqs_made{0}, regions_in_use{0};
+    std::atomic<std::uint32_t> qps_made{0}, cqs_made{0}, srqs_made{0}, regions_in_use{0}, pds_made{0},
+        ahs_made{0};
 
     // Asks the guard to look at the waiting requests at this time, at the latest.
     void look_at(std::uint64_t when_ns);

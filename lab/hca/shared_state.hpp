@@ -19,6 +19,8 @@ constexpr std::uint32_t max_cqs = 1U << 14;
 constexpr std::uint32_t max_srqs = 1U << 12;
 constexpr std::uint32_t max_mrs = 1U << 16;
 constexpr std::uint32_t max_channels = 1U << 12;
+constexpr std::uint32_t max_pds = 1U << 14;
+constexpr std::uint32_t max_ahs = 1U << 16;
 
 constexpr std::uint32_t slot_of(std::uint32_t qp_number) {
     return qp_number >> index_bits;
@@ -117,6 +119,7 @@ enum attention_bit : std::uint32_t {
     event_request_error = 4,
     event_fatal = 8,
     event_established = 16,
+    event_drained = 32,
 };
 
 struct way_counters {
@@ -188,6 +191,10 @@ struct shared_qp {
     std::atomic<std::uint32_t> life; // counts resets
     std::uint64_t link;              // remote: the connection that the requests on their way went over
     std::uint64_t progress_ns;       // remote: when one was last sent or answered
+    // In the state SQD: requests before this one had begun and come to their end; the program wants to hear
+    // it.
+    std::atomic<std::uint32_t> drains_to;
+    std::uint32_t tell_drained;
     std::atomic<std::uint32_t> attention;
     shared_lock inbound; // held around a delivery that has no send queue's lock here
     shared_queue sq, rq;

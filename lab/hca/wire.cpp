@@ -214,6 +214,7 @@ bool wire::take_head(link& from) {
     from.got_ = 0;
     from.reply_ = from.local_status_ = IBV_WC_SUCCESS;
     from.event_ = 0;
+    from.before_ = 0;
     from.spoiled_ = false;
     from.replies_ = from.has_taken_ = false;
     if (head.length > (1ULL << 31))

@@ -55,6 +55,7 @@ struct payload {
     std::vector<std::byte> bytes;
     std::uint32_t qp = 0;    // index of ours
     std::uint32_t place = 0; // of the send request
+    std::uint32_t life = 0;  // of the queue pair that answers
     std::uint64_t address = 0;
     std::uint32_t key = 0;
 };
@@ -125,7 +126,8 @@ private:
     std::uint32_t life_ = 0;         // of the queue pair when the message began
     bool spoiled_ = false;           // bytes of a read had no place to go to
     std::uint32_t rnr_timer_ = 0;
-    std::uint32_t event_ = 0; // attention bits for the queue pair that refused it
+    std::uint32_t event_ = 0;  // attention bits for the queue pair that refused it
+    std::uint64_t before_ = 0; // what an atomic found
     std::vector<std::byte> small_;
 };
 
@@ -162,6 +164,8 @@ private:
     void begin_request(link& from);
     bool begin_datagram(link& from);
     std::uint32_t find_sink(link& from, endpoint target);
+    lab::hca::reach run_atomic(link& from, const shared_qp& qp);
+    static void lose_sink(link& from, const shared_qp& qp);
     bool is_from_peer(const link& from, const shared_qp& qp) const;
     endpoint same_life(const link& from) const;
     int receive_some(link& from);

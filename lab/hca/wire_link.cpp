@@ -98,6 +98,9 @@ link::progress link::transmit(outgoing& what, bool holds_queue) {
                                 IBV_ACCESS_REMOTE_READ, memory) == reach::fine;
         }
         if (!found || memory.length < what.head.length) {
+            // The region of a read went before its turn came: refused like one that was never there.
+            if (behind.from == payload::source::region && qp.in_use.load() != 0 && qp.life == behind.life)
+                break_down(mine, event_access_error);
             if (held != nullptr)
                 held->unlock();
             if (what.sent != 0)

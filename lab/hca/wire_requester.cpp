@@ -59,8 +59,11 @@ std::uint64_t length_of(const send_request& request) {
                            [](std::uint64_t sum, const scatter_entry& each) { return sum + each.length; });
 }
 
-void count(const endpoint& requester, std::uint64_t bytes) {
+// `memory` is the requester's own.
+void count(const endpoint& requester, std::uint8_t opcode, std::uint64_t bytes, const side& memory) {
     auto& counters = requester.qp->counted; // under the send queue's lock
+    auto& of_dmabuf = reads_back(opcode) ? counters.bytes_to_dmabuf : counters.bytes_from_dmabuf;
+    of_dmabuf.fetch_add(std::min(bytes, memory.hbm_bytes()), std::memory_order_relaxed);
     counters.messages.fetch_add(1, std::memory_order_relaxed);
     counters.bytes.fetch_add(bytes, std::memory_order_relaxed);
     counters.bytes_tcp.fetch_add(bytes, std::memory_order_relaxed);
@@ -113,7 +116,7 @@ void send_remote_datagram(process& here, const endpoint& requester, const send_r
     bytes.bytes.resize(from.length);
     (void)copy(side::of(bytes.bytes.data(), from.length), from);
     over->send(head, std::move(bytes));
-    count(requester, from.length);
+    count(requester, request.opcode, from.length, from);
 }
 
 std::uint64_t run_remote_send_queue(process& here, const endpoint& requester) {
@@ -141,7 +144,8 @@ std::uint64_t run_remote_send_queue(process& here, const endpoint& requester) {
             qp.sent = done + 1;
             continue;
         }
-        if (state != IBV_QPS_RTS || qp.sent == posted || qp.sent - done >= most_in_flight)
+        if ((state != IBV_QPS_RTS && !is_draining(qp, qp.sent)) || qp.sent == posted ||
+            qp.sent - done >= most_in_flight)
             return silence;
         const auto now = qp.waits.load() != 0 ? now_ns() : 0;
         if (qp.waits.load() != 0 && qp.sent == done) {
@@ -220,6 +224,8 @@ void wire::finish_answer(link& from) {
             return; // of a life that is over, or somebody else's
         qp.progress_ns = now_ns();
         const auto& request = requester.request<send_request>(qp.sq, done);
+        side memory;
+        const auto found = gather_local(*home_, requester, request, memory);
         const auto settle = [&](std::uint32_t status) {
             qp.waits = static_cast<std::uint32_t>(wait_reason::none);
             if (status != IBV_WC_SUCCESS) {
@@ -228,7 +234,7 @@ void wire::finish_answer(link& from) {
                 return;
             }
             const auto bytes = is_atomic(request.opcode) ? std::uint64_t{8} : length_of(request);
-            count(requester, bytes);
+            count(requester, request.opcode, bytes, memory);
             hca::finish_request(requester, done, status, bytes);
         };
         if (head.status == answer_no_receive) {
@@ -243,25 +249,20 @@ void wire::finish_answer(link& from) {
                 settle(IBV_WC_SUCCESS);
             else
                 wait_for(qp, wait_reason::peer, try_again_ns);
-        } else if (is_atomic(request.opcode)) {
-            side to;
-            auto status = head.status;
-            if (status == IBV_WC_SUCCESS)
-                status = gather_local(*home_, requester, request, to);
-            if (status == IBV_WC_SUCCESS && to.length >= 8)
-                (void)copy(to, side::of(&head.compare_or_add, 8));
-            settle(status);
         } else if (head.status > IBV_WC_GENERAL_ERR)
             settle(IBV_WC_GENERAL_ERR);
-        else if (request.opcode == IBV_WR_RDMA_READ && head.status == IBV_WC_SUCCESS) {
-            side memory;
-            const auto found = gather_local(*home_, requester, request, memory);
+        else if (is_atomic(request.opcode)) {
+            const auto status = head.status == IBV_WC_SUCCESS ? found : head.status;
+            if (status == IBV_WC_SUCCESS && memory.length >= 8)
+                (void)copy(memory, side::of(&head.compare_or_add, 8));
+            settle(status);
+        } else if (request.opcode == IBV_WR_RDMA_READ && head.status == IBV_WC_SUCCESS) {
             settle(from.spoiled_ || found != IBV_WC_SUCCESS || memory.length != head.length
                        ? std::uint32_t{IBV_WC_LOC_PROT_ERR}
                        : std::uint32_t{IBV_WC_SUCCESS});
         } else
             settle(head.status);
-        look_at = run_remote_send_queue(*home_, requester);
+        look_at = run_locked_send_queue(*home_, requester, {});
     }
     if (look_at != UINT64_MAX)
         home_->look_at(look_at);
@@ -297,7 +298,7 @@ void wire::lose(const std::shared_ptr<link>& gone) {
             } else {
                 wait_for(qp, wait_reason::peer, try_again_ns);
             }
-            look_at = run_remote_send_queue(*home_, requester);
+            look_at = run_locked_send_queue(*home_, requester, {});
         }
         if (look_at != UINT64_MAX)
             home_->look_at(look_at);

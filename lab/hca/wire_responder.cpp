@@ -91,29 +91,34 @@ std::uint32_t wire::find_sink(link& from, endpoint target) {
             from.event_ = event; // told when the peer is
         return status;
     };
-    const auto reachable = [&](std::uint64_t length, std::uint32_t rights) {
+    const auto found_in = [&](std::uint64_t length, std::uint32_t rights) {
         side memory;
-        return (qp.access & rights) == rights &&
-               (length == 0 || find_memory(*home_, home_->own(), head.key, head.address, length, qp.pd,
-                                           rights, memory) == reach::fine);
+        if ((qp.access & rights) != rights)
+            return reach::denied;
+        return length == 0
+                   ? reach::fine
+                   : find_memory(*home_, home_->own(), head.key, head.address, length, qp.pd, rights, memory);
+    };
+    const auto unless_fine = [&](lab::hca::reach found) {
+        if (found == reach::fine)
+            return std::uint32_t{IBV_WC_SUCCESS};
+        return refuse(event_access_error, found == reach::denied ? IBV_WC_REM_ACCESS_ERR : IBV_WC_REM_OP_ERR);
     };
     switch (head.opcode) {
     case IBV_WR_RDMA_READ:
         if (qp.dest_rd_atomic == 0)
             return refuse(event_request_error, IBV_WC_REM_INV_REQ_ERR);
-        return reachable(head.swap, IBV_ACCESS_REMOTE_READ)
-                   ? std::uint32_t{IBV_WC_SUCCESS}
-                   : refuse(event_access_error, IBV_WC_REM_ACCESS_ERR);
+        return unless_fine(found_in(head.swap, IBV_ACCESS_REMOTE_READ));
     case IBV_WR_ATOMIC_CMP_AND_SWP:
     case IBV_WR_ATOMIC_FETCH_AND_ADD:
         if (head.address % 8 != 0 || qp.dest_rd_atomic == 0)
             return refuse(event_request_error, IBV_WC_REM_INV_REQ_ERR);
-        return reachable(8, IBV_ACCESS_REMOTE_ATOMIC) ? std::uint32_t{IBV_WC_SUCCESS}
-                                                      : refuse(event_access_error, IBV_WC_REM_ACCESS_ERR);
+        return unless_fine(run_atomic(from, qp));
     case IBV_WR_RDMA_WRITE:
     case IBV_WR_RDMA_WRITE_WITH_IMM:
-        if (!reachable(head.length, IBV_ACCESS_REMOTE_WRITE))
-            return refuse(event_access_error, IBV_WC_REM_ACCESS_ERR);
+        if (const auto status = unless_fine(found_in(head.length, IBV_ACCESS_REMOTE_WRITE));
+            status != IBV_WC_SUCCESS)
+            return status;
         from.sink_ = link::sink::region;
         break;
     case IBV_WR_SEND:
@@ -144,6 +149,33 @@ std::uint32_t wire::find_sink(link& from, endpoint target) {
     }
     // The program hears of it when the peer does: it may end right then.
     return from.local_status_ == IBV_WC_LOC_LEN_ERR ? IBV_WC_REM_INV_REQ_ERR : IBV_WC_REM_OP_ERR;
+}
+
+// At once, under the lock that its memory was found under: there is no payload to wait for.
+lab::hca::reach wire::run_atomic(link& from, const shared_qp& qp) {
+    const auto& head = from.head_;
+    side cell;
+    if ((qp.access & IBV_ACCESS_REMOTE_ATOMIC) == 0)
+        return reach::denied;
+    if (const auto found = find_memory(*home_, home_->own(), head.key, head.address, 8, qp.pd,
+                                       IBV_ACCESS_REMOTE_ATOMIC, cell);
+        found != reach::fine)
+        return found;
+    const auto sum =
+        exchange(home_->own(), cell, {head.opcode, head.compare_or_add, head.swap}, from.before_);
+    return sum.fine ? reach::fine : reach::denied;
+}
+
+// The memory that a message goes to was there when it began and is gone: as if it had never been there.
+void wire::lose_sink(link& from, const shared_qp& qp) {
+    const bool reliable = qp.type == IBV_QPT_RC;
+    if (from.has_taken_)
+        from.local_status_ = IBV_WC_LOC_PROT_ERR;
+    if (reliable && from.sink_ == link::sink::region)
+        from.event_ = event_access_error;
+    if (reliable)
+        from.reply_ = from.sink_ == link::sink::region ? IBV_WC_REM_ACCESS_ERR : IBV_WC_REM_OP_ERR;
+    from.sink_ = link::sink::discard;
 }
 
 bool wire::begin_datagram(link& from) {
@@ -203,8 +235,8 @@ int wire::receive_some(link& from) {
         count = entries_of(memory, from.got_, left, rubbish, entries, most_entries);
     } else {
         from.spoiled_ = true;
-        if (from.sink_ != link::sink::discard && from.reply_ == IBV_WC_SUCCESS)
-            from.reply_ = IBV_WC_REM_ACCESS_ERR; // it was there when the message began
+        if (from.sink_ == link::sink::buffers || from.sink_ == link::sink::region)
+            lose_sink(from, qp);
         entries[count++] = {rubbish.data(), std::min<std::uint64_t>(left, rubbish.size())};
     }
     msghdr message{};
@@ -253,23 +285,13 @@ void wire::finish_request(link& from) {
         payload bytes;
         bytes.from = payload::source::region;
         bytes.qp = index_of(head.target_qp);
+        bytes.life = from.life_;
         bytes.address = head.address;
         bytes.key = head.key;
         answer(from, IBV_WC_SUCCESS, std::move(bytes), head.swap);
         return;
     }
-    std::uint64_t before = 0;
-    if (is_atomic(head.opcode)) {
-        side cell;
-        const lock_guard inbound(target.qp->inbound);
-        if (find_memory(*home_, home_->own(), head.key, head.address, 8, target.qp->pd,
-                        IBV_ACCESS_REMOTE_ATOMIC, cell) != reach::fine) {
-            answer(from, IBV_WC_REM_ACCESS_ERR);
-            return;
-        }
-        (void)exchange(home_->own(), cell, {head.opcode, head.compare_or_add, head.swap}, before);
-    }
-    answer(from, IBV_WC_SUCCESS, {}, 0, before);
+    answer(from, IBV_WC_SUCCESS, {}, 0, from.before_);
 }
 
 void wire::finish_datagram(link& from) {

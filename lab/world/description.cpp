@@ -135,6 +135,8 @@ const settings<hca_card>& card_settings(const hca_card&) {
         {"mtu", one_of(&hca_card::mtu, {256, 512, 1024, 2048, 4096})},
         {"dmabuf", yes_or_no(&hca_card::dmabuf)},
         {"port_up", yes_or_no(&hca_card::port_up)},
+        {"vendor_id", number(&hca_card::vendor_id, 0xffffff)},
+        {"vendor_part_id", number(&hca_card::vendor_part_id, 0xffff)},
         {"max_qp", number(&hca_card::max_qp, 16383, 1)},
         {"max_cq", number(&hca_card::max_cq, 16383, 1)},
         {"max_mr", number(&hca_card::max_mr, 65535, 1)},
@@ -368,12 +370,12 @@ std::string description::text() const {
             out += fmt::format("address = {}\n", card.address);
         out += fmt::format(
             "numa_node = {}\npci_switch = {}\nports = {}\nspeed_gbps = {}\nmtu = {}\ndmabuf = {}\nport_up = "
-            "{}\n"
+            "{}\nvendor_id = {}\nvendor_part_id = {}\n"
             "max_qp = {}\nmax_cq = {}\nmax_mr = {}\nmax_srq = {}\nmax_qp_wr = {}\nmax_cqe = {}\n"
             "max_sge = {}\nmax_inline = {}\nmax_rd_atomic = {}\n",
             card.numa_node, card.pci_switch, card.ports, card.speed_gbps, card.mtu, yes_no(card.dmabuf),
-            yes_no(card.port_up), card.max_qp, card.max_cq, card.max_mr, card.max_srq, card.max_qp_wr,
-            card.max_cqe, card.max_sge, card.max_inline, card.max_rd_atomic);
+            yes_no(card.port_up), card.vendor_id, card.vendor_part_id, card.max_qp, card.max_cq, card.max_mr,
+            card.max_srq, card.max_qp_wr, card.max_cqe, card.max_sge, card.max_inline, card.max_rd_atomic);
     }
     return out;
 }

@@ -141,6 +141,9 @@ TEST_F(dmabuf_test, rules_of_registration) {
     };
     EXPECT_EQ(refused(0, 4096, 0, -1, all_access), EBADF) << "how programs ask whether it is supported";
     EXPECT_EQ(refused(0, 0, 1, -1, -1), EBADF) << "before anything else";
+    const int closed = ::dup(fd);
+    ::close(closed);
+    EXPECT_EQ(refused(0, 4096, 0, closed, all_access), EBADF) << "it was one";
     const int plain = ::memfd_create("plain", MFD_CLOEXEC);
     ASSERT_EQ(::ftruncate(plain, 65536), 0);
     EXPECT_EQ(refused(0, 4096, 0, plain, all_access), EINVAL) << "not a DMA-BUF";

@@ -97,24 +97,47 @@ TEST_F(modes_test, deferred) {
 
 TEST_F(modes_test, every_second_delivery_finds_no_receive) {
     choose("rnr=2");
-    two_nodes both;
+    connect_options how;
+    how.rnr_timer = 22; // 20.48 ms
+    two_nodes both({}, how, how);
     for (std::uint64_t i = 0; i < 6; ++i)
         ASSERT_EQ(post_receive(both.b.get(), {both.right.entry(0, 8)}, i), 0);
+    const auto begin = std::chrono::steady_clock::now();
     for (std::uint64_t i = 0; i < 6; ++i)
         ASSERT_EQ(request(IBV_WR_SEND, i).from(both.left.entry(0, 8)).post(both.a.get()), 0);
     for (std::uint64_t i = 0; i < 6; ++i) {
         EXPECT_EQ(both.left.expect_wc().wr_id, i);
         EXPECT_EQ(both.right.expect_wc().wr_id, i);
     }
+    EXPECT_GE(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(61)) << "three timers";
+}
+
+TEST_F(modes_test, every_second_delivery_fails_without_retries) {
+    choose("rnr=2");
+    connect_options hasty;
+    hasty.rnr_retry = 0;
+    two_nodes both({}, hasty, hasty);
+    std::vector<ibv_wc_status> seen;
+    for (std::uint64_t i = 0; i < 2; ++i) {
+        ASSERT_EQ(post_receive(both.b.get(), {both.right.entry(0, 8)}, i), 0);
+        ASSERT_EQ(request(IBV_WR_SEND, i).from(both.left.entry(0, 8)).post(both.a.get()), 0);
+        seen.push_back(both.left.wait()->status);
+    }
+    EXPECT_EQ(std::count(seen.begin(), seen.end(), IBV_WC_RNR_RETRY_EXC_ERR), 1) << "the first or the second";
 }
 
 TEST_F(modes_test, even_when_every_delivery_is_too_early_the_retry_is_not) {
     choose("rnr=1");
-    two_nodes both;
+    connect_options how;
+    how.rnr_timer = 24; // 40.96 ms
+    how.rnr_retry = 1;
+    two_nodes both({}, how, how);
     ASSERT_EQ(post_receive(both.b.get(), {both.right.entry(0, 8)}), 0);
+    const auto begin = std::chrono::steady_clock::now();
     ASSERT_EQ(request(IBV_WR_SEND).from(both.left.entry(0, 8)).post(both.a.get()), 0);
     (void)both.left.expect_wc();
     (void)both.right.expect_wc();
+    EXPECT_GE(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(40));
 }
 
 TEST_F(modes_test, every_third_request_fails) {

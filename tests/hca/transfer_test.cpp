@@ -426,50 +426,6 @@ TEST_F(transfer_test, extended_completion_queue_with_timestamps) {
     EXPECT_EQ(errno, EOPNOTSUPP);
 }
 
-TEST_F(transfer_test, work_request_functions) {
-    node left, right;
-    ibv_qp_init_attr_ex wanted{};
-    wanted.qp_type = IBV_QPT_RC;
-    wanted.send_cq = wanted.recv_cq = left.cq.get();
-    wanted.cap = {16, 16, 2, 2, 64};
-    wanted.pd = left.pd.get();
-    wanted.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
-    wanted.send_ops_flags =
-        IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
-    const qp_handle a(ibv_create_qp_ex(left.context.get(), &wanted));
-    ASSERT_TRUE(a);
-    const auto b = right.make_qp();
-    connect(a.get(), left.address_of(a.get()), right.address_of(b.get()));
-    connect(b.get(), right.address_of(b.get()), left.address_of(a.get()));
-    const auto remote = right.address_of(b.get());
-    auto* qp = ibv_qp_to_qp_ex(a.get());
-    ASSERT_EQ(post_receive(b.get(), {right.entry(0, 64)}), 0);
-    unsigned char text[8] = {1, 2, 3, 4, 5, 6, 7, 8};
-    left.memory[100] = 42;
-    ibv_wr_start(qp);
-    qp->wr_id = 1;
-    qp->wr_flags = 0;
-    ibv_wr_rdma_write(qp, remote.key, remote.memory + 200);
-    ibv_wr_set_sge(qp, left.mr->lkey, left.entry(100, 1).addr, 1);
-    qp->wr_id = 2;
-    qp->wr_flags = IBV_SEND_SIGNALED;
-    ibv_wr_send(qp);
-    ibv_wr_set_inline_data(qp, text, sizeof(text));
-    right.expect_none(); // nothing happens before the end
-    ASSERT_EQ(ibv_wr_complete(qp), 0);
-    EXPECT_EQ(left.expect_wc().wr_id, 2U);
-    EXPECT_EQ(right.expect_wc().byte_len, 8U);
-    EXPECT_EQ(right.memory[200], 42);
-    EXPECT_EQ(right.memory[7], 8);
-    ibv_wr_start(qp);
-    ibv_wr_send(qp);
-    ibv_wr_abort(qp);
-    left.expect_none();
-    wanted.send_ops_flags = IBV_QP_EX_WITH_SEND_WITH_INV;
-    EXPECT_EQ(ibv_create_qp_ex(left.context.get(), &wanted), nullptr);
-    EXPECT_EQ(errno, EOPNOTSUPP);
-}
-
 TEST_F(transfer_test, a_pair_may_be_its_own_peer) {
     node alone;
     const auto qp = alone.make_qp();

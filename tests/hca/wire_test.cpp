@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Two hosts: two labs with addresses of their own, TCP between them.
-#include "tests/hca/verbs_node.hpp"
-#include "tests/support/child.hpp"
-#include "tests/support/test_lab.hpp"
+#include "tests/hca/two_hosts.hpp"
+#include "tests/support/card.hpp"
+#include "tests/support/expect_has.hpp"
 
 #include <arpa/inet.h>
 #include <csignal>
-#include <fmt/format.h>
-#include <sys/mman.h>
+#include <fstream>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -15,75 +14,7 @@ namespace {
 
 using namespace testing_support;
 
-class wire_test : public test_lab {
-protected:
-    // Makes a lab that is a host of its own, and enters it with everything opened from now on.
-    static void become_host(const char* name, const char* address) {
-        const auto made = lab::parse_description(
-            fmt::format("gaudis = 1\nhbm_pages = 2\nhcas = 1\nlink_layer = ethernet\naddress = {}\n",
-                        address),
-            name);
-        ASSERT_TRUE(made) << made.error().text;
-        const auto entered = lab::folder::enter(name, *made);
-        ASSERT_TRUE(entered) << entered.error().text;
-        ::setenv("GAUDI_LAB", name, 1);
-    }
-    void SetUp() override {
-        shared = static_cast<address*>(
-            ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
-    }
-    void TearDown() override {
-        ::munmap(shared, 4096);
-        ::unsetenv("GAUDI_LAB");
-        test_lab::TearDown();
-    }
-
-    using body = std::function<void(node&, ibv_qp*)>;
-    // The same queue pair on both hosts, connected; then each does its part. Returns the far one's exit
-    // status.
-    int on_both(const body& near, const body& far, const qp_options& how = {},
-                const connect_options& connection = {}) {
-        gate up, down;
-        child other([&] {
-            become_host("far", "127.0.0.2");
-            node there;
-            const auto qp = there.make_qp(how);
-            shared[1] = there.address_of(qp.get());
-            up.open();
-            if (!down.wait())
-                return 90;
-            connect(qp.get(), shared[1], shared[0], connection);
-            up.open();
-            far(there, qp.get());
-            return ::testing::Test::HasFailure() ? 91 : 0;
-        });
-        peer = &other;
-        EXPECT_TRUE(up.wait());
-        become_host("near", "127.0.0.1");
-        {
-            node here;
-            const auto qp = here.make_qp(how);
-            shared[0] = here.address_of(qp.get());
-            connect(qp.get(), shared[0], shared[1], connection);
-            down.open();
-            EXPECT_TRUE(up.wait());
-            near(here, qp.get());
-        }
-        const int status = other.wait();
-        peer = nullptr;
-        return status;
-    }
-    const address& remote() const { return shared[1]; }
-    // The far host stays until the near one is done.
-    void say_done() { std::atomic_ref(shared[2].psn).store(1); }
-    void stay() {
-        for (int i = 0; i < 20000 && std::atomic_ref(shared[2].psn).load() == 0; ++i)
-            ::usleep(1000);
-    }
-
-    address* shared = nullptr;
-    child* peer = nullptr;
-};
+using wire_test = two_hosts;
 
 void fill(node& where, unsigned seed) {
     for (std::size_t i = 0; i < where.memory.size(); ++i)
@@ -363,6 +294,46 @@ TEST_F(wire_test, an_address_of_somebody_else_is_refused_in_words) {
         ::testing::internal::GetCapturedStderr().find("vhca0 of lab 'near' cannot listen on 203.0.113.7"),
         std::string::npos);
     ibv_free_device_list(list);
+}
+
+// The requester counts what of its own memory is a Gaudi's.
+TEST_F(wire_test, bytes_of_device_memory_are_counted) {
+    const auto report = root() / "report";
+    const auto near = [&](node& here, ibv_qp* qp) {
+        ::setenv("GAUDI_LAB_HCA_REPORT", report.c_str(), 1); // the child is not to write it
+        card gaudi;
+        const auto at = gaudi.memory(dram_page);
+        const int fd = gaudi.dmabuf(at, dram_page);
+        const mr_handle mr(ibv_reg_dmabuf_mr(here.pd.get(), 0, 1 << 20, at, fd, all_access));
+        ASSERT_TRUE(mr) << std::strerror(errno);
+        const auto device = [&](std::uint32_t length) { return ibv_sge{at, length, mr->lkey}; };
+        request write(IBV_WR_RDMA_WRITE), read(IBV_WR_RDMA_READ), send(IBV_WR_SEND),
+            add(IBV_WR_ATOMIC_FETCH_AND_ADD), plain(IBV_WR_RDMA_WRITE);
+        write.from(device(1000)).from(here.entry(0, 50)).at(remote().memory, remote().key);
+        read.from(device(300)).at(remote().memory, remote().key);
+        send.from(device(20));
+        add.from(device(8)).atomic(remote().memory, remote().key, 1);
+        plain.from(here.entry(0, 60)).at(remote().memory, remote().key);
+        for (auto* each : {&write, &read, &send, &add, &plain}) {
+            EXPECT_EQ(each->post(qp), 0);
+            (void)here.expect_wc();
+        }
+        ::close(fd);
+        say_done();
+    };
+    const auto far = [&](node& there, ibv_qp* qp) {
+        EXPECT_EQ(post_receive(qp, {there.entry(0, 20)}), 0);
+        (void)there.expect_wc();
+        stay();
+    };
+    EXPECT_EQ(on_both(near, far), 0);
+    ::unsetenv("GAUDI_LAB_HCA_REPORT");
+    std::ifstream file(report);
+    const std::string text{std::istreambuf_iterator<char>(file), {}};
+    EXPECT_HAS(text, R"("messages":5)");
+    EXPECT_HAS(text, R"("bytes_tcp":1438)");
+    EXPECT_HAS(text, R"("bytes_from_dmabuf":1020)");
+    EXPECT_HAS(text, R"("bytes_to_dmabuf":308)");
 }
 
 // Megabytes both ways at once, every byte checked.

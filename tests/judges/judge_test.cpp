@@ -100,10 +100,28 @@ INSTANTIATE_TEST_SUITE_P(quick, perftest,
                                            "ib_send_bw -b -q 4 -n 500", "ib_send_bw -e", "ib_send_bw -r 16",
                                            "ib_send_bw -c UD", "ib_send_lat -c UD", "ib_send_bw -c UC",
                                            "ib_write_bw -c UC", "ib_write_lat -c UC", "ib_send_lat -c UC",
-                                           "ib_send_bw -I 64 -s 64", "ib_write_lat -I 128 -s 100",
                                            "ib_write_bw -s 1", "ib_send_lat -e", "ib_read_bw -e",
                                            "ib_send_bw --use-srq -q 2 -n 500"),
                          name_of);
+// On a card whose part number it knows, perftest posts inline, and by ibv_wr_*.
+TEST_F(judge, perftest_posts_inline_on_a_card_that_it_knows) {
+    const auto file = root() / "known.lab";
+    std::ofstream(file) << "vendor_part_id = 4123\n";
+    for (const auto& [command, bytes] :
+         {std::pair{"ib_send_bw -I 64 -s 64", 64}, std::pair{"ib_write_lat -I 128 -s 100", 128},
+          std::pair{"ib_send_bw -I 64 -s 64 --use_old_post_send", 64},
+          std::pair{"ib_send_lat -c UD -I 64 -s 64", 64}}) {
+        const auto port = free_port();
+        const auto server = fmt::format("{} -d vhca0 -F -p {}", command, port);
+        const auto options = fmt::format("--config {}", file.string());
+        const auto both = run_both(in_lab(options, server), in_lab(options, server + " localhost"), port);
+        EXPECT_EQ(both.server.status, 0) << both.server.output;
+        EXPECT_EQ(both.client.status, 0) << both.client.output;
+        EXPECT_HAS(both.client.output, fmt::format(" Max inline data : {}[B]", bytes));
+        const bool classic = std::string_view(command).ends_with("--use_old_post_send");
+        EXPECT_HAS(both.client.output, classic ? "ibv_wr* API     : OFF" : "ibv_wr* API     : ON");
+    }
+}
 // Every program, service, size and flag that perftest itself allows: it refuses events with write.
 INSTANTIATE_TEST_SUITE_P(
     whole_matrix, perftest,

@@ -41,7 +41,8 @@ TEST(description, text_round_trip) {
 TEST(description, network_cards) {
     const auto made =
         parse_description("gaudis = 1\nhcas = 2\nspeed_gbps = 200\n[hca 1]\nlink_layer = ethernet\n"
-                          "address = 10.0.0.7\nbus_id = 0000:99:00.0\ndmabuf = no\n",
+                          "address = 10.0.0.7\nbus_id = 0000:99:00.0\ndmabuf = no\nvendor_id = 713\n"
+                          "vendor_part_id = 4123\n",
                           "my.lab");
     ASSERT_TRUE(made) << made.error().text;
     ASSERT_EQ(made->hcas.size(), 2U);
@@ -50,6 +51,9 @@ TEST(description, network_cards) {
     EXPECT_EQ(made->hcas[1].link, lab::link_layer::ethernet);
     EXPECT_EQ(made->hcas[1].address, "10.0.0.7");
     EXPECT_FALSE(made->hcas[1].dmabuf);
+    EXPECT_EQ(made->hcas[0].vendor_part_id, 1U);
+    EXPECT_EQ(made->hcas[1].vendor_id, 713U);
+    EXPECT_EQ(made->hcas[1].vendor_part_id, 4123U);
     EXPECT_EQ(*parse_description(made->text(), "again"), *made);
     EXPECT_EQ(parse_description("", "my.lab")->hcas.size(), 1U) << "one by default";
 }
@@ -64,6 +68,8 @@ TEST(description, problems_of_network_cards) {
               "my.lab:2: address = here: expected an IPv4 address such as 10.0.0.1");
     EXPECT_EQ(problem_of("[hca 0]\nlink_layer = token-ring\n"),
               "my.lab:2: link_layer = token-ring: expected infiniband or ethernet");
+    EXPECT_EQ(problem_of("[hca 0]\nvendor_part_id = 65536\n"),
+              "my.lab:2: vendor_part_id = 65536: expected a number from 0 to 65535");
     EXPECT_EQ(problem_of("[hca 3]\n"), "my.lab:1: [hca 3]: this lab has only 1 (hcas = 1)");
     EXPECT_EQ(problem_of("[hca 0]\nbus_id = 0000:19:00.0\n"),
               "my.lab: hca 0 has the bus_id 0000:19:00.0 of another card");
