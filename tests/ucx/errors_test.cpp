@@ -17,7 +17,7 @@ protected:
                                                 devices_for(transports), "UCX_KEEPALIVE_INTERVAL=100ms"};
         if (transports == "rc_v")
             environment.emplace_back("UCX_UD_VERBS_TIMEOUT=1s");
-        if (transports == "posix,cma")
+        if (transports.starts_with("posix"))
             environment.emplace_back("UCX_POSIX_ERROR_HANDLING=y");
         return run(prefix_of(version), fmt::format("{} {}", UCP_ERRORS, what), environment);
     }
@@ -36,7 +36,8 @@ class killed_peer : public errors_test, public ::testing::WithParamInterface<kil
 INSTANTIATE_TEST_SUITE_P(over, killed_peer,
                          ::testing::Values(killing{"1.22", "tcp"}, killing{"1.23", "tcp"},
                                            killing{"1.22", "posix,cma"}, killing{"1.23", "posix,cma"},
-                                           killing{"1.23", "rc_v"}),
+                                           killing{"1.23", "rc_v"}, killing{"1.22", "posix,gaudi_ipc"},
+                                           killing{"1.23", "posix,gaudi_ipc"}),
                          [](const auto& each) {
                              return name_of(fmt::format("{} {}", each.param.version, each.param.transports));
                          });
