@@ -13,6 +13,7 @@
 #include <stdexcept>
 #include <string>
 #include <sys/socket.h>
+#include <thread>
 #include <ucp/api/ucp.h>
 #include <utility>
 #include <vector>
@@ -261,8 +262,11 @@ public:
     }
     // Some progress; without any, sleep until there may be some, or something on the socket.
     void turn(int socket) {
-        if (ucp_worker_progress(handle_) != 0 || !sleeps_)
+        if (ucp_worker_progress(handle_) != 0)
             return;
+        if (!sleeps_)
+            return std::this_thread::yield(); // to those who have something to do: there are more threads
+                                              // than cores
         if (const auto status = ucp_worker_arm(handle_); status == UCS_ERR_BUSY)
             return;
         else
