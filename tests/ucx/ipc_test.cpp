@@ -163,21 +163,6 @@ TEST_P(ipc_on_both_versions, a_worker_that_sleeps_is_woken) {
     EXPECT_EQ(done.status, 0) << done.output;
 }
 
-TEST_P(ipc_on_both_versions, a_killed_peer_is_an_error_at_the_endpoint) {
-    for (const auto* operation : {"put", "get", "tag"}) {
-        const auto left = peers(prefix_of(GetParam()), "posix,tcp,gaudi_ipc",
-                                fmt::format("--operations {} --rounds 5 --sizes 1m --die 4", operation),
-                                {"UCX_POSIX_ERROR_HANDLING=y", "UCX_KEEPALIVE_INTERVAL=100ms"});
-        EXPECT_EQ(left.status, 1) << left.output;
-        EXPECT_HAS(left.output, "passive: ended by signal 9");
-        EXPECT_TRUE(std::regex_search(
-            left.output,
-            std::regex("active: (ucp_\\w+: (Connection reset by remote peer|Endpoint timeout|"
-                       "Endpoint is not connected|Input/output error|Request canceled)|the peer is gone)")))
-            << left.output;
-    }
-}
-
 TEST_P(ipc_on_both_versions, settings_without_sense_are_refused) {
     const auto prefix = prefix_of(GetParam());
     for (const auto& [setting, said] :

@@ -26,7 +26,6 @@ struct options {
     unsigned threads = 1;
     bool one_worker = false; // for all threads
     unsigned rounds = 2;
-    unsigned die = 0; // the passive side, in its n-th operation
     std::string listen, connect;
 };
 
@@ -45,8 +44,6 @@ public:
                                                   options_.here, options_.there, round);
                     memory mine(context_, peer_.active() ? options_.here : options_.there, size,
                                 options_.library);
-                    if (!peer_.active() && ++operations_ == options_.die)
-                        ::raise(SIGKILL);
                     one(operation, mine, size, what);
                     bytes_ += size;
                     peer_.meet();
@@ -152,7 +149,6 @@ private:
     peer& peer_;
     std::uint64_t seed_;
     std::uint64_t bytes_ = 0;
-    unsigned operations_ = 0;
 };
 
 // One side: a context and a worker for each thread, or one worker for all of them.
@@ -208,7 +204,7 @@ private:
         return in_threads([&](unsigned, int socket) {
             worker own(made, options_.sleep);
             notes beside(socket);
-            peer with(own, own.connect(beside, errors_handled(options_.die != 0)), socket, active_);
+            peer with(own, own.connect(beside, errors_handled(false)), socket, active_);
             const auto bytes = campaign(options_, made, with, 0).run();
             with.close();
             return bytes;
@@ -273,7 +269,6 @@ int main(int argc, char** argv) try {
     app.add_option("--threads", what.threads);
     app.add_flag("--one-worker", what.one_worker, "all threads share a worker and an endpoint");
     app.add_option("--rounds", what.rounds);
-    app.add_option("--die", what.die, "the passive side is killed in its n-th operation; errors are handled");
     app.add_option("--listen", what.listen, "HOST:PORT; this process is the passive side");
     app.add_option("--connect", what.connect, "HOST:PORT; this process is the active side");
     CLI11_PARSE(app, argc, argv);

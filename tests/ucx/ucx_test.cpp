@@ -364,7 +364,10 @@ INSTANTIATE_TEST_SUITE_P(
         bad_setting{"UCX_GAUDI_DMA_BATCH=4097", "UCX_GAUDI_DMA_BATCH=4097: use 1 to 4096"},
         bad_setting{"UCX_GAUDI_DMA_IN_FLIGHT=0", "UCX_GAUDI_DMA_IN_FLIGHT=0: use 1 or more"},
         bad_setting{"UCX_GAUDI_DMA_STRIPE=1k", "UCX_GAUDI_DMA_STRIPE=1024: use 64k or more"},
-        bad_setting{"UCX_GAUDI_DMA_BW=0MBs", "UCX_GAUDI_DMA_BW: a bandwidth must be more than 0"}),
+        bad_setting{"UCX_GAUDI_DMA_BW=0MBs",
+                    "UCX_GAUDI_DMA_BW=0: use a bandwidth of more than 0 bytes per second"},
+        bad_setting{"UCX_GAUDI_DMA_BW=nanMBs", "UCX_GAUDI_DMA_BW=nan: use a bandwidth"},
+        bad_setting{"UCX_GAUDI_DMA_STRIPE=auto", "UCX_GAUDI_DMA_STRIPE="}),
     [](const auto& each) { return name_of(each.param.setting); });
 
 TEST_F(ucx_test, no_gaudi_a_busy_one_and_a_full_one_are_said) {

@@ -3,10 +3,34 @@
 
 #include "ucx/abi/ucx_api.hpp"
 
+#include <algorithm>
+#include <cmath>
+#include <fmt/format.h>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+
 namespace gaudi_ucx {
 
 // UCX's "auto" of memory units.
 constexpr std::size_t auto_bytes = static_cast<std::size_t>(-2);
+
+// What is wrong with an estimate, or nothing: UCX's parser takes nan, inf, auto and numbers below 0.
+inline std::string wrong_bandwidth(std::string_view name, double value) {
+    return value > 0 && std::isfinite(value)
+               ? std::string()
+               : fmt::format("UCX_GAUDI_{}={}: use a bandwidth of more than 0 bytes per second", name, value);
+}
+inline std::string wrong_time(std::string_view name, double value) {
+    return value >= 0 && std::isfinite(value)
+               ? std::string()
+               : fmt::format("UCX_GAUDI_{}={}: use a time of 0 or more", name, value);
+}
+// The first that says something.
+inline std::string first_of(std::initializer_list<std::string> all) {
+    const auto found = std::find_if(all.begin(), all.end(), [](const auto& each) { return !each.empty(); });
+    return found != all.end() ? *found : std::string();
+}
 
 // UCX's parsers as its own macros put them together, but of the UCX that loaded us.
 struct setting_types {

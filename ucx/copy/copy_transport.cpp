@@ -11,7 +11,6 @@
 #include "ucx/copy/copy_md.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -234,18 +233,11 @@ std::string wrong_with(const uct_gaudi_copy_iface_config_t& config) {
         return fmt::format("UCX_GAUDI_COPY_MAX_ZCOPY={}: use MAX_BCOPY ({}) or more, or inf",
                            config.max_zcopy == auto_bytes ? "auto" : std::to_string(config.max_zcopy),
                            config.max_bcopy);
-    for (const auto& [name, value] :
-         {std::pair("TO_DEVICE", config.to_device), std::pair("FROM_DEVICE", config.from_device),
-          std::pair("WITHIN", config.within)})
-        if (!(value > 0) || !std::isfinite(value)) // UCX's parser takes nan, inf, auto and numbers below 0
-            return fmt::format("UCX_GAUDI_COPY_BW_{}={}: use a bandwidth of more than 0 bytes per second",
-                               name, value);
-    for (const auto& [name, value] :
-         {std::pair("LATENCY", config.latency), std::pair("NIC_LATENCY", config.nic_latency),
-          std::pair("OVERHEAD", config.overhead)})
-        if (!(value >= 0) || !std::isfinite(value))
-            return fmt::format("UCX_GAUDI_COPY_{}={}: use a time of 0 or more", name, value);
-    return {};
+    return first_of(
+        {wrong_bandwidth("COPY_BW_TO_DEVICE", config.to_device),
+         wrong_bandwidth("COPY_BW_FROM_DEVICE", config.from_device),
+         wrong_bandwidth("COPY_BW_WITHIN", config.within), wrong_time("COPY_LATENCY", config.latency),
+         wrong_time("COPY_NIC_LATENCY", config.nic_latency), wrong_time("COPY_OVERHEAD", config.overhead)});
 }
 
 ucs_status_t uct_gaudi_copy_iface_open(uct_md_h md, uct_worker_h worker, const uct_iface_params_t* params,

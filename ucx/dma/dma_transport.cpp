@@ -105,11 +105,10 @@ std::string wrong_with(const uct_gaudi_dma_iface_config_t& config) {
         return fmt::format("UCX_GAUDI_DMA_BATCH={}: use 1 to 4096", config.batch);
     if (config.in_flight == 0)
         return "UCX_GAUDI_DMA_IN_FLIGHT=0: use 1 or more";
-    if (config.stripe < 64 * 1024)
+    if (config.stripe < 64 * 1024 || config.stripe > SIZE_MAX / 4) // which auto is
         return fmt::format("UCX_GAUDI_DMA_STRIPE={}: use 64k or more", config.stripe);
-    if (config.bandwidth <= 0)
-        return "UCX_GAUDI_DMA_BW: a bandwidth must be more than 0";
-    return {};
+    return first_of({wrong_bandwidth("DMA_BW", config.bandwidth), wrong_time("DMA_LATENCY", config.latency),
+                     wrong_time("DMA_OVERHEAD", config.overhead)});
 }
 
 ucs_status_t uct_gaudi_dma_iface_open(uct_md_h md, uct_worker_h worker, const uct_iface_params_t* params,

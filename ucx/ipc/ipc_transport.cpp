@@ -191,8 +191,11 @@ ucs_status_t uct_gaudi_ipc_iface_open(uct_md_h md, uct_worker_h worker, const uc
         auto chosen = config;
         if (config.bandwidth == UCS_CONFIG_DBL_AUTO)
             chosen.bandwidth = above_every_nic();
-        if (chosen.bandwidth <= 0) {
-            gaudi_log(module, ERROR, "UCX_GAUDI_IPC_BW: a bandwidth must be more than 0");
+        if (const auto wrong = first_of({wrong_bandwidth("IPC_BW", chosen.bandwidth),
+                                         wrong_time("IPC_LATENCY", chosen.latency),
+                                         wrong_time("IPC_OVERHEAD", chosen.overhead)});
+            !wrong.empty()) {
+            gaudi_log(module, ERROR, "{}", wrong);
             return UCS_ERR_INVALID_PARAM;
         }
         if (const std::string_view require = config.require; require != "none" && require != "zero-copy") {
