@@ -12,6 +12,8 @@ namespace {
 
 // Between two slices the engine looks whether its work was cancelled.
 constexpr std::uint64_t slice = 4 * mib;
+constexpr std::uint64_t past_the_cache = 768
+                                         << 10; // the engine runs elsewhere: its cache is not the caller's
 
 struct dma_flags {
     bool memset;
@@ -39,7 +41,7 @@ void swap_units(unsigned char* bytes, std::uint64_t length, unsigned width) {
 bool copy_pieces(const piece& to, const piece& from, std::uint64_t length, unsigned swap_bytes) {
     if (swap_bytes == 0 && to.bytes != nullptr && from.bytes != nullptr) {
         copy_bytes(reinterpret_cast<std::byte*>(to.bytes), reinterpret_cast<const std::byte*>(from.bytes),
-                   length);
+                   length, past_the_cache);
         return true;
     }
     if (swap_bytes == 0 && to.bytes != nullptr)

@@ -13,6 +13,9 @@
 namespace lab::hca {
 namespace {
 
+// What is smaller may well be in the cache at both ends, and stay there.
+constexpr std::uint64_t past_the_cache = 8 << 20;
+
 reach add_hbm(process& here, const segment& owner, const shared_mr& mr, std::uint64_t offset,
               std::uint64_t length, side& to) {
     const auto* view = here.hbm(mr.gaudi, mr.hbm_size);
@@ -65,7 +68,7 @@ void copy_local(std::byte* to, const std::byte* from, std::uint64_t length) {
         break;
     }
     if (length > 8) {
-        copy_bytes(to, from, length - 8);
+        copy_bytes(to, from, length - 8, past_the_cache);
         order_stores();
         __builtin_memcpy(to + length - 8, from + length - 8, 8);
         return;

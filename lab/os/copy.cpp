@@ -9,11 +9,12 @@
 
 namespace lab {
 
-void copy_bytes(std::byte* to, const std::byte* from, std::uint64_t length) {
+void copy_bytes(std::byte* to, const std::byte* from, std::uint64_t length,
+                [[maybe_unused]] std::uint64_t large) {
 #if defined(__x86_64__)
-    constexpr std::uint64_t large = 768 << 10, line = 64;
+    constexpr std::uint64_t line = 64;
     const bool apart = to + length <= from || from + length <= to;
-    if (length >= large && apart) {
+    if (length >= large && length >= line && apart) {
         // Streaming stores do not read what they overwrite: half as much again of the memory's bandwidth.
         const auto head = -reinterpret_cast<std::uintptr_t>(to) % line;
         std::memcpy(to, from, head);

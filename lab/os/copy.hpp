@@ -6,8 +6,8 @@
 
 namespace lab {
 
-// memmove; from 768 KiB on past the cache, as a device's own memory is. Stores before it are visible
+// memmove; from `large` bytes on past the cache, as a device's own memory is. Stores before it are visible
 // before its own, and its own before those behind it.
-void copy_bytes(std::byte* to, const std::byte* from, std::uint64_t length);
+void copy_bytes(std::byte* to, const std::byte* from, std::uint64_t length, std::uint64_t large);
 
 } // namespace lab
