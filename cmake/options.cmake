@@ -24,12 +24,11 @@ add_library(project_options INTERFACE)
 target_compile_features(project_options INTERFACE cxx_std_20)
 target_include_directories(project_options INTERFACE ${PROJECT_SOURCE_DIR})
 target_compile_definitions(project_options INTERFACE _GNU_SOURCE)
-if(NOT GAUDI_DIRECT_SANITIZE) # their builds join sources, and what that makes the compiler say is nobody's fault
+if(NOT GAUDI_DIRECT_SANITIZE)
     target_compile_options(project_options INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion
         -Wnon-virtual-dtor -Wold-style-cast -Wcast-qual
         $<$<BOOL:${GAUDI_DIRECT_WERROR}>:-Werror>)
-endif()
-if(GAUDI_DIRECT_SANITIZE)
+else() # these builds join sources, and what that makes the compiler say is nobody's fault
     target_compile_options(project_options INTERFACE -w -fsanitize=${GAUDI_DIRECT_SANITIZE} -fno-omit-frame-pointer)
     target_link_options(project_options INTERFACE -fsanitize=${GAUDI_DIRECT_SANITIZE})
 endif()

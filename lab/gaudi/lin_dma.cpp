@@ -12,8 +12,8 @@ namespace {
 
 // Between two slices the engine looks whether its work was cancelled.
 constexpr std::uint64_t slice = 4 * mib;
-constexpr std::uint64_t past_the_cache = 768
-                                         << 10; // the engine runs elsewhere: its cache is not the caller's
+// The engine runs elsewhere: its cache is not the caller's.
+constexpr std::uint64_t past_the_cache = 768 << 10;
 
 struct dma_flags {
     bool memset;

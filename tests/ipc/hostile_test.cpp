@@ -265,11 +265,7 @@ TEST_F(ipc_test, an_offered_device_is_for_its_own_user_alone) {
 
 class elsewhere : public ipc_test, public ::testing::WithParamInterface<ipc_way> {};
 INSTANTIATE_TEST_SUITE_P(by, elsewhere, ::testing::Values(ipc_way::context, ipc_way::nic, ipc_way::proxy),
-                         [](const auto& each) {
-                             return each.param == ipc_way::context ? "context"
-                                    : each.param == ipc_way::nic   ? "nic"
-                                                                   : "proxy";
-                         });
+                         word_for);
 
 TEST_P(elsewhere, another_pid_namespace_is_served_by_the_socket) {
     owner other;

@@ -112,11 +112,7 @@ TEST_F(ipc_test, freeing_waits_for_leases_where_it_is_told_to) {
 
 class by_way : public ipc_test, public ::testing::WithParamInterface<ipc_way> {};
 INSTANTIATE_TEST_SUITE_P(leases, by_way, ::testing::Values(ipc_way::context, ipc_way::nic, ipc_way::proxy),
-                         [](const auto& each) {
-                             return each.param == ipc_way::context ? "context"
-                                    : each.param == ipc_way::nic   ? "nic"
-                                                                   : "proxy";
-                         });
+                         word_for);
 
 TEST_P(by_way, revoke_waits_for_copies_under_way) {
     owner other;

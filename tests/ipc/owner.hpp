@@ -32,6 +32,11 @@ inline std::vector<std::byte> pattern(std::size_t size, unsigned seed) {
     return made;
 }
 
+// A way in the name of a test.
+inline std::string word_for(const ::testing::TestParamInfo<ipc_way>& each) {
+    return each.param == ipc_way::context ? "context" : each.param == ipc_way::nic ? "nic" : "proxy";
+}
+
 inline std::uint64_t resident_bytes() {
     std::ifstream file("/proc/self/statm");
     std::uint64_t total = 0, resident = 0;

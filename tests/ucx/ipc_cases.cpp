@@ -186,21 +186,13 @@ private:
 class uct_ipc : public ::testing::Test {
 protected:
     uct_ipc() {
-        uct_iface_config_t* config = nullptr;
-        check(uct_md_iface_config_read(ipc.md, "gaudi_ipc", nullptr, nullptr, &config), "iface_config_read");
-        uct_iface_params_t params{};
-        params.field_mask = UCT_IFACE_PARAM_FIELD_OPEN_MODE | UCT_IFACE_PARAM_FIELD_DEVICE |
-                            UCT_IFACE_PARAM_FIELD_ERR_HANDLER | UCT_IFACE_PARAM_FIELD_ERR_HANDLER_ARG;
-        params.open_mode = UCT_IFACE_OPEN_MODE_DEVICE;
-        params.mode.device.tl_name = params.mode.device.dev_name = "gaudi_ipc";
-        params.err_handler_arg = this;
-        params.err_handler = [](void* self, uct_ep_h failed, ucs_status_t status) {
-            static_cast<uct_ipc*>(self)->failures.emplace_back(failed, status);
-            return UCS_OK;
-        };
-        check(uct_iface_open(ipc.md, worker_.handle, &params, config, &iface), "iface_open");
-        uct_config_release(config);
-        uct_iface_progress_enable(iface, UCT_PROGRESS_SEND | UCT_PROGRESS_RECV);
+        iface = testing_ucx::open_interface(
+            ipc, worker_, "gaudi_ipc", "gaudi_ipc",
+            [](void* self, uct_ep_h failed, ucs_status_t status) {
+                static_cast<uct_ipc*>(self)->failures.emplace_back(failed, status);
+                return UCS_OK;
+            },
+            this);
         connect(other.ask('k'));
     }
     ~uct_ipc() override {

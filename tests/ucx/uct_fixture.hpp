@@ -85,7 +85,8 @@ private:
 };
 
 inline uct_iface_h open_interface(const memory_domain& domain, const worker& on, const char* transport,
-                                  const char* device) {
+                                  const char* device, uct_error_handler_t on_error = nullptr,
+                                  void* on_error_arg = nullptr) {
     uct_iface_config_t* config = nullptr;
     check(uct_md_iface_config_read(domain.md, transport, nullptr, nullptr, &config),
           "uct_md_iface_config_read");
@@ -94,6 +95,11 @@ inline uct_iface_h open_interface(const memory_domain& domain, const worker& on,
     params.open_mode = UCT_IFACE_OPEN_MODE_DEVICE;
     params.mode.device.tl_name = transport;
     params.mode.device.dev_name = device;
+    if (on_error != nullptr) {
+        params.field_mask |= UCT_IFACE_PARAM_FIELD_ERR_HANDLER | UCT_IFACE_PARAM_FIELD_ERR_HANDLER_ARG;
+        params.err_handler = on_error;
+        params.err_handler_arg = on_error_arg;
+    }
     uct_iface_h made = nullptr;
     const auto status = uct_iface_open(domain.md, on.handle, &params, config, &made);
     uct_config_release(config);

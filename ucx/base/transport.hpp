@@ -3,6 +3,7 @@
 
 #include "ucx/base/module.hpp"
 
+#include <cstring>
 #include <memory>
 #include <vector>
 
@@ -94,6 +95,17 @@ struct uct_gaudi_iface_t {
 ucs_status_t open_interface(std::unique_ptr<transport> made, uct_md_h md, uct_worker_h worker,
                             const uct_iface_params_t* params, const uct_iface_config_t* config,
                             uct_iface_h* iface_p);
+
+// What UCX registers: a name, where settings begin ("GAUDI_DMA_") and what they are.
+template <typename Config>
+void describe_transport(uct_tl_t& tl, const char* name, const char* title, const char* prefix,
+                        ucs_config_field_t* settings) {
+    std::strcpy(tl.name, name);
+    tl.config.name = title;
+    tl.config.prefix = prefix;
+    tl.config.table = settings;
+    tl.config.size = sizeof(Config);
+}
 
 // Bandwidth, latency and overhead of a transport, for estimate().
 void give_estimates(uct_perf_attr_t& attr, double bandwidth, double latency, double overhead);

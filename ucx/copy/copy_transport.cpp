@@ -288,13 +288,10 @@ ucs_config_field_t* iface_settings(const ucx_api& ucx) {
 void fill_copy_tl(uct_gaudi_module& module) {
     auto& tl = module.copy_tl;
     tl = {};
-    std::strcpy(tl.name, "gaudi_cpy");
+    describe_transport<uct_gaudi_copy_iface_config_t>(tl, "gaudi_cpy", "gaudi_cpy transport", "GAUDI_COPY_",
+                                                      iface_settings(module.ucx));
     tl.query_devices = uct_gaudi_copy_query_devices;
     tl.iface_open = uct_gaudi_copy_iface_open;
-    tl.config.name = "gaudi_cpy transport";
-    tl.config.prefix = "GAUDI_COPY_";
-    tl.config.table = iface_settings(module.ucx);
-    tl.config.size = sizeof(uct_gaudi_copy_iface_config_t);
 }
 
 } // namespace gaudi_ucx

@@ -7,8 +7,6 @@
 #include "ucx/base/settings.hpp"
 #include "ucx/copy/copy_md.hpp"
 
-#include <cstring>
-
 namespace gaudi_ucx {
 namespace {
 
@@ -175,13 +173,10 @@ ucs_config_field_t* iface_settings(const ucx_api& ucx) {
 void fill_dma_tl(uct_gaudi_module& module) {
     auto& tl = module.dma_tl;
     tl = {};
-    std::strcpy(tl.name, "gaudi_dma");
+    describe_transport<uct_gaudi_dma_iface_config_t>(tl, "gaudi_dma", "gaudi_dma transport", "GAUDI_DMA_",
+                                                     iface_settings(module.ucx));
     tl.query_devices = uct_gaudi_dma_query_devices;
     tl.iface_open = uct_gaudi_dma_iface_open;
-    tl.config.name = "gaudi_dma transport";
-    tl.config.prefix = "GAUDI_DMA_";
-    tl.config.table = iface_settings(module.ucx);
-    tl.config.size = sizeof(uct_gaudi_dma_iface_config_t);
 }
 
 } // namespace gaudi_ucx

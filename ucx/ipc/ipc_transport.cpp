@@ -233,16 +233,13 @@ ucs_config_field_t* iface_settings(const ucx_api& ucx) {
 void fill_ipc_tl(uct_gaudi_module& module) {
     auto& tl = module.ipc_tl;
     tl = {};
-    std::strcpy(tl.name, "gaudi_ipc");
+    describe_transport<uct_gaudi_ipc_iface_config_t>(tl, "gaudi_ipc", "gaudi_ipc transport", "GAUDI_IPC_",
+                                                     iface_settings(module.ucx));
     tl.query_devices = [](uct_md_h md, uct_tl_device_resource_t** devices_p, unsigned* num_devices_p) {
         return ipc_md(md).module->ucx.uct_single_device_resource(
             md, "gaudi_ipc", UCT_DEVICE_TYPE_SHM, UCS_SYS_DEVICE_ID_UNKNOWN, devices_p, num_devices_p);
     };
     tl.iface_open = uct_gaudi_ipc_iface_open;
-    tl.config.name = "gaudi_ipc transport";
-    tl.config.prefix = "GAUDI_IPC_";
-    tl.config.table = iface_settings(module.ucx);
-    tl.config.size = sizeof(uct_gaudi_ipc_iface_config_t);
 }
 
 } // namespace gaudi_ucx
