@@ -67,6 +67,7 @@ struct copy_options {
 struct copy_hints {
     unsigned queues = 0;
     std::uint64_t stripe_bytes = 0;
+    unsigned batch = 0; // packets in its submission, its own and others'; never more than the engine's
 };
 
 // One of the device's queues, as this engine uses it.

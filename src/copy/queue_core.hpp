@@ -45,7 +45,8 @@ private:
         std::uint64_t source, destination;
         std::uint32_t size;
         std::uint32_t operation;
-        std::uint8_t queue; // index into the direction's queues
+        std::uint16_t batch; // packets that its submission may carry
+        std::uint8_t queue;  // index into the direction's queues
         copy_direction direction;
     };
 

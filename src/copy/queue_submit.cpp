@@ -24,6 +24,8 @@ void queue_core::enqueue(std::uint32_t slot, std::uint64_t source, std::uint64_t
                                               hints.queues != 0 ? hints.queues : options_.queues);
     const auto stripe = hints.stripe_bytes != 0 ? std::max<std::uint64_t>(hints.stripe_bytes, 64 * 1024)
                                                 : options_.stripe_bytes;
+    const auto batch =
+        static_cast<std::uint16_t>(hints.batch != 0 ? std::min(hints.batch, options_.batch) : options_.batch);
     const bool striped = length >= stripe && queues > 1;
     const auto piece_bytes =
         striped ? std::min(std::max(length / queues / 4096 * 4096, stripe / 2), max_packet_bytes)
@@ -33,7 +35,7 @@ void queue_core::enqueue(std::uint32_t slot, std::uint64_t source, std::uint64_t
     auto queue = length < small ? 0 : next_queue_++;
     for (std::uint64_t done = 0; done < length;) {
         const auto size = std::min(length - done, piece_bytes);
-        waiting_.push_back({source + done, destination + done, static_cast<std::uint32_t>(size), slot,
+        waiting_.push_back({source + done, destination + done, static_cast<std::uint32_t>(size), slot, batch,
                             static_cast<std::uint8_t>((striped ? queue++ : queue) % queues), direction});
         ++operations_[slot].pieces_left;
         done += size;
@@ -68,7 +70,7 @@ bool queue_core::room_among_guests(const context_ledger& ledger) {
 
 void queue_core::submit_waiting(bool all) {
     while (!waiting_.empty() && room_in_flight() &&
-           (all || flights_.size() < options_.eager || waiting_.size() >= options_.batch))
+           (all || flights_.size() < options_.eager || waiting_.size() >= waiting_.front().batch))
         if (!submit_one())
             return;
 }
@@ -77,19 +79,21 @@ void queue_core::submit_waiting(bool all) {
 std::size_t queue_core::gather(flight& into, std::vector<hl_cs_chunk>& chunks) {
     const auto kind = device_->who().generation;
     const bool single = !device_->traits().user_command_buffers; // a driver's buffer serves one queue
+    const std::size_t most = waiting_.front().batch;
     const auto count = std::min<std::size_t>(waiting_.size(), options_.batch);
     auto* const bytes = ring_.bytes(into.slot);
     std::size_t taken = 0;
     std::uint32_t offset = 0;
     std::vector<bool> used(count, false);
-    for (std::size_t first = 0; first < count; ++first) {
-        if (used[first])
+    for (std::size_t first = 0; first < count && taken < most; ++first) {
+        if (used[first] || waiting_[first].batch != most)
             continue;
         const auto group = waiting_[first];
         const auto begin = offset;
-        for (std::size_t i = first; i < count; ++i) {
+        for (std::size_t i = first; i < count && taken < most; ++i) {
             const auto& next = waiting_[i];
-            if (used[i] || next.direction != group.direction || next.queue != group.queue)
+            if (used[i] || next.direction != group.direction || next.queue != group.queue ||
+                next.batch != most)
                 continue;
             const auto packet = make_lin_dma(kind, next.source, next.destination, next.size);
             std::memcpy(bytes + offset, &packet, sizeof(packet));

@@ -92,6 +92,7 @@ result<void> broker::start() {
         return tl::unexpected(error(errc::descriptors_exhausted, "epoll and eventfd of the broker", errno));
     if (auto added = add(wake_.get(), EPOLLIN); !added)
         return added;
+    keep_a_spare();
     try {
         thread_ = quiet_thread([this] { run(); });
     } catch (const std::system_error& failed) {

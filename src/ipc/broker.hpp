@@ -136,6 +136,8 @@ private:
     void dispatch(int fd, std::vector<std::shared_ptr<hangup_watcher>>& hung_up);
     void accept_all(int listener);
     void make_room_for_one();
+    void send_one_away(int listener);
+    void keep_a_spare();
     // Reads what the client sent. False: it has to go.
     bool serve(client& from);
     answer carry_out(client& from, const wire_request& asked, received_message& with, wire_reply& reply);
@@ -169,6 +171,7 @@ private:
 
     std::mutex mutex_;
     lone_fd epoll_, wake_, listener_;
+    lone_fd spare_; // a number to give free when there are no others
     std::thread thread_;
     bool ending_ = false;
     ipc_settings settings_;

@@ -19,6 +19,7 @@ namespace {
 using clock = std::chrono::steady_clock;
 
 constexpr std::size_t most_clients = 1024;
+constexpr std::ptrdiff_t most_of_one = 64; // connections of one process; an importer has one
 constexpr std::ptrdiff_t most_silent = 64; // that have not said a word yet
 constexpr auto time_to_greet = std::chrono::seconds(2);
 constexpr auto time_to_end = std::chrono::seconds(5); // copies of a process that may have ended, or not
@@ -146,12 +147,26 @@ void broker::make_room_for_one() {
     condemn(*std::find_if(clients_.begin(), clients_.end(), silent));
 }
 
+// There is no descriptor left for it: with the one kept for this it is told so, instead of waiting.
+void broker::send_one_away(int listener) {
+    spare_ = lone_fd();
+    if (const unique_fd made(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)); made)
+        refuse(made.get(), errc::descriptors_exhausted, "the owner can open no more files");
+    else // whoever waits stays ready: not as fast as we can
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    keep_a_spare();
+}
+
+void broker::keep_a_spare() {
+    spare_ = lone_fd(unique_fd(::fcntl(wake_.get(), F_DUPFD_CLOEXEC, 0)));
+}
+
 void broker::accept_all(int listener) {
     for (int accepted = 0; accepted < 16; ++accepted) { // then the others get their turn
         unique_fd made(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
         if (!made) {
-            if (errno == EMFILE || errno == ENFILE) // whoever waits stays ready: not as fast as we can
-                std::this_thread::sleep_for(std::chrono::milliseconds(1));
+            if (errno == EMFILE || errno == ENFILE)
+                send_one_away(listener);
             return;
         }
         client fresh;
@@ -165,8 +180,12 @@ void broker::accept_all(int listener) {
             continue;
         }
         make_room_for_one();
-        if (clients_.size() >= most_clients) {
-            refuse(made.get(), errc::leases_exhausted, fmt::format("{} processes are served", most_clients));
+        const auto of_the_same = std::count_if(clients_.begin(), clients_.end(), [&](const client& each) {
+            return each.who.pid == fresh.who.pid && !each.dead;
+        });
+        if (clients_.size() >= most_clients || (fresh.who.pid != 0 && of_the_same >= most_of_one)) {
+            refuse(made.get(), errc::leases_exhausted,
+                   fmt::format("{} connections are served, {} of one process", most_clients, most_of_one));
             continue;
         }
         if (!add(made.get(), EPOLLIN | EPOLLRDHUP))

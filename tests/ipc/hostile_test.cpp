@@ -11,7 +11,6 @@
 #include <fstream>
 #include <random>
 #include <sched.h>
-#include <sys/resource.h>
 #include <thread>
 
 namespace {
@@ -20,6 +19,28 @@ using namespace testing_support;
 
 handle_record record_of(const memory_handle& handle) {
     return expect(read_handle(handle.bytes));
+}
+
+// A process of another user, or somewhere else: `prepare` brings it there. What it says comes back as its
+// status: 0 if it read 4096 bytes of the first pattern.
+int import_from(const memory_handle& handle, ipc_way way, const std::function<bool()>& prepare) {
+    child importer([&] {
+        if (!prepare())
+            return 77;
+        auto imported = import_memory(handle, {way});
+        if (!imported)
+            return static_cast<int>(imported.error().code()) + 100;
+        std::vector<std::byte> seen(4096);
+        auto reading = imported->read(seen);
+        const auto done = reading ? reading->wait() : tl::unexpected(reading.error());
+        if (!done)
+            return static_cast<int>(done.error().code()) + 100;
+        return seen == pattern(4096, 1) ? 0 : 1;
+    });
+    return importer.wait();
+}
+int refused_with(errc code) {
+    return static_cast<int>(code) + 100;
 }
 
 TEST_F(ipc_test, handles_that_make_no_sense) {
@@ -181,42 +202,136 @@ TEST_F(ipc_test, no_descriptor_left) {
     auto first = expect(import_memory(handle, {ipc_way::nic})); // the thread, the socket, the board, the NIC
     expect(expect(first.read(seen)).wait());
     auto later = expect(import_memory(second, {ipc_way::nic}));
-    rlimit before{};
-    ::getrlimit(RLIMIT_NOFILE, &before);
-    const rlimit few{256, before.rlim_max};
-    ::setrlimit(RLIMIT_NOFILE, &few);
-    std::vector<unique_fd> all;
-    for (int fd = 0; (fd = ::dup(0)) >= 0;)
-        all.emplace_back(fd);
-    const auto refused = later.read(seen); // it takes a DMA-BUF
-    all.clear();
-    ::setrlimit(RLIMIT_NOFILE, &before);
+    const auto refused = [&] {
+        const all_descriptors taken;
+        return later.read(seen); // it takes a DMA-BUF
+    }();
     ASSERT_FALSE(refused);
     EXPECT_EQ(refused.error().code(), errc::descriptors_exhausted) << refused.error().message();
     expect(expect(later.read(seen)).wait());
     EXPECT_EQ(seen, pattern(4096, 2));
 }
 
-// A process of another user, or somewhere else: `prepare` brings it there. What it says comes back as its
-// status: 0 if it read 4096 bytes of the first pattern.
-int import_from(const memory_handle& handle, ipc_way way, const std::function<bool()>& prepare) {
-    child importer([&] {
-        if (!prepare())
-            return 77;
-        auto imported = import_memory(handle, {way});
-        if (!imported)
-            return static_cast<int>(imported.error().code()) + 100;
-        std::vector<std::byte> seen(4096);
-        auto reading = imported->read(seen);
-        const auto done = reading ? reading->wait() : tl::unexpected(reading.error());
-        if (!done)
-            return static_cast<int>(done.error().code()) + 100;
-        return seen == pattern(4096, 1) ? 0 : 1;
-    });
-    return importer.wait();
+TEST_F(ipc_test, an_owner_without_a_descriptor_left) {
+    owner other;
+    const auto handle = other.share(4096, 1);
+    auto known = expect(import_memory(handle, {ipc_way::proxy}));
+    std::vector<std::byte> seen(4096);
+    expect(expect(known.read(seen)).wait());
+    other.run_out_of_descriptors(true);
+    EXPECT_EQ(import_from(handle, ipc_way::proxy, [] { return true; }),
+              refused_with(errc::descriptors_exhausted))
+        << "a process that comes now is told why";
+    auto again = expect(import_memory(handle, {ipc_way::nic}));
+    const auto refused = again.read(seen); // the owner would have to export its memory
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code(), errc::descriptors_exhausted) << refused.error().message();
+    expect(expect(known.read(seen)).wait()); // who was there before goes on
+    EXPECT_EQ(seen, pattern(4096, 1));
+    other.run_out_of_descriptors(false);
+    EXPECT_EQ(import_from(handle, ipc_way::proxy, [] { return true; }), 0);
+    expect(expect(again.read(seen)).wait());
 }
-int refused_with(errc code) {
-    return static_cast<int>(code) + 100;
+
+// Speaks to an owner without the library's manners.
+class raw_client {
+public:
+    explicit raw_client(const memory_handle& handle)
+        : socket_(expect(connect_to(broker_name(record_of(handle).owner())))) {
+        request_.head.ask = wire_ask::open_lease;
+        std::memcpy(&request_.handle, handle.bytes.data(), handle.bytes.size());
+    }
+    // Whether there was room for it.
+    bool ask() {
+        ++request_.head.id;
+        return send_message(socket_.get(), std::as_bytes(std::span(&request_, 1)), {}, {}).has_value();
+    }
+    // The answer to something, or that there is none.
+    std::optional<wire_reply> answer(milliseconds limit) {
+        wire_reply reply;
+        if (!receive_message(socket_.get(), std::as_writable_bytes(std::span(&reply, 1)),
+                             std::chrono::steady_clock::now() + limit))
+            return std::nullopt;
+        return reply;
+    }
+
+private:
+    unique_fd socket_;
+    wire_request request_;
+};
+
+TEST_F(ipc_test, who_never_reads_is_let_go) {
+    owner other;
+    const auto handle = other.share(4096, 1);
+    auto imported = expect(import_memory(handle, {ipc_way::proxy}));
+    std::vector<std::byte> seen(4096);
+    expect(expect(imported.read(seen)).wait());
+    const auto descriptors = other.descriptors();
+    raw_client deaf(handle);
+    const auto enough = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    unsigned asked = 0;
+    for (bool connected = true; connected && std::chrono::steady_clock::now() < enough;) {
+        asked += deaf.ask() ? 1U : 0U;
+        if (asked % 64 == 0) {
+            expect(expect(imported.read(seen)).wait());
+            ASSERT_EQ(seen, pattern(4096, 1)) << "the others are served meanwhile";
+            connected = other.descriptors() > descriptors;
+        }
+    }
+    EXPECT_TRUE(soon_true([&] { return other.descriptors() == descriptors; })) << asked << " requests";
+    EXPECT_TRUE(soon_true([&] { return other.leases(0) == 1; })) << "its leases have ended with it";
+}
+
+TEST_F(ipc_test, a_flood_of_requests_keeps_nobody_out) {
+    owner other;
+    const auto handle = other.share(4096, 1);
+    gate begun;
+    child flood([&] {
+        raw_client eager(handle);
+        for (unsigned asked = 0;; ++asked) {
+            while (eager.ask())
+                ;
+            while (eager.answer(milliseconds(0)))
+                ;
+            if (asked == 100)
+                begun.open();
+        }
+        return 0;
+    });
+    ASSERT_TRUE(begun.wait());
+    std::vector<std::byte> seen(4096);
+    for (int round = 0; round < 20; ++round) {
+        auto imported = expect(import_memory(handle, {ipc_way::proxy}));
+        expect(expect(imported.read(seen)).wait());
+        ASSERT_EQ(seen, pattern(4096, 1));
+    }
+    flood.kill_it();
+    (void)flood.wait();
+    EXPECT_TRUE(soon_true([&] { return other.leases(0) <= 1; }));
+}
+
+TEST_F(ipc_test, one_process_cannot_take_every_place) {
+    owner other;
+    const auto handle = other.share(4096, 1);
+    const auto descriptors = other.descriptors();
+    {
+        std::vector<std::unique_ptr<raw_client>> all;
+        unsigned served = 0, refused = 0;
+        for (int i = 0; i < 100; ++i) {
+            all.push_back(std::make_unique<raw_client>(handle));
+            (void)all.back()->ask();
+            const auto reply = all.back()->answer(std::chrono::seconds(5));
+            ASSERT_TRUE(reply) << i;
+            if (reply->failed == 0)
+                ++served;
+            else
+                refused += reply->failed == static_cast<std::uint32_t>(errc::leases_exhausted) + 1 ? 1U : 0U;
+        }
+        EXPECT_EQ(served, 64U);
+        EXPECT_EQ(refused, 36U);
+        EXPECT_EQ(import_from(handle, ipc_way::proxy, [] { return true; }), 0) << "another process is served";
+    }
+    EXPECT_TRUE(soon_true([&] { return other.descriptors() == descriptors && other.leases(0) == 0; }));
 }
 
 TEST_F(ipc_test, another_user_is_refused_unless_allowed) {

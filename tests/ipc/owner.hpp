@@ -11,8 +11,10 @@
 #include <fstream>
 #include <optional>
 #include <seccomp.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
+#include <thread>
 #include <unistd.h>
 
 namespace testing_support {
@@ -43,6 +45,40 @@ inline std::uint64_t resident_bytes() {
     file >> total >> resident;
     return resident * 4096;
 }
+
+// Within ten seconds.
+template <typename F>
+bool soon_true(F&& condition) {
+    using clock = std::chrono::steady_clock;
+    for (const auto deadline = clock::now() + std::chrono::seconds(10); clock::now() < deadline;
+         std::this_thread::sleep_for(milliseconds(2)))
+        if (condition())
+            return true;
+    return false;
+}
+
+// Takes every descriptor that this process may open.
+class all_descriptors {
+public:
+    all_descriptors() {
+        ::getrlimit(RLIMIT_NOFILE, &before_);
+        const rlimit few{256, before_.rlim_max};
+        ::setrlimit(RLIMIT_NOFILE, &few);
+        for (int fd = 0; (fd = ::dup(0)) >= 0;)
+            taken_.push_back(fd);
+    }
+    ~all_descriptors() {
+        for (const int each : taken_)
+            ::close(each);
+        ::setrlimit(RLIMIT_NOFILE, &before_);
+    }
+    all_descriptors(const all_descriptors&) = delete;
+    all_descriptors& operator=(const all_descriptors&) = delete;
+
+private:
+    rlimit before_{};
+    std::vector<int> taken_;
+};
 
 // From now on this call fails, in this thread and in those that it makes.
 inline bool forbid(int call, int reason) {
@@ -93,6 +129,8 @@ public:
     std::uint64_t descriptors() { return ask({'o', 0, 0}).value; }
     std::uint64_t mappings() { return ask({'m', 0, 0}).value; }
     std::uint64_t resident() { return ask({'R', 0, 0}).value; }
+    // It has no descriptor left, until it may have them again.
+    void run_out_of_descriptors(bool out) { ask({'n', out ? 1U : 0U, 0}); }
     // Copies of its own, this many at once, on the buffer.
     bool copies(unsigned buffer, unsigned count) { return ask({'c', buffer, count}).value != 0; }
     // One that stays when its parent is killed: the test ends it.
@@ -125,6 +163,7 @@ private:
         const auto card = expect(open_device(by_index{index}));
         auto engine = expect(card->copies());
         std::vector<device_buffer> buffers;
+        std::optional<all_descriptors> taken;
         for (order wanted; ::recv(socket, &wanted, sizeof(wanted), 0) == sizeof(wanted);) {
             answer said;
             auto* const buffer = wanted.first < buffers.size() ? &buffers[wanted.first] : nullptr;
@@ -179,6 +218,11 @@ private:
                 break;
             case 'R':
                 said.value = resident_bytes();
+                break;
+            case 'n':
+                taken.reset();
+                if (wanted.first != 0)
+                    taken.emplace();
                 break;
             case 'c': {
                 std::vector<std::byte> bytes(4096);

@@ -4,14 +4,23 @@
 
 #include <gaudi/device.hpp>
 
+#include <algorithm>
 #include <cstdlib>
+#include <functional>
 #include <gtest/gtest.h>
+#include <map>
 #include <poll.h>
 #include <set>
 
 namespace {
 
 using namespace testing_ucx;
+
+// The engine that copies from and to this address.
+gaudi::copy_engine engine_at(uint64_t address) {
+    const auto index = gaudi::known_memory().device_of(gaudi::device_address(address));
+    return gaudi::expect(gaudi::find_open_device(index.value())->copies());
+}
 
 class uct_dma : public ::testing::Test {
 protected:
@@ -240,9 +249,7 @@ TEST_F(uct_dma, large_copies_use_several_queues_and_say_so) {
     const allocated memory(domain, 64 << 20);
     auto out = numbered(64 << 20, 1);
     whole(dma, true, out, memory.number());
-    const auto index = gaudi::known_memory().device_of(gaudi::device_address(memory.number()));
-    ASSERT_TRUE(index);
-    auto engine = gaudi::expect(gaudi::find_open_device(*index)->copies());
+    auto engine = engine_at(memory.number());
     std::set<std::uint32_t> used;
     std::uint64_t bytes = 0;
     for (const auto& queue : engine.queues()) {
@@ -254,6 +261,71 @@ TEST_F(uct_dma, large_copies_use_several_queues_and_say_so) {
     }
     EXPECT_GE(used.size(), 2U);
     EXPECT_EQ(bytes, out.size());
+}
+
+// The queues that carried more bytes after a copy than before it.
+std::size_t queues_used(uint64_t address, const std::function<void()>& copy) {
+    auto engine = engine_at(address);
+    std::map<std::uint32_t, std::uint64_t> before;
+    for (const auto& queue : engine.queues())
+        before[queue.queue] = queue.bytes;
+    copy();
+    const auto after = engine.queues();
+    return static_cast<std::size_t>(std::count_if(
+        after.begin(), after.end(), [&](const auto& queue) { return queue.bytes > before[queue.queue]; }));
+}
+
+TEST_F(uct_dma, settings_say_how_a_copy_is_spread_over_queues) {
+    const std::size_t size = 1 << 20;
+    const allocated memory(domain, size), other(domain, size);
+    const auto within = [&](const char* queues, const char* stripe) {
+        ::setenv("UCX_GAUDI_DMA_QUEUES", queues, 1);
+        ::setenv("UCX_GAUDI_DMA_STRIPE", stripe, 1);
+        copier dma(domain, "gaudi_dma", "gaudi_dma");
+        ::unsetenv("UCX_GAUDI_DMA_QUEUES");
+        ::unsetenv("UCX_GAUDI_DMA_STRIPE");
+        return queues_used(memory.number(), [&] {
+            finished done;
+            uct_iov_t iov{other.memory.address, size, nullptr, 0, 1};
+            ASSERT_EQ(uct_ep_put_zcopy(dma.ep, &iov, 1, memory.number(), UCT_INVALID_RKEY, &done.comp),
+                      UCS_INPROGRESS);
+            while (done.times == 0)
+                dma.progress();
+        });
+    };
+    EXPECT_EQ(within("4", "2m"), 1U) << "it is smaller than a stripe";
+    EXPECT_EQ(within("1", "64k"), 1U);
+    EXPECT_EQ(within("2", "64k"), 2U);
+    EXPECT_GT(within("4", "64k"), 2U);
+}
+
+TEST_F(uct_dma, settings_say_how_many_copies_share_a_submission) {
+    const allocated memory(domain, 1 << 20);
+    auto bytes = numbered(4096, 1);
+    constexpr unsigned copies = 48;
+    const auto submissions = [&](const char* batch) {
+        ::setenv("UCX_GAUDI_DMA_BATCH", batch, 1);
+        copier dma(domain, "gaudi_dma", "gaudi_dma");
+        ::unsetenv("UCX_GAUDI_DMA_BATCH");
+        auto engine = engine_at(memory.number());
+        const auto before = engine.statistics();
+        finished done;
+        done.comp.count = copies;
+        uct_iov_t iov{bytes.data(), bytes.size(), nullptr, 0, 1};
+        for (unsigned i = 0; i < copies; ++i)
+            EXPECT_EQ(
+                uct_ep_put_zcopy(dma.ep, &iov, 1, memory.number() + i * 4096, UCT_INVALID_RKEY, &done.comp),
+                UCS_INPROGRESS);
+        while (uct_iface_flush(dma.iface, 0, nullptr) == UCS_INPROGRESS)
+            dma.progress();
+        const auto after = engine.statistics();
+        EXPECT_EQ(after.packets - before.packets, copies);
+        return after.submissions - before.submissions;
+    };
+    EXPECT_EQ(submissions("1"), copies);
+    EXPECT_GE(submissions("4"), copies / 4);
+    const auto shared = submissions("16");
+    EXPECT_LT(shared, copies / 2) << "after the first few they wait for company";
 }
 
 TEST_F(uct_dma, what_it_cannot_copy_is_refused) {

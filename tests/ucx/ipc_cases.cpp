@@ -5,6 +5,7 @@
 #include "tests/ucx/uct_case.hpp"
 
 #include <gaudi/device.hpp>
+#include <gaudi/ipc.hpp>
 
 #include <array>
 #include <csignal>
@@ -254,6 +255,51 @@ TEST_F(uct_ipc, only_other_processes_of_this_host_are_reachable) {
     auto other_network = theirs;
     other_network.machine[8] ^= std::byte{1};
     EXPECT_EQ(reaches(other_network.machine.data(), other_network.process.data()), 0);
+}
+
+// The bytes of a place: whose process it is, what it gives, how many users it serves beside its own, and who.
+constexpr std::size_t user_at = 16, gives_at = 20, allowed_at = 21, allow_at = 24;
+
+TEST_F(uct_ipc, users_that_do_not_serve_each_other_are_not_reachable) {
+    const auto put = [](told& place, std::size_t at, std::uint32_t value) {
+        std::memcpy(place.machine.data() + at, &value, sizeof(value));
+    };
+    auto stranger = theirs;
+    put(stranger, user_at, ::geteuid() + 1);
+    EXPECT_EQ(reaches(stranger.machine.data(), stranger.process.data()), 0) << "it does not serve this user";
+    stranger.machine[allowed_at] = std::byte{1};
+    put(stranger, allow_at, ::geteuid());
+    EXPECT_EQ(reaches(stranger.machine.data(), stranger.process.data()), 0) << "nor is it on the list here";
+    const unsigned somebody = ::geteuid() + 1;
+    ::setenv("UCX_GAUDI_IPC_ALLOW", std::to_string(somebody).c_str(), 1);
+    {
+        memory_domain open("gaudi_ipc", "gaudi_ipc");
+        worker own;
+        auto* with_list = testing_ucx::open_interface(open, own, "gaudi_ipc", "gaudi_ipc");
+        std::swap(iface, with_list);
+        EXPECT_EQ(reaches(stranger.machine.data(), stranger.process.data()), 1);
+        put(stranger, allow_at, ::geteuid() + 2);
+        EXPECT_EQ(reaches(stranger.machine.data(), stranger.process.data()), 0) << "it serves somebody else";
+        std::swap(iface, with_list);
+        uct_iface_close(with_list);
+    }
+    ::unsetenv("UCX_GAUDI_IPC_ALLOW");
+    gaudi::set_ipc({});
+}
+
+TEST_F(uct_ipc, who_gives_nothing_is_not_reachable_without_a_copy) {
+    auto miser = theirs;
+    miser.machine[gives_at] = std::byte{2};
+    EXPECT_EQ(reaches(miser.machine.data(), miser.process.data()), 1) << "it copies itself";
+    ::setenv("UCX_GAUDI_IPC_REQUIRE", "zero-copy", 1);
+    worker own;
+    auto* strict = testing_ucx::open_interface(ipc, own, "gaudi_ipc", "gaudi_ipc");
+    ::unsetenv("UCX_GAUDI_IPC_REQUIRE");
+    std::swap(iface, strict);
+    EXPECT_EQ(reaches(miser.machine.data(), miser.process.data()), 0);
+    EXPECT_EQ(reaches(theirs.machine.data(), theirs.process.data()), 1);
+    std::swap(iface, strict);
+    uct_iface_close(strict);
 }
 
 TEST_F(uct_ipc, device_and_host_memory_go_both_ways) {

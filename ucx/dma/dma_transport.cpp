@@ -10,6 +10,8 @@
 namespace gaudi_ucx {
 namespace {
 
+constexpr unsigned most_batch = gaudi::copy_options{}.batch; // what every engine can take
+
 struct uct_gaudi_dma_iface_config_t {
     uct_iface_config_t super;
     unsigned queues, batch, in_flight;
@@ -20,11 +22,7 @@ struct uct_gaudi_dma_iface_config_t {
 class dma_transport : public engine_transport {
 public:
     dma_transport(uct_gaudi_module& module, const uct_gaudi_dma_iface_config_t& config)
-        : engine_transport(module, "DMA"), config_(config) {
-        options_.queues = config.queues;
-        options_.batch = config.batch;
-        options_.stripe_bytes = config.stripe;
-    }
+        : engine_transport(module, "DMA"), config_(config) {}
 
     void describe(uct_iface_attr_t& attr) override {
         attr.latency = {config_.latency, 0};
@@ -83,24 +81,23 @@ private:
         if (target.device && source.device && target.index != source.index)
             return tl::unexpected(
                 gaudi::error(gaudi::errc::wrong_device, "the two sides are on two devices"));
-        auto engine = engine_of(target.device ? target.index : source.index, options_);
+        auto engine = engine_of(target.device ? target.index : source.index, {});
         if (!engine)
             return tl::unexpected(engine.error());
         if (target.device != source.device && worth_pinning(local))
             pin(local, *engine);
         return begin_on(*engine, to, target.device, from, source.device, local.length,
-                        {config_.queues, config_.stripe});
+                        {config_.queues, config_.stripe, config_.batch});
     }
 
     const uct_gaudi_dma_iface_config_t config_;
-    gaudi::copy_options options_;
 };
 
 std::string wrong_with(const uct_gaudi_dma_iface_config_t& config) {
     if (config.queues == 0 || config.queues > 4)
         return fmt::format("UCX_GAUDI_DMA_QUEUES={}: use 1 to 4", config.queues);
-    if (config.batch == 0 || config.batch > 4096)
-        return fmt::format("UCX_GAUDI_DMA_BATCH={}: use 1 to 4096", config.batch);
+    if (config.batch == 0 || config.batch > most_batch)
+        return fmt::format("UCX_GAUDI_DMA_BATCH={}: use 1 to {}", config.batch, most_batch);
     if (config.in_flight == 0)
         return "UCX_GAUDI_DMA_IN_FLIGHT=0: use 1 or more";
     if (config.stripe < 64 * 1024 || config.stripe > SIZE_MAX / 4) // which auto is
@@ -157,7 +154,7 @@ ucs_config_field_t* iface_settings(const ucx_api& ucx) {
          offsetof(config, queues), type.unsigned_number()},
         {"STRIPE", "8m", "From this size on a copy is spread over several queues; 64k or more.",
          offsetof(config, stripe), type.bytes()},
-        {"BATCH", "256", "Copies that one submission to the driver may carry, 1 to 4096.",
+        {"BATCH", "256", "Copies that one submission to the driver may carry, 1 to 256.",
          offsetof(config, batch), type.unsigned_number()},
         {"IN_FLIGHT", "256", "Copies of one interface under way; who wants more waits for room.",
          offsetof(config, in_flight), type.unsigned_number()},

@@ -7,6 +7,7 @@
 #include "ucx/copy/copy_md.hpp"
 #include "ucx/ipc/ipc_md.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <sys/stat.h>
@@ -41,11 +42,39 @@ double above_every_nic() {
     return found;
 }
 
+// Where a process is and whom it serves, as others must know before they choose it. Travels.
+struct place_name {
+    std::uint64_t machine = 0, network = 0;
+    std::uint32_t user = 0;
+    std::uint8_t gives = 0; // ipc_give
+    std::uint8_t allowed = 0;
+    std::uint16_t more = 0; // users are served than there is room for here
+    std::array<std::uint32_t, 4> allow{};
+
+    [[nodiscard]] bool serves(std::uint32_t whom) const {
+        return user == whom || more != 0 ||
+               std::find(allow.begin(), allow.begin() + allowed, whom) != allow.begin() + allowed;
+    }
+};
+static_assert(sizeof(place_name) == 40 && std::is_trivially_copyable_v<place_name>);
+
+place_name own_place(std::uint64_t machine) {
+    place_name made;
+    made.machine = machine;
+    made.network = network_namespace();
+    made.user = ::geteuid();
+    const auto settings = gaudi::get_ipc().value_or(gaudi::ipc_settings{});
+    made.gives = static_cast<std::uint8_t>(settings.give);
+    made.allowed = static_cast<std::uint8_t>(std::min(settings.allow.size(), made.allow.size()));
+    made.more = settings.allow.size() > made.allow.size() ? 1 : 0;
+    std::copy_n(settings.allow.begin(), made.allowed, made.allow.begin());
+    return made;
+}
+
 class ipc_transport : public ticket_transport<gaudi::ipc_ticket> {
 public:
     ipc_transport(uct_gaudi_module& module, const uct_gaudi_ipc_iface_config_t& config)
         : ticket_transport(module, "copy between processes"), config_(config) {
-        machine_ = {process_.machine, network_namespace()};
         options_.zero_copy = config.require == std::string_view("zero-copy");
     }
     ~ipc_transport() override {
@@ -62,13 +91,22 @@ public:
     void estimate(uct_perf_attr_t& attr) override {
         give_estimates(attr, config_.bandwidth, config_.latency, config_.overhead);
     }
-    std::vector<std::byte> machine_address() override { return bytes_of(machine_); }
-    std::vector<std::byte> process_address() override { return bytes_of(std::array{process_}); }
-    const char* why_unreachable(const void* machine, const void* process) override {
-        if (machine == nullptr || std::memcmp(machine, &machine_[0], sizeof(machine_[0])) != 0)
+    std::vector<std::byte> machine_address() override { return bytes_of(here_); }
+    std::vector<std::byte> process_address() override { return bytes_of(process_); }
+    const char* why_unreachable(const void* device, const void* process) override {
+        place_name there;
+        if (device != nullptr)
+            std::memcpy(&there, device, sizeof(there));
+        if (device == nullptr || there.machine != here_.machine)
             return "another host";
-        if (std::memcmp(machine, machine_.data(), sizeof(machine_)) != 0)
+        if (there.network != here_.network)
             return "another network namespace, which the owner's socket cannot be reached from";
+        if (there.allowed > there.allow.size() || !there.serves(here_.user))
+            return "a process of another user, who does not serve this one (UCX_GAUDI_IPC_ALLOW there)";
+        if (there.user != 0 && !here_.serves(there.user))
+            return "a process of another user, who is not on this one's list (UCX_GAUDI_IPC_ALLOW here)";
+        if (options_.zero_copy && there.gives == static_cast<std::uint8_t>(gaudi::ipc_give::nothing))
+            return "it gives nothing away, so it would have to copy, and zero-copy is required";
         if (process != nullptr && std::memcmp(process, &process_, sizeof(process_)) == 0)
             return "the same process, which gaudi_cpy and gaudi_dma serve";
         return nullptr;
@@ -138,9 +176,9 @@ protected:
     [[nodiscard]] bool finished(gaudi::ipc_ticket& ticket) override { return ticket.done(); }
 
 private:
-    template <typename T, std::size_t count>
-    static std::vector<std::byte> bytes_of(const std::array<T, count>& words) {
-        const auto bytes = std::as_bytes(std::span(words));
+    template <typename T>
+    static std::vector<std::byte> bytes_of(const T& record) {
+        const auto bytes = std::as_bytes(std::span(&record, 1));
         return {bytes.begin(), bytes.end()};
     }
 
@@ -177,7 +215,7 @@ private:
 
     const uct_gaudi_ipc_iface_config_t config_;
     const gaudi::process_name process_ = gaudi::own_process();
-    std::array<std::uint64_t, 2> machine_{};
+    const place_name here_ = own_place(process_.machine);
     gaudi::import_options options_;
     std::map<unsigned, std::optional<gaudi::copy_engine>> engines_; // by device; empty: it has none
     int timer_ = -1;
