@@ -5,6 +5,8 @@
 #include "lab/gaudi/queue_worker.hpp"
 #include "lab/gaudi/submission.hpp"
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <charconv>
 #include <cstddef>
@@ -243,6 +245,18 @@ queue_worker& virtual_device::worker(unsigned queue) {
     if (!worker)
         worker = std::make_unique<queue_worker>(*this, queue);
     return *worker;
+}
+
+bool virtual_device::lend() {
+    std::array<queue_worker*, 16> all{};
+    std::size_t count = 0;
+    {
+        const std::lock_guard guard(mutex_);
+        for (const auto& [queue, worker] : workers_)
+            if (count < all.size())
+                all[count++] = worker.get(); // they stay for as long as the device
+    }
+    return std::any_of(all.begin(), all.begin() + count, [](queue_worker* each) { return each->lend(); });
 }
 
 bool virtual_device::buffer_awaited(std::uint64_t begin, std::uint64_t end) {

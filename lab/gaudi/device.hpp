@@ -68,6 +68,8 @@ public:
     [[nodiscard]] backing& hbm();
     [[nodiscard]] backing& sram();
     [[nodiscard]] queue_worker& worker(unsigned queue);
+    // A short copy that waits is carried out by this thread. False: there was none.
+    bool lend();
     // Whether a submission waits whose command buffer lies in that range and was not fetched yet.
     [[nodiscard]] bool buffer_awaited(std::uint64_t begin, std::uint64_t end);
     [[nodiscard]] bool has_running_work() const;

@@ -51,42 +51,71 @@ void queue_worker::push(job added) {
 bool queue_worker::awaits(std::uint64_t begin, std::uint64_t end) {
     const std::lock_guard guard(mutex_);
     return std::any_of(jobs_.begin(), jobs_.end(), [&](const job& waiting) {
-        return !waiting.kernel_buffer && waiting.buffer >= begin && waiting.buffer < end;
+        return !waiting.fetched && waiting.buffer >= begin && waiting.buffer < end;
     });
 }
 
 void queue_worker::run() {
     std::unique_lock lock(mutex_);
     for (;;) {
-        if (!wake_.wait_for(lock, std::chrono::milliseconds(500),
-                            [this] { return ending_ || !jobs_.empty(); }) ||
-            (ending_ && jobs_.empty())) {
+        wake_.wait_for(lock, std::chrono::milliseconds(500),
+                       [this] { return !busy_ && (ending_ || !jobs_.empty()); });
+        if (busy_) // with a job that somebody lends a thread to
+            continue;
+        if (jobs_.empty()) {
             running_ = false;
             return;
         }
         auto current = std::move(jobs_.front());
         jobs_.pop_front();
+        busy_ = true;
         lock.unlock();
         carry_out(current);
         current = {};
         lock.lock();
+        busy_ = false;
     }
 }
 
-void queue_worker::execute(const job& current) {
-    std::vector<unsigned char> fetched(current.kernel_buffer ? 0 : current.size);
-    if (!current.kernel_buffer && !read_memory(device_, current.buffer, fetched)) {
-        raise_page_fault(device_, current.buffer, queue_);
-        return;
+bool queue_worker::lend() {
+    std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock || busy_ || jobs_.empty())
+        return false;
+    auto current = std::move(jobs_.front());
+    jobs_.pop_front();
+    busy_ = true;
+    lock.unlock();
+    const bool brief = !current.owner->cancelled() && fetch(current) && is_short_copy(current.bytes);
+    if (brief) {
+        carry_out(current);
+        current = {};
     }
-    run_packets(*current.owner, queue_, current.buffer, current.kernel_buffer ? current.parsed : fetched);
+    lock.lock();
+    busy_ = false;
+    if (!brief)
+        jobs_.push_front(std::move(current));
+    if (!jobs_.empty())
+        wake_.notify_one();
+    return brief;
 }
 
-void queue_worker::carry_out(const job& current) {
+bool queue_worker::fetch(job& current) {
+    if (current.fetched)
+        return true;
+    current.bytes.resize(current.size);
+    current.fetched = true;
+    if (read_memory(device_, current.buffer, current.bytes))
+        return true;
+    current.bytes.clear();
+    raise_page_fault(device_, current.buffer, queue_);
+    return false;
+}
+
+void queue_worker::carry_out(job& current) {
     auto& owner = *current.owner;
     try {
-        if (!owner.cancelled())
-            execute(current);
+        if (!owner.cancelled() && fetch(current))
+            run_packets(owner, queue_, current.buffer, current.bytes);
     } catch (const std::system_error& error) {
         raise_storage_error(device_, error.code().value());
     } catch (const std::bad_alloc&) {

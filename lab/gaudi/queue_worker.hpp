@@ -27,11 +27,13 @@ struct job {
     std::uint64_t buffer; // device address, or handle of a command buffer
     std::uint32_t size;
     bool kernel_buffer;
-    std::vector<unsigned char> parsed = {}; // of a kernel buffer: what the driver has checked is what runs
+    bool fetched = kernel_buffer; // `bytes` is what runs: of a kernel buffer what the driver checked
+    std::vector<unsigned char> bytes = {};
 };
 
 // One stream of an engine: runs jobs in order, in a thread of its own that starts with the first job and ends
 // when there was none for a while. Streams run concurrently and without order between them, as on hardware.
+// A virtual device has no processor of its own: who waits for it lends it theirs for a short copy.
 class queue_worker {
 public:
     queue_worker(virtual_device& device, unsigned queue) : device_(device), queue_(queue) {}
@@ -40,12 +42,16 @@ public:
     queue_worker& operator=(const queue_worker&) = delete;
 
     void push(job added);
+    // Carries out the next job in the caller's thread if it is a short copy and its turn. False: nothing
+    // done.
+    bool lend();
     [[nodiscard]] bool awaits(std::uint64_t begin, std::uint64_t end);
 
 private:
     void run();
-    void carry_out(const job& current);
-    void execute(const job& current);
+    void carry_out(job& current);
+    // False: its buffer cannot be read; raised.
+    bool fetch(job& current);
 
     virtual_device& device_;
     const unsigned queue_;
@@ -54,6 +60,7 @@ private:
     std::deque<job> jobs_;
     std::thread thread_;
     bool running_ = false;
+    bool busy_ = false; // with a job
     bool ending_ = false;
 };
 

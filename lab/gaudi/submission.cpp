@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <fcntl.h>
+#include <sched.h>
 #include <unistd.h>
 
 namespace lab::gaudi {
@@ -74,7 +75,7 @@ answer<job> check_kernel_buffer(virtual_device& device, const hl_cs_chunk& chunk
         return tl::unexpected(EFAULT);
     if (const int refused = refuse_packets_of_gen1(bytes); refused != 0)
         return tl::unexpected(refused);
-    return job{nullptr, chunk.cb_handle, chunk.cb_size, true, std::move(bytes)};
+    return job{nullptr, chunk.cb_handle, chunk.cb_size, true, true, std::move(bytes)};
 }
 
 struct planned {
@@ -201,6 +202,7 @@ answer<wait_result> wait_for(virtual_device& device, std::uint64_t sequence, std
         timeout_us &= 0xffffffff; // the kernel's field has 32 bits: larger values wrap
     const auto deadline = timeout_us == infinite ? ~0ULL : now_ns() + timeout_us * 1000;
     auto& slot = slot_of(device, sequence);
+    bool lent = false;
     for (unsigned round = 0;; ++round) {
         const auto seen = state.completions.load();
         const auto outcome = slot.state.load();
@@ -214,12 +216,18 @@ answer<wait_result> wait_for(virtual_device& device, std::uint64_t sequence, std
             return tl::unexpected(EIO);
         const auto now = now_ns();
         const bool over = now >= deadline;
+        if (slot.process == ::getpid() && !(over && lent) && device.lend()) {
+            lent = true;
+            continue;
+        }
         if ((over || round % 16 == 15) && slot.process != ::getpid() &&
             process_start_time(slot.process) != slot.process_start) {
             finish(device, sequence,
                    cs_state::aborted); // its process died and took the queues' threads along
             continue;
         }
+        if (over && timeout_us == 0)
+            ::sched_yield(); // to the device, which may need this processor
         if (over)
             return wait_result{HL_WAIT_CS_STATUS_BUSY, 0};
         state.waiters.fetch_add(1);

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <thread>
 
 namespace {
 
@@ -142,6 +143,60 @@ TEST_F(pitfall, p22_order_within_a_queue) {
     ASSERT_EQ(copy(opened, device, host.address, 8192, 4), 0);
     EXPECT_EQ(host.bytes()[0], 2);
     EXPECT_EQ(host.bytes()[4096], 1);
+}
+
+// Who polls may carry out short copies for the virtual device: in their order, and nothing else.
+TEST_F(pitfall, p22_order_while_several_threads_poll) {
+    card opened;
+    constexpr std::uint32_t size = 64 << 10, steps = 60;
+    const auto device = opened.memory(size * (steps + 1));
+    host_memory host(opened, size), buffers(opened, 4096);
+    std::fill(host.bytes().begin(), host.bytes().end(), 7);
+    ASSERT_EQ(copy(opened, host.address, device, size), 0);
+    std::uint64_t last = 0;
+    for (std::uint32_t i = 0; i < steps; ++i) { // each step takes what the one before it has left
+        packets step;
+        step.lin_dma(device + i * size, device + (i + 1) * size, size);
+        std::copy(step.bytes().begin(), step.bytes().end(), buffers.bytes().begin() + i * 64);
+        ASSERT_EQ(opened.submit(buffers.address + i * 64, step.size(), 0, &last), 0);
+    }
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 3; ++i)
+        threads.emplace_back([&] {
+            std::uint32_t status = HL_WAIT_CS_STATUS_BUSY;
+            while (status == HL_WAIT_CS_STATUS_BUSY)
+                if (hlthunk_wait_for_cs(opened.fd, last, 0, &status) != 0)
+                    break;
+            EXPECT_EQ(status, static_cast<std::uint32_t>(HL_WAIT_CS_STATUS_COMPLETED));
+        });
+    for (auto& each : threads)
+        each.join();
+    std::fill(host.bytes().begin(), host.bytes().end(), 0);
+    ASSERT_EQ(copy(opened, device + steps * size, host.address, size, 4), 0);
+    EXPECT_EQ(std::count(host.bytes().begin(), host.bytes().end(), 7), size);
+}
+
+TEST_F(pitfall, p22_a_poll_waits_for_nothing) {
+    card opened;
+    const auto device = opened.memory(4096);
+    host_memory host(opened, 8192);
+    std::fill(host.bytes().begin(), host.bytes().begin() + 4096, 3);
+    blocked_queue blocked(opened);
+    std::uint64_t first = 0, second = 0;
+    ASSERT_EQ(blocked.submit(&first), 0);
+    packets behind;
+    behind.lin_dma(host.address, device, 1024);
+    std::copy(behind.bytes().begin(), behind.bytes().end(), host.bytes().begin() + 4096);
+    ASSERT_EQ(opened.submit(host.address + 4096, behind.size(), 0, &second), 0);
+    std::uint32_t status = HL_WAIT_CS_STATUS_COMPLETED;
+    for (int i = 0; i < 200; ++i)
+        for (const auto each : {first, second}) {
+            ASSERT_EQ(hlthunk_wait_for_cs(opened.fd, each, 0, &status), 0);
+            ASSERT_EQ(status, static_cast<std::uint32_t>(HL_WAIT_CS_STATUS_BUSY)) << "nothing is overtaken";
+        }
+    blocked.open_fence();
+    EXPECT_EQ(hlthunk_wait_for_cs(opened.fd, second, 5000000, &status), 0);
+    EXPECT_EQ(status, static_cast<std::uint32_t>(HL_WAIT_CS_STATUS_COMPLETED));
 }
 
 TEST_F(pitfall, p38_idle_as_soon_as_nothing_is_in_flight) {

@@ -258,7 +258,7 @@ TEST_F(uct_ipc, only_other_processes_of_this_host_are_reachable) {
 }
 
 // The bytes of a place: whose process it is, what it gives, how many users it serves beside its own, and who.
-constexpr std::size_t user_at = 16, gives_at = 20, allowed_at = 21, allow_at = 24;
+constexpr std::size_t user_at = 12, gives_at = 16, allowed_at = 17, allow_at = 20;
 
 TEST_F(uct_ipc, users_that_do_not_serve_each_other_are_not_reachable) {
     const auto put = [](told& place, std::size_t at, std::uint32_t value) {

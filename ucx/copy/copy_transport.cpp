@@ -270,16 +270,16 @@ ucs_config_field_t* iface_settings(const ucx_api& ucx) {
         {"MAX_BCOPY", "32k", "Largest buffered put and get.", offsetof(config, max_bcopy), type.bytes()},
         {"MAX_ZCOPY", "1g", "Largest put and get without buffering.", offsetof(config, max_zcopy),
          type.bytes()},
-        {"BW_TO_DEVICE", "13000MBs", "Bandwidth of copies to a device, for UCX's choice of protocols.",
+        {"BW_TO_DEVICE", "17000MBs", "Bandwidth of copies to a device, for UCX's choice of protocols.",
          offsetof(config, to_device), type.bandwidth()},
-        {"BW_FROM_DEVICE", "13000MBs", "Bandwidth of copies from a device.", offsetof(config, from_device),
+        {"BW_FROM_DEVICE", "17000MBs", "Bandwidth of copies from a device.", offsetof(config, from_device),
          type.bandwidth()},
-        {"BW_WITHIN", "13000MBs", "Bandwidth of copies within a device.", offsetof(config, within),
+        {"BW_WITHIN", "17000MBs", "Bandwidth of copies within a device.", offsetof(config, within),
          type.bandwidth()},
-        {"LATENCY", "60us", "Time that a copy of a few bytes takes.", offsetof(config, latency), type.time()},
+        {"LATENCY", "10us", "Time that a copy of a few bytes takes.", offsetof(config, latency), type.time()},
         {"NIC_LATENCY", "1us", "The same where a NIC in loopback copies small pieces.",
          offsetof(config, nic_latency), type.time()},
-        {"OVERHEAD", "2us", "CPU time that starting a copy takes.", offsetof(config, overhead), type.time()},
+        {"OVERHEAD", "1us", "CPU time that starting a copy takes.", offsetof(config, overhead), type.time()},
         {nullptr, nullptr, nullptr, 0, {}}};
 }
 

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstring>
 #include <sys/stat.h>
 #include <sys/timerfd.h>
@@ -24,9 +25,9 @@ struct uct_gaudi_ipc_iface_config_t {
 };
 
 // Abstract sockets, which importers are served on, belong to a network namespace.
-std::uint64_t network_namespace() {
+std::uint32_t network_namespace() {
     struct stat status {};
-    return ::stat("/proc/self/ns/net", &status) == 0 ? status.st_ino : 0;
+    return ::stat("/proc/self/ns/net", &status) == 0 ? static_cast<std::uint32_t>(status.st_ino) : 0;
 }
 
 // UCX spreads a message over transports of like bandwidth. Between processes of one host a NIC goes the same
@@ -42,25 +43,26 @@ double above_every_nic() {
     return found;
 }
 
-// Where a process is and whom it serves, as others must know before they choose it. Travels.
+// Where a process is and whom it serves, as others must know before they choose it. Travels; UCX's addresses
+// have room for 31 bytes.
 struct place_name {
-    std::uint64_t machine = 0, network = 0;
-    std::uint32_t user = 0;
+    std::array<std::uint32_t, 2> machine{};
+    std::uint32_t network = 0, user = 0;
     std::uint8_t gives = 0; // ipc_give
     std::uint8_t allowed = 0;
     std::uint16_t more = 0; // users are served than there is room for here
-    std::array<std::uint32_t, 4> allow{};
+    std::array<std::uint32_t, 2> allow{};
 
     [[nodiscard]] bool serves(std::uint32_t whom) const {
         return user == whom || more != 0 ||
                std::find(allow.begin(), allow.begin() + allowed, whom) != allow.begin() + allowed;
     }
 };
-static_assert(sizeof(place_name) == 40 && std::is_trivially_copyable_v<place_name>);
+static_assert(sizeof(place_name) == 28 && std::is_trivially_copyable_v<place_name>);
 
 place_name own_place(std::uint64_t machine) {
     place_name made;
-    made.machine = machine;
+    made.machine = std::bit_cast<std::array<std::uint32_t, 2>>(machine);
     made.network = network_namespace();
     made.user = ::geteuid();
     const auto settings = gaudi::get_ipc().value_or(gaudi::ipc_settings{});
