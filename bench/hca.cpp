@@ -2,6 +2,8 @@
 // The virtual HCA: each figure beside what the machine itself does in the same run.
 #include "bench/hca_peers.hpp"
 
+#include <set>
+#include <string_view>
 #include <sys/uio.h>
 
 namespace {
@@ -346,14 +348,16 @@ void tcp(table& out) {
 
 } // namespace
 
-int main() {
+// All of it, or the parts that are named.
+int main(int argc, char** argv) {
+    const std::set<std::string_view> wanted(argv + 1, argv + argc);
+    const std::pair<std::string_view, void (*)(table&)> parts[] = {
+        {"registration", registration}, {"device", device_bandwidth}, {"anonymous", anonymous_bandwidth},
+        {"latency", latencies},         {"rate", message_rate},       {"tcp", tcp}};
     table out("gaudi-direct: the virtual HCA");
-    registration(out);
-    device_bandwidth(out);
-    anonymous_bandwidth(out);
-    latencies(out);
-    message_rate(out);
-    tcp(out);
+    for (const auto& [name, measure] : parts)
+        if (wanted.empty() || wanted.contains(name))
+            measure(out);
     out.print();
     return 0;
 }

@@ -12,8 +12,9 @@ namespace {
 
 // Between two slices the engine looks whether its work was cancelled.
 constexpr std::uint64_t slice = 4 * mib;
-// The engine runs elsewhere: its cache is not the caller's.
-constexpr std::uint64_t past_the_cache = 768 << 10;
+// From these sizes on past the cache: nobody reads a device's memory through one, and host memory that is
+// larger would be gone from it before it is read.
+constexpr std::uint64_t large_for_device = 256 << 10, large_for_host = 768 << 10;
 
 struct dma_flags {
     bool memset;
@@ -38,10 +39,11 @@ void swap_units(unsigned char* bytes, std::uint64_t length, unsigned width) {
         std::reverse(bytes + i, bytes + i + width);
 }
 
-bool copy_pieces(const piece& to, const piece& from, std::uint64_t length, unsigned swap_bytes) {
+bool copy_pieces(const piece& to, const piece& from, std::uint64_t length, unsigned swap_bytes,
+                 std::uint64_t large) {
     if (swap_bytes == 0 && to.bytes != nullptr && from.bytes != nullptr) {
         copy_bytes(reinterpret_cast<std::byte*>(to.bytes), reinterpret_cast<const std::byte*>(from.bytes),
-                   length, past_the_cache);
+                   length, large);
         return true;
     }
     if (swap_bytes == 0 && to.bytes != nullptr)
@@ -82,6 +84,9 @@ bool run_lin_dma(submission& owner, unsigned queue, std::uint32_t size, std::uin
         destination &= (1ULL << 56) - 1; // the top byte is a context id
     if (flags.memset)
         return fill(owner, queue, destination, size, source);
+    const bool to_host =
+        device.type.host_va.contains(destination) || device.type.host_huge_va.contains(destination);
+    const auto large = to_host ? large_for_host : large_for_device;
     for (std::uint64_t done = 0; done < size;) {
         if (owner.cancelled())
             return false;
@@ -93,7 +98,7 @@ bool run_lin_dma(submission& owner, unsigned queue, std::uint32_t size, std::uin
         if (!to)
             return fault(owner, queue, destination + done, to.error());
         length = to->length;
-        if (!copy_pieces(*to, *from, length, flags.swap_bytes))
+        if (!copy_pieces(*to, *from, length, flags.swap_bytes, large))
             return fault(owner, queue, source + done, EFAULT);
         done += length;
     }

@@ -48,8 +48,7 @@ double above_every_nic() {
 struct place_name {
     std::array<std::uint32_t, 2> machine{};
     std::uint32_t network = 0, user = 0;
-    std::uint8_t gives = 0; // ipc_give
-    std::uint8_t allowed = 0;
+    std::uint16_t allowed = 0;
     std::uint16_t more = 0; // users are served than there is room for here
     std::array<std::uint32_t, 2> allow{};
 
@@ -66,8 +65,7 @@ place_name own_place(std::uint64_t machine) {
     made.network = network_namespace();
     made.user = ::geteuid();
     const auto settings = gaudi::get_ipc().value_or(gaudi::ipc_settings{});
-    made.gives = static_cast<std::uint8_t>(settings.give);
-    made.allowed = static_cast<std::uint8_t>(std::min(settings.allow.size(), made.allow.size()));
+    made.allowed = static_cast<std::uint16_t>(std::min(settings.allow.size(), made.allow.size()));
     made.more = settings.allow.size() > made.allow.size() ? 1 : 0;
     std::copy_n(settings.allow.begin(), made.allowed, made.allow.begin());
     return made;
@@ -107,8 +105,6 @@ public:
             return "a process of another user, who does not serve this one (UCX_GAUDI_IPC_ALLOW there)";
         if (there.user != 0 && !here_.serves(there.user))
             return "a process of another user, who is not on this one's list (UCX_GAUDI_IPC_ALLOW here)";
-        if (options_.zero_copy && there.gives == static_cast<std::uint8_t>(gaudi::ipc_give::nothing))
-            return "it gives nothing away, so it would have to copy, and zero-copy is required";
         if (process != nullptr && std::memcmp(process, &process_, sizeof(process_)) == 0)
             return "the same process, which gaudi_cpy and gaudi_dma serve";
         return nullptr;
