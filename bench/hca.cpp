@@ -104,72 +104,70 @@ void anonymous_bandwidth(table& out) {
 
 constexpr std::uint32_t turns = 200000;
 
-// One way, by two processes that hand a cache line to each other.
-double raw_ping_pong() {
-    auto& where = new_meeting();
-    double best = 1e18;
-    with_peer(
-        where,
-        [&] {
-            for (std::uint32_t i = 0; i < 5 * turns; ++i) {
-                while (where.line.load(std::memory_order_acquire) != 2 * i + 1) {
-                }
-                where.line.store(2 * i + 2, std::memory_order_release);
-            }
-        },
-        [&] {
-            for (std::uint32_t round = 0; round < 5; ++round) {
-                const auto begin = clock::now();
-                for (std::uint32_t i = round * turns; i < (round + 1) * turns; ++i) {
-                    where.line.store(2 * i + 1, std::memory_order_release);
-                    while (where.line.load(std::memory_order_acquire) != 2 * i + 2) {
-                    }
-                }
-                const std::chrono::duration<double, std::nano> taken = clock::now() - begin;
-                best = std::min(best, taken.count() / turns / 2);
-            }
-        });
-    return best;
+// Nanoseconds one way: `give` hands a number over, `seen` says whether the other side's has come.
+template <typename Give, typename Seen>
+double one_way(int me, Give&& give, Seen&& seen) {
+    const auto begin = clock::now();
+    for (std::uint32_t number = 1; number <= turns; ++number) {
+        if (me == 0)
+            give(number);
+        while (!seen(number)) {
+        }
+        if (me == 1)
+            give(number);
+    }
+    return std::chrono::duration<double, std::nano>(clock::now() - begin).count() / turns / 2;
 }
 
-// Both sides watch the memory of their own Gaudi and write two bytes into that of the other.
-double write_ping_pong() {
+struct one_way_times {
+    double one_line = 1e18;  // two processes that write the same cache line in turn
+    double two_lines = 1e18; // each writes into a line that the other one watches, as with a NIC
+    double write = 1e18;     // the same by RDMA: two bytes into the memory of the other's Gaudi
+};
+
+// In turn, so that all three meet the same machine: virtual processors move.
+one_way_times write_ping_pong() {
     auto& where = new_meeting();
-    constexpr std::uint32_t rounds = 5;
     const auto play = [&](const char* bus_id, int me) {
         gaudi_memory gaudi(bus_id);
         end_point here;
         here.use_dmabuf(gaudi.dmabuf, gaudi.address, mib);
         std::atomic_ref mine(*reinterpret_cast<std::uint16_t*>(gaudi.seen));
-        std::atomic_ref next(*reinterpret_cast<std::uint16_t*>(gaudi.seen + 4096));
         mine = 0;
         here.meet(where, me);
-        double best = 1e18;
-        for (std::uint32_t round = 0; round < rounds; ++round) {
-            const auto begin = clock::now();
-            for (std::uint32_t i = 0; i < turns; ++i) {
-                const auto number = static_cast<std::uint16_t>(round * turns + i + 1);
-                const auto answer = [&] {
-                    next.store(number, std::memory_order_relaxed);
-                    here.write(gaudi.address + 4096, here.remote.memory, 2);
-                    here.wait(1);
-                };
-                if (me == 0)
-                    answer();
-                while (mine.load(std::memory_order_acquire) != number) {
-                }
-                if (me == 1)
-                    answer();
-            }
-            const std::chrono::duration<double, std::nano> taken = clock::now() - begin;
-            best = std::min(best, taken.count() / turns / 2);
+        one_way_times best;
+        for (int round = 0; round < 7; ++round) {
+            const auto shorter = [](double& of, double taken) { of = std::min(of, taken); };
+            auto &to = where.lines[1 - me].line, &from = where.lines[me].line;
+            shorter(best.two_lines, one_way(
+                                        me, [&](std::uint32_t number) { to.store(number); },
+                                        [&](std::uint32_t number) { return from.load() == number; }));
+            const auto other = 1U - static_cast<unsigned>(me);
+            shorter(
+                best.one_line,
+                one_way(
+                    me,
+                    [&](std::uint32_t number) { where.line.store(2 * number + static_cast<unsigned>(me)); },
+                    [&](std::uint32_t number) { return where.line.load() == 2 * number + other; }));
+            shorter(best.write,
+                    one_way(
+                        me,
+                        [&](std::uint32_t number) {
+                            const auto bytes = static_cast<std::uint16_t>(number);
+                            here.write(reinterpret_cast<std::uint64_t>(&bytes), here.remote.memory,
+                                       sizeof(bytes), IBV_SEND_SIGNALED | IBV_SEND_INLINE);
+                            here.wait(1);
+                        },
+                        [&](std::uint32_t number) {
+                            return mine.load(std::memory_order_acquire) == static_cast<std::uint16_t>(number);
+                        }));
         }
         where.arrived[me] = 3;
         while (where.arrived[1 - me] < 3)
             ::usleep(100);
         return best;
     };
-    double best = 0;
+    one_way_times best;
     with_peer(
         where, [&] { (void)play("0000:1a:00.0", 1); }, [&] { best = play("0000:19:00.0", 0); });
     return best;
@@ -212,11 +210,13 @@ double send_ping_pong() {
 }
 
 void latencies(table& out) {
-    const auto raw = raw_ping_pong();
-    const auto ours = write_ping_pong();
-    out.row("2 B write, one way, device memory", fmt::format("{:.0f} ns", ours),
-            fmt::format("raw cache line: {:.0f} ns; ratio {:.2f}, goal 1.5", raw, ours / raw),
-            ours <= 1.5 * raw);
+    const auto seen = write_ping_pong();
+    out.row("2 B write, one way, device memory", fmt::format("{:.0f} ns", seen.write),
+            fmt::format("raw, a line each way: {:.0f} ns; ratio {:.2f}, goal 1.5", seen.two_lines,
+                        seen.write / seen.two_lines),
+            seen.write <= 1.5 * seen.two_lines);
+    out.row("  beside one line that goes to and fro", "",
+            fmt::format("{:.0f} ns; ratio {:.2f}", seen.one_line, seen.write / seen.one_line));
     const auto sent = send_ping_pong();
     out.row("2 B send, one way, device memory", fmt::format("{:.0f} ns", sent), "goal 600 ns", sent <= 600);
 }

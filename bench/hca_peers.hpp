@@ -51,6 +51,9 @@ struct meeting {
     std::atomic<int> arrived[2];
     std::atomic<bool> stop;
     alignas(64) std::atomic<std::uint32_t> line; // of the raw ping-pong
+    struct alignas(4096) {
+        std::atomic<std::uint32_t> line;
+    } lines[2]; // of that with a line each way
     double figure;
 };
 

@@ -3,6 +3,7 @@
 #include "lab/hca/api_post.hpp"
 
 #include "lab/hca/engine.hpp"
+#include "lab/hca/execution.hpp"
 #include "lab/hca/exported.hpp"
 #include "lab/hca/message.hpp"
 #include "lab/hca/modes.hpp"
@@ -228,6 +229,7 @@ int post_sends(queue_pair& pair, ibv_send_wr* wr, ibv_send_wr** bad, takes which
     int error = 0;
     {
         const send_queue_guard guard(near);
+        const auto far = pair.far(); // it changes under the lock
         if (which == takes::all_or_none)
             if (error = check_all(qp, wr); error != 0) {
                 *bad = wr;
@@ -240,13 +242,16 @@ int post_sends(queue_pair& pair, ibv_send_wr* wr, ibv_send_wr** bad, takes which
                 break;
             }
             const auto posted = qp.sq.posted.load(std::memory_order_relaxed);
+            if (qp.sq.done.load(std::memory_order_relaxed) == posted &&
+                write_at_once(*pair.home, near, far, *wr))
+                continue;
             write_request(near.request<send_request>(qp.sq, posted), qp, *wr);
             qp.sq.posted.store(posted + 1, std::memory_order_release);
         }
         if (runs_later()) // by the guard, never in here
             look_at = 0;
         else
-            look_at = run_locked_send_queue(*pair.home, near, pair.far());
+            look_at = run_locked_send_queue(*pair.home, near, far);
     }
     if (look_at != UINT64_MAX)
         pair.home->look_at(look_at);

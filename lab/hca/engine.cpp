@@ -108,22 +108,24 @@ std::uint64_t rnr_time_ns(std::uint32_t code) {
     return std::uint64_t{rnr_units[code & 31]} * 10000;
 }
 
+void complete_send(const endpoint& requester, std::uint32_t place, const ended_send& how) {
+    completion entry{};
+    entry.wr_id = how.wr_id;
+    entry.status = how.status;
+    entry.opcode = completion_opcode(how.opcode);
+    entry.byte_count = static_cast<std::uint32_t>(how.bytes);
+    entry.qp_number = requester.qp->number;
+    entry.place = place;
+    entry.of_send_queue = 1;
+    push(*requester.who, requester.qp->send_cq, entry);
+}
+
 void finish_request(const endpoint& requester, std::uint32_t place, std::uint32_t status,
                     std::uint64_t bytes) {
     auto& queue = requester.qp->sq;
     const auto& request = requester.request<send_request>(queue, place);
-    if (status != IBV_WC_SUCCESS || requester.qp->signal_all != 0 ||
-        (request.flags & IBV_SEND_SIGNALED) != 0) {
-        completion entry{};
-        entry.wr_id = request.wr_id;
-        entry.status = status;
-        entry.opcode = completion_opcode(request.opcode);
-        entry.byte_count = static_cast<std::uint32_t>(bytes);
-        entry.qp_number = requester.qp->number;
-        entry.place = place;
-        entry.of_send_queue = 1;
-        push(*requester.who, requester.qp->send_cq, entry);
-    }
+    if (status != IBV_WC_SUCCESS || requester.qp->signal_all != 0 || (request.flags & IBV_SEND_SIGNALED) != 0)
+        complete_send(requester, place, {request.wr_id, request.opcode, status, bytes});
     queue.done.store(place + 1, std::memory_order_release);
 }
 

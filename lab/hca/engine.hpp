@@ -32,6 +32,14 @@ void begin_drain(shared_qp& qp, bool tell);
 [[nodiscard]] bool is_draining(const shared_qp& qp, std::uint32_t place);
 
 // Completes the head request of a send queue; the second one as failed, with what follows from that.
+struct ended_send {
+    std::uint64_t wr_id;
+    std::uint8_t opcode; // ibv_wr_opcode
+    std::uint32_t status;
+    std::uint64_t bytes;
+};
+// Writes the completion of the request at that place.
+void complete_send(const endpoint& requester, std::uint32_t place, const ended_send& how);
 void finish_request(const endpoint& requester, std::uint32_t place, std::uint32_t status,
                     std::uint64_t bytes);
 void fail_request(const endpoint& requester, std::uint32_t place, std::uint32_t status);

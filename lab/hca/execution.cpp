@@ -19,12 +19,6 @@ verdict failing(ibv_wc_status status) {
     return {status, wait_reason::none, 0};
 }
 
-bool answers_to(const shared_qp& qp, const route& where) {
-    if (where.by_gid == 0)
-        return where.lid == qp.own_lid;
-    return std::memcmp(where.gid, qp.own_gids[0], 16) == 0 || std::memcmp(where.gid, qp.own_gids[1], 16) == 0;
-}
-
 // One request of a connected queue pair, or a datagram.
 class execution {
 public:
@@ -63,21 +57,15 @@ private:
     }
 
     bool peer_ready() {
-        if (responder_.who == nullptr || !responder_.memory().alive())
+        if (!is_there(requester_, responder_))
             return false;
         auto& qp = *responder_.qp;
-        const auto& own = *requester_.qp;
-        if (own.peer_incarnation.load(std::memory_order_relaxed) != responder_.memory()->head.incarnation ||
-            qp.in_use.load(std::memory_order_acquire) == 0)
-            return false;
         if (!receives(qp)) {
             qp.rq.sender_waits.store(1, std::memory_order_seq_cst); // it looks when it gets there
             if (!receives(qp))
                 return false;
         }
-        return qp.type == own.type && qp.peer_number == own.number &&
-               qp.peer_incarnation.load(std::memory_order_relaxed) == requester_.memory()->head.incarnation &&
-               qp.receive_psn == own.send_psn && answers_to(qp, own.destination);
+        return are_connected(requester_, responder_);
     }
 
     // A request that the responder must refuse: what a wrong key is to RC, and nothing at all to UC.
@@ -114,24 +102,6 @@ private:
                 "forbidden here (ptrace rules); allow it (kernel.yama.ptrace_scope=0, or CAP_SYS_PTRACE)\n");
     }
 
-    // Under the requester's lock: nobody else writes them.
-    void count(const moved& sum) {
-        const auto add = [](std::atomic<std::uint64_t>& to, std::uint64_t value) {
-            to.store(to.load(std::memory_order_relaxed) + value, std::memory_order_relaxed);
-        };
-        auto& counters = requester_.qp->counted;
-        add(counters.messages, 1);
-        add(counters.bytes, sum.mapped + sum.across);
-        if (sum.mapped != 0)
-            add(counters.bytes_mapped, sum.mapped);
-        if (sum.across != 0)
-            add(counters.bytes_copied_across, sum.across);
-        if (sum.from_hbm != 0)
-            add(counters.bytes_from_dmabuf, sum.from_hbm);
-        if (sum.to_hbm != 0)
-            add(counters.bytes_to_dmabuf, sum.to_hbm);
-    }
-
     reach find_remote(std::uint64_t length, std::uint32_t rights) {
         remote().clear();
         if ((responder_.qp->access & rights) != rights)
@@ -150,7 +120,7 @@ private:
         const auto sum = copy(remote(), local());
         if (!sum.fine)
             return not_moved(sum);
-        count(sum);
+        count(*requester_.qp, sum);
         return {IBV_WC_SUCCESS, wait_reason::none, local().length};
     }
 
@@ -168,7 +138,7 @@ private:
         const auto sum = copy(local(), remote());
         if (!sum.fine)
             return not_moved(sum);
-        count(sum);
+        count(*requester_.qp, sum);
         return {IBV_WC_SUCCESS, wait_reason::none, local().length};
     }
 
@@ -189,7 +159,7 @@ private:
             return not_moved(sum);
         if (const auto back = copy(local(), side::of(&before, sizeof(before))); !back.fine)
             return not_moved(back);
-        count(sum);
+        count(*requester_.qp, sum);
         return {IBV_WC_SUCCESS, wait_reason::none, 8};
     }
 
@@ -242,7 +212,7 @@ private:
             break_down(responder_, 0);
             return not_moved(sum);
         }
-        count(sum);
+        count(*requester_.qp, sum);
         finish(IBV_WC_SUCCESS);
         return {IBV_WC_SUCCESS, wait_reason::none, local().length};
     }
@@ -305,7 +275,7 @@ private:
             warn_forbidden();
         entry.status = sum.fine ? IBV_WC_SUCCESS : IBV_WC_LOC_PROT_ERR;
         complete_receive(responder_, taken, entry);
-        count(sum);
+        count(*requester_.qp, sum);
         return {};
     }
 
@@ -332,6 +302,40 @@ private:
 verdict execute(process& here, const endpoint& requester, const endpoint& responder,
                 const send_request& request) {
     return execution(here, requester, responder, request).run();
+}
+
+bool write_at_once(process& here, const endpoint& requester, const endpoint& responder,
+                   const ibv_send_wr& wr) {
+    auto& qp = *requester.qp;
+    constexpr std::uint32_t small = 4096;
+    if (wr.opcode != IBV_WR_RDMA_WRITE || qp.type != IBV_QPT_RC || wr.num_sge != 1 ||
+        wr.sg_list->length - 1 >= small || mode_is_set.load(std::memory_order_relaxed) ||
+        qp.remote.load(std::memory_order_relaxed) != 0 ||
+        qp.state.load(std::memory_order_acquire) != IBV_QPS_RTS || !is_there(requester, responder) ||
+        !receives(*responder.qp) || !are_connected(requester, responder) ||
+        (responder.qp->access & IBV_ACCESS_REMOTE_WRITE) == 0)
+        return false;
+    const auto length = wr.sg_list->length;
+    const auto to = find_direct(here, responder.memory(), wr.wr.rdma.rkey, wr.wr.rdma.remote_addr, length,
+                                responder.qp->pd, IBV_ACCESS_REMOTE_WRITE);
+    const auto from =
+        (wr.send_flags & IBV_SEND_INLINE) != 0
+            ? direct{reinterpret_cast<std::byte*>(wr.sg_list->addr), false}
+            : find_direct(here, requester.memory(), wr.sg_list->lkey, wr.sg_list->addr, length, qp.pd, 0);
+    if (to.at == nullptr || from.at == nullptr)
+        return false;
+    copy_local(to.at, from.at, length);
+    moved sum;
+    sum.mapped = length;
+    sum.to_hbm = to.hbm ? length : 0;
+    sum.from_hbm = from.hbm ? length : 0;
+    count(qp, sum);
+    const auto place = qp.sq.posted.load(std::memory_order_relaxed);
+    if (qp.signal_all != 0 || (wr.send_flags & IBV_SEND_SIGNALED) != 0)
+        complete_send(requester, place, {wr.wr_id, IBV_WR_RDMA_WRITE, IBV_WC_SUCCESS, length});
+    qp.sq.posted.store(place + 1, std::memory_order_relaxed);
+    qp.sq.done.store(place + 1, std::memory_order_release);
+    return true;
 }
 
 } // namespace lab::hca

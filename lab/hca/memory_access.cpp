@@ -47,35 +47,6 @@ void order_stores() {
 #endif
 }
 
-// Small ones as one store, so that nobody sees half of them.
-void copy_local(std::byte* to, const std::byte* from, std::uint64_t length) {
-    switch (length) {
-    case 0:
-        return;
-    case 1:
-        *to = *from;
-        return;
-    case 2:
-        __builtin_memcpy(to, from, 2);
-        return;
-    case 4:
-        __builtin_memcpy(to, from, 4);
-        return;
-    case 8:
-        __builtin_memcpy(to, from, 8);
-        return;
-    default:
-        break;
-    }
-    if (length > 8) {
-        copy_bytes(to, from, length - 8, past_the_cache);
-        order_stores();
-        __builtin_memcpy(to + length - 8, from + length - 8, 8);
-        return;
-    }
-    std::memmove(to, from, length);
-}
-
 // Gathers what one system call can move between the two processes.
 class across {
 public:
@@ -184,6 +155,56 @@ bool in_step(const side& to, const side& from, Each&& each) {
 }
 
 } // namespace
+
+void copy_local(std::byte* to, const std::byte* from, std::uint64_t length) {
+    switch (length) {
+    case 0:
+        return;
+    case 1:
+        *to = *from;
+        return;
+    case 2:
+        __builtin_memcpy(to, from, 2);
+        return;
+    case 4:
+        __builtin_memcpy(to, from, 4);
+        return;
+    case 8:
+        __builtin_memcpy(to, from, 8);
+        return;
+    default:
+        break;
+    }
+    if (length > 8) {
+        copy_bytes(to, from, length - 8, past_the_cache);
+        order_stores();
+        __builtin_memcpy(to + length - 8, from + length - 8, 8);
+        return;
+    }
+    std::memmove(to, from, length);
+}
+
+direct find_direct(process& here, const segment& owner, std::uint32_t key, std::uint64_t address,
+                   std::uint64_t length, std::uint32_t pd, std::uint32_t rights) {
+    const auto index = key >> 8;
+    if (index >= owner->head.mrs_used.load(std::memory_order_relaxed))
+        return {};
+    const auto& mr = owner->mrs[index];
+    if (mr.key.load(std::memory_order_seq_cst) != key || key == 0 || mr.pd != pd ||
+        (mr.access & rights) != rights || address < mr.iova || length > mr.length ||
+        address - mr.iova > mr.length - length)
+        return {};
+    const auto offset = address - mr.iova;
+    if (mr.kind == mr_kind::host && &owner == &here.own())
+        return {reinterpret_cast<std::byte*>(mr.address + offset), false};
+    if (mr.kind != mr_kind::hbm || mr.piece_count != 1)
+        return {};
+    const auto* view = here.hbm(mr.gaudi, mr.hbm_size);
+    const auto at = owner.at<const hbm_piece>(mr.pieces)->offset + offset;
+    if (view == nullptr || gaudi_lab_hbm_prepare(view->fd, view->base, view->size, at, length) != 0)
+        return {};
+    return {reinterpret_cast<std::byte*>(view->base + at), true};
+}
 
 reach find_memory(process& here, const segment& owner, std::uint32_t key, std::uint64_t address,
                   std::uint64_t length, std::uint32_t pd, std::uint32_t rights, side& to) {

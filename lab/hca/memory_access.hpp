@@ -66,6 +66,17 @@ struct moved {
     std::uint64_t from_hbm = 0, to_hbm = 0; // of these, from and to DMA-BUF regions
 };
 
+// Memory that lies in one piece where this process can touch it; none: it does not, or may not be reached.
+struct direct {
+    std::byte* at = nullptr;
+    bool hbm = false;
+};
+[[nodiscard]] direct find_direct(process& here, const segment& owner, std::uint32_t key,
+                                 std::uint64_t address, std::uint64_t length, std::uint32_t pd,
+                                 std::uint32_t rights);
+// Bytes of this process; what is as large as a word as one store, so that nobody sees half of it.
+void copy_local(std::byte* to, const std::byte* from, std::uint64_t length);
+
 // Copies min of both lengths; the last bytes become visible last. At most one side has pieces across.
 [[nodiscard]] moved copy(const side& to, const side& from);
 

@@ -52,9 +52,4 @@ ibv_grh grh_of(const std::uint8_t* source_gid, const std::uint8_t* target_gid, s
     return header;
 }
 
-bool receives(const shared_qp& qp) {
-    const auto state = qp.state.load(std::memory_order_acquire);
-    return state == IBV_QPS_RTR || state == IBV_QPS_RTS || state == IBV_QPS_SQD || state == IBV_QPS_SQE;
-}
-
 } // namespace lab::hca

@@ -4,6 +4,8 @@
 #include "lab/hca/receive.hpp"
 #include "lab/hca/verbs.hpp"
 
+#include <cstring>
+
 // What a request means, by whichever way it travels: through memory (execution) or over TCP (wire).
 namespace lab::hca {
 
@@ -53,6 +55,50 @@ struct message_head {
                              std::uint64_t length);
 
 // Whether a queue pair takes messages in its state.
-[[nodiscard]] bool receives(const shared_qp& qp);
+[[nodiscard]] inline bool receives(const shared_qp& qp) {
+    const auto state = qp.state.load(std::memory_order_acquire);
+    return state == IBV_QPS_RTR || state == IBV_QPS_RTS || state == IBV_QPS_SQD || state == IBV_QPS_SQE;
+}
+
+// Whether its port is the one that is meant.
+[[nodiscard]] inline bool answers_to(const shared_qp& qp, const route& where) {
+    if (where.by_gid == 0)
+        return where.lid == qp.own_lid;
+    return std::memcmp(where.gid, qp.own_gids[0], 16) == 0 || std::memcmp(where.gid, qp.own_gids[1], 16) == 0;
+}
+
+// The process behind the responder lives and is the one that was met.
+[[nodiscard]] inline bool is_there(const endpoint& requester, const endpoint& responder) {
+    return responder.who != nullptr && responder.memory().alive() &&
+           requester.qp->peer_incarnation.load(std::memory_order_relaxed) ==
+               responder.memory()->head.incarnation &&
+           responder.qp->in_use.load(std::memory_order_acquire) != 0;
+}
+
+// Both were told of each other.
+[[nodiscard]] inline bool are_connected(const endpoint& requester, const endpoint& responder) {
+    const auto &own = *requester.qp, &qp = *responder.qp;
+    return qp.type == own.type && qp.peer_number == own.number &&
+           qp.peer_incarnation.load(std::memory_order_relaxed) == requester.memory()->head.incarnation &&
+           qp.receive_psn == own.send_psn && answers_to(qp, own.destination);
+}
+
+// Under the requester's lock: nobody else writes them.
+inline void count(shared_qp& requester, const moved& sum) {
+    const auto add = [](std::atomic<std::uint64_t>& to, std::uint64_t value) {
+        to.store(to.load(std::memory_order_relaxed) + value, std::memory_order_relaxed);
+    };
+    auto& counters = requester.counted;
+    add(counters.messages, 1);
+    add(counters.bytes, sum.mapped + sum.across);
+    if (sum.mapped != 0)
+        add(counters.bytes_mapped, sum.mapped);
+    if (sum.across != 0)
+        add(counters.bytes_copied_across, sum.across);
+    if (sum.from_hbm != 0)
+        add(counters.bytes_from_dmabuf, sum.from_hbm);
+    if (sum.to_hbm != 0)
+        add(counters.bytes_to_dmabuf, sum.to_hbm);
+}
 
 } // namespace lab::hca
