@@ -6,6 +6,7 @@
 #include "src/hl/visibility.hpp"
 #include "src/ipc/borrow.hpp"
 #include "src/memory/heap_core.hpp"
+#include "src/os/topology.hpp"
 
 #include <algorithm>
 #include <charconv>
@@ -123,8 +124,13 @@ result<std::shared_ptr<device>> registry::open(const device_choice& wanted) {
     if (candidates.empty())
         return tl::unexpected(
             error(errc::device_unknown, fmt::format("{}; there are: {}", text_of(choice), listed(all))));
-    if (std::holds_alternative<first_free>(choice))
+    if (std::holds_alternative<first_free>(choice)) {
+        const auto nodes = candidates.size() > 1 ? own_nodes() : std::set<int>{};
+        std::stable_partition(candidates.begin(), candidates.end(), [&](const device_info& each) {
+            return each.numa_node && nodes.contains(*each.numa_node);
+        });
         return open_first_free(candidates);
+    }
     return open_one(candidates.front(), true);
 }
 

@@ -89,7 +89,8 @@ struct driver_library {
 [[nodiscard]] result<std::vector<device_info>> list_devices();
 [[nodiscard]] std::vector<device_holder> holders_of(const device_info& info);
 // Opens a device, or hands out the one that this process has open already. first_free passes over busy
-// devices; HLS_MODULE_ID turns it into by_module_id.
+// devices, and looks first at those near to the processors that this thread may run on; HLS_MODULE_ID turns
+// it into by_module_id.
 [[nodiscard]] result<std::shared_ptr<device>> open_device(const device_choice& choice = first_free{});
 // The device of that index if something in this process has it open, or nothing. Asks nobody, so it is cheap.
 [[nodiscard]] std::shared_ptr<device> find_open_device(unsigned index);

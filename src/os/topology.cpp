@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "src/os/topology.hpp"
 
+#include <cstdio>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <hwloc.h>
+#include <sched.h>
 
 namespace gaudi {
 namespace {
@@ -24,6 +28,28 @@ hwloc_obj_t joint_ancestor(hwloc_obj_t one, hwloc_obj_t other) {
             if (each == above)
                 return each;
     return nullptr;
+}
+
+struct bitmap {
+    bitmap() : bits(hwloc_bitmap_alloc()) {}
+    explicit bitmap(const std::vector<unsigned>& members) : bitmap() {
+        for (const auto each : members)
+            hwloc_bitmap_set(bits, each);
+    }
+    ~bitmap() { hwloc_bitmap_free(bits); }
+    bitmap(const bitmap&) = delete;
+    bitmap& operator=(const bitmap&) = delete;
+    hwloc_bitmap_t bits;
+};
+
+std::vector<unsigned> own_processors() {
+    std::vector<unsigned> found;
+    cpu_set_t allowed;
+    if (::sched_getaffinity(0, sizeof(allowed), &allowed) == 0) // it fails where there are more than fit
+        for (unsigned i = 0; i < CPU_SETSIZE; ++i)
+            if (CPU_ISSET(i, &allowed))
+                found.push_back(i);
+    return found;
 }
 
 } // namespace
@@ -52,6 +78,36 @@ std::optional<int> topology::numa_node(const std::string& bus_id) const {
     if (host == nullptr || host->nodeset == nullptr || hwloc_bitmap_weight(host->nodeset) != 1)
         return std::nullopt;
     return hwloc_bitmap_first(host->nodeset);
+}
+
+std::set<int> topology::nodes_of(const std::vector<unsigned>& processors) const {
+    std::set<int> found;
+    const bitmap wanted(processors);
+    for (hwloc_obj_t node = nullptr;
+         loaded_ && (node = hwloc_get_next_obj_by_type(loaded_.get(), HWLOC_OBJ_NUMANODE, node)) != nullptr;)
+        if (hwloc_bitmap_intersects(node->cpuset, wanted.bits) != 0)
+            found.insert(static_cast<int>(node->os_index));
+    return found;
+}
+
+std::set<int> own_nodes() {
+    const auto processors = own_processors();
+    if (const auto machine = topology::described())
+        return machine->nodes_of(processors);
+    std::set<int> found;
+    const bitmap own(processors), local;
+    std::error_code missing;
+    for (const auto& each : std::filesystem::directory_iterator("/sys/devices/system/node", missing)) {
+        const auto name = each.path().filename().string();
+        std::string list;
+        int node = -1;
+        if (std::sscanf(name.c_str(), "node%d", &node) == 1 &&
+            std::getline(std::ifstream(each.path() / "cpulist") >> std::ws, list) &&
+            hwloc_bitmap_list_sscanf(local.bits, list.c_str()) == 0 &&
+            hwloc_bitmap_intersects(local.bits, own.bits) != 0)
+            found.insert(node);
+    }
+    return found;
 }
 
 nic_distance topology::between(const std::string& bus_id, const std::string& other_bus_id) const {

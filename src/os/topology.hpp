@@ -5,7 +5,9 @@
 
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
+#include <vector>
 
 struct hwloc_topology;
 
@@ -21,6 +23,8 @@ public:
 
     // The one node a card is near to.
     [[nodiscard]] std::optional<int> numa_node(const std::string& bus_id) const;
+    // The nodes that have one of these processors.
+    [[nodiscard]] std::set<int> nodes_of(const std::vector<unsigned>& processors) const;
     [[nodiscard]] nic_distance between(const std::string& bus_id, const std::string& other_bus_id) const;
 
 private:
@@ -29,5 +33,8 @@ private:
     };
     std::unique_ptr<hwloc_topology, deleter> loaded_; // empty where hwloc could not read the machine
 };
+
+// The NUMA nodes that this thread may run on; none where nobody knows.
+[[nodiscard]] std::set<int> own_nodes();
 
 } // namespace gaudi

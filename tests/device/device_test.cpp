@@ -10,6 +10,7 @@
 #include "tests/support/test_lab.hpp"
 
 #include <cstdlib>
+#include <sched.h>
 #include <sys/resource.h>
 #include <thread>
 
@@ -109,6 +110,27 @@ TEST_F(device_test, one_object_for_everybody_in_the_process) {
     ASSERT_TRUE(first && again && any);
     EXPECT_EQ(first->get(), again->get());
     EXPECT_EQ(first->get(), any->get()) << "first_free prefers what is open here";
+}
+
+// In the machine that a lab describes processor N is on node N.
+TEST_F(device_test, first_free_prefers_what_is_near_to_its_processor) {
+    for (const int near : {0, 1}) {
+        describe(fmt::format("gaudis = 2\n[gaudi {}]\nnuma_node = 0\n[gaudi {}]\nnuma_node = 1\n", near,
+                             1 - near));
+        child bound([&] {
+            ::setenv("HWLOC_XMLFILE", (lab() / "topology.xml").c_str(), 1);
+            cpu_set_t one;
+            CPU_ZERO(&one);
+            CPU_SET(0, &one);
+            if (::sched_setaffinity(0, sizeof(one), &one) != 0)
+                return 77;
+            return static_cast<int>(expect(open_device())->info().index);
+        });
+        const int chosen = bound.wait();
+        if (chosen == 77)
+            GTEST_SKIP() << "not allowed to run on processor 0";
+        EXPECT_EQ(chosen, near);
+    }
 }
 
 TEST_F(device_test, busy_names_the_holder) {

@@ -91,6 +91,7 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         way{"1.22", "tcp", "", ""}, way{"1.23", "tcp", "", ""}, way{"1.22", "posix,cma", "", ""},
         way{"1.23", "posix,cma", "", ""}, way{"1.22", "sysv", "--rounds 1", ""},
+        way{"1.23", "sysv", "--rounds 1 --sizes 8,4097,1m", ""},
         way{"1.22", "tcp", "--here host --rounds 1", ""}, way{"1.23", "tcp", "--there host --rounds 1", ""},
         way{"1.23", "posix,cma", "--here host --rounds 1", ""},
         way{"1.22", "posix,cma", "--there host --rounds 1", ""}, way{"1.22", "tcp", "--sleep --rounds 1", ""},
@@ -100,6 +101,10 @@ INSTANTIATE_TEST_SUITE_P(
         way{"1.22", "tcp", "--rounds 1 --operations tag,am", "UCX_RNDV_THRESH=0"},
         way{"1.22", "tcp", "--rounds 1 --operations tag,am", "UCX_RNDV_THRESH=inf"},
         way{"1.23", "rc_v", "--rounds 1", "UCX_GAUDI_COPY_DMABUF=no"}, way{"1.23", "ud_v", "--rounds 1", ""},
+        way{"1.23", "ud_v", "--sleep --rounds 1 --sizes 8,4097,1m", ""},
+        way{"1.23", "ud_v", "--threads 3 --rounds 1 --sizes 8,4096,1m", ""},
+        way{"1.23", "tcp", "--sleep --rounds 1 --sizes 8,4097,1m", ""},
+        way{"1.23", "tcp", "--threads 3 --rounds 1 --sizes 8,4096,1m", ""},
         // As UCX is without our haste: code that is patched, which memory of the library comes and goes
         // under.
         way{"1.22", "tcp", "--library --rounds 1", "UCX_MEM_MMAP_HOOK_MODE=bistro"}),
@@ -243,6 +248,11 @@ INSTANTIATE_TEST_SUITE_P(
                       way{"1.22", "posix,cma", "-t ucp_put_bw -m gaudi -n 20 -s 65536", ""},
                       way{"1.22", "posix,cma", "-t ucp_get -m host,gaudi -n 20 -s 65536", ""},
                       way{"1.22", "tcp", "-t stream_bw -m gaudi -n 20 -s 65536", ""},
+                      way{"1.23", "tcp", "-t tag_bw -m gaudi -n 20 -s 1048576", ""},
+                      way{"1.23", "posix,cma", "-t tag_bw -m host,gaudi -n 20 -s 1048576", ""},
+                      way{"1.23", "rc_v", "-t stream_bw -m gaudi -n 20 -s 65536", ""},
+                      way{"1.23", "rc_v", "-t ucp_am_lat -m gaudi,host -n 20", ""},
+                      way{"1.23", "rc_v", "-t tag_bw -m gaudi -n 50 -s 1048576 -T 3", ""},
                       way{"1.23", "rc_v", "-t tag_bw -m gaudi -n 50 -s 1048576", ""},
                       way{"1.23", "rc_v", "-t tag_lat -m gaudi -n 50", ""},
                       way{"1.23", "rc_v", "-t ucp_put_bw -m gaudi,host -n 50 -s 1048576", ""},
