@@ -42,10 +42,13 @@ beside-tests: niceness := nice -n 19
 beside-tests: build-asan
 	@$(niceness) cmake --build build/release --target check_headers -- --quiet
 
-test-full: setup-full test build-tsan build-clang ## also the slow campaigns, the thread sanitizer, and clang
+test-full: setup-full test build-tsan build-clang ## also the slow campaigns, the thread sanitizer, clang, the plugin under ASan, and the fuzzers
 	@$(TEST_ENV) cd build/release && $(CTEST) -L full
 	@$(TEST_ENV) cd build/tsan && TSAN_OPTIONS="suppressions=$(CURDIR)/tests/tsan.supp die_after_fork=0" $(CTEST) -LE 'full|slow|no_tsan'
 	@$(TEST_ENV) cd build/clang && $(CTEST) -LE 'full|slow'
+	@[ -f build/asan-ucx/build.ninja ] || cmake --preset asan-ucx >/dev/null
+	@cmake --build build/asan-ucx --target uct_cases ucx_tests -- --quiet
+	@$(TEST_ENV) cd build/asan-ucx && $(CTEST) -R '^(uct_|ucx_peers|clean_labs)'
 	@$(MAKE) --no-print-directory fuzz
 
 FUZZ_SECONDS ?= 200

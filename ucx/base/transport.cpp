@@ -224,14 +224,14 @@ uct_iface_ops_t* iface_ops() {
         made.iface_get_device_address = [](uct_iface_h iface, uct_device_addr_t* address) {
             return guarded([&] {
                 const auto bytes = of(iface).machine_address();
-                std::memcpy(address, bytes.data(), bytes.size());
+                std::copy(bytes.begin(), bytes.end(), reinterpret_cast<std::byte*>(address));
                 return UCS_OK;
             });
         };
         made.iface_get_address = [](uct_iface_h iface, uct_iface_addr_t* address) {
             return guarded([&] {
                 const auto bytes = of(iface).process_address();
-                std::memcpy(address, bytes.data(), bytes.size());
+                std::copy(bytes.begin(), bytes.end(), reinterpret_cast<std::byte*>(address));
                 return UCS_OK;
             });
         };
