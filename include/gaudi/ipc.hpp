@@ -164,7 +164,7 @@ private:
     import_options options_;
 };
 
-// Whether it is a handle at all, whosoever it is. errc::handle_invalid, version_mismatch.
+// Whether it is a handle at all, whosoever it is. errc::handle_invalid.
 [[nodiscard]] result<void> check_handle(const memory_handle& handle);
 
 // errc::handle_invalid, handle_stale, other_host, peer_gone, peer_refused, peer_silent, leases_exhausted. A

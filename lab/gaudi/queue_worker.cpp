@@ -8,7 +8,9 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
+#include <exception>
 #include <system_error>
+#include <utility>
 
 namespace lab::gaudi {
 
@@ -79,34 +81,52 @@ void queue_worker::run() {
 
 bool queue_worker::lend() {
     std::unique_lock lock(mutex_, std::try_to_lock);
-    if (!lock || busy_ || jobs_.empty())
+    constexpr std::uint32_t few_packets = 8192; // bytes
+    if (!lock || busy_ || jobs_.empty() || std::exchange(jobs_.front().looked_at, true) ||
+        jobs_.front().size > few_packets)
         return false;
-    auto current = std::move(jobs_.front());
-    jobs_.pop_front();
+    auto& next = jobs_.front(); // it stays where it is, whatever comes behind it
     busy_ = true;
     lock.unlock();
-    const bool brief = !current.owner->cancelled() && fetch(current) && is_short_copy(current.bytes);
+    auto bytes = next.fetched ? std::optional(next.bytes) : peek(next);
+    const bool brief = next.owner->cancelled() || (bytes && is_short_copy(*bytes));
+    lock.lock();
+    if (bytes && !next.fetched) {
+        next.bytes = std::move(*bytes);
+        next.fetched = true;
+    }
     if (brief) {
+        auto current = std::move(next);
+        jobs_.pop_front();
+        lock.unlock();
         carry_out(current);
         current = {};
+        lock.lock();
     }
-    lock.lock();
     busy_ = false;
-    if (!brief)
-        jobs_.push_front(std::move(current));
     if (!jobs_.empty())
         wake_.notify_one();
     return brief;
+}
+
+// What cannot be read is the worker's to tell.
+std::optional<std::vector<unsigned char>> queue_worker::peek(const job& next) {
+    try {
+        std::vector<unsigned char> bytes(next.size);
+        if (read_memory(device_, next.buffer, bytes))
+            return bytes;
+    } catch (const std::exception&) { // no memory, no storage
+    }
+    return std::nullopt;
 }
 
 bool queue_worker::fetch(job& current) {
     if (current.fetched)
         return true;
     current.bytes.resize(current.size);
-    current.fetched = true;
-    if (read_memory(device_, current.buffer, current.bytes))
+    current.fetched = read_memory(device_, current.buffer, current.bytes);
+    if (current.fetched)
         return true;
-    current.bytes.clear();
     raise_page_fault(device_, current.buffer, queue_);
     return false;
 }

@@ -5,6 +5,7 @@
 
 #include <condition_variable>
 #include <deque>
+#include <optional>
 #include <thread>
 
 namespace lab::gaudi {
@@ -29,6 +30,7 @@ struct job {
     bool kernel_buffer;
     bool fetched = kernel_buffer; // `bytes` is what runs: of a kernel buffer what the driver checked
     std::vector<unsigned char> bytes = {};
+    bool looked_at = false; // by somebody who would have lent a thread
 };
 
 // One stream of an engine: runs jobs in order, in a thread of its own that starts with the first job and ends
@@ -50,6 +52,7 @@ public:
 private:
     void run();
     void carry_out(job& current);
+    std::optional<std::vector<unsigned char>> peek(const job& next);
     // False: its buffer cannot be read; raised.
     bool fetch(job& current);
 

@@ -322,7 +322,8 @@ bool write_at_once(process& here, const endpoint& requester, const endpoint& res
         (wr.send_flags & IBV_SEND_INLINE) != 0
             ? direct{reinterpret_cast<std::byte*>(wr.sg_list->addr), false}
             : find_direct(here, requester.memory(), wr.sg_list->lkey, wr.sg_list->addr, length, qp.pd, 0);
-    if (to.at == nullptr || from.at == nullptr)
+    const bool apart = to.at + length <= from.at || from.at + length <= to.at;
+    if (to.at == nullptr || from.at == nullptr || !apart) // what overlaps is copied by way of the ring
         return false;
     copy_local(to.at, from.at, length);
     moved sum;

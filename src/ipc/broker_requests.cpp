@@ -131,6 +131,9 @@ broker::answer broker::open_context(client& from, const wire_request& asked, wir
     const auto* known = leased(from, asked.lease, base);
     if (known == nullptr)
         return tl::unexpected(error(errc::handle_stale, fmt::format("lease {}", asked.lease)));
+    if (from.who.uid != ::geteuid()) // who has a context can do anything with the device
+        return tl::unexpected(
+            error(errc::not_given, "a device's descriptor is given to the owner's own user alone"));
     if (settings_.give != ipc_give::context)
         return tl::unexpected(error(errc::not_given, "the owner does not give its device's descriptor away"));
     const auto device = find_open_device(known->device_index);

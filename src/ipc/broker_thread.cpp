@@ -179,15 +179,18 @@ void broker::accept_all(int listener) {
                    fmt::format("user {}, the owner is {}", fresh.who.uid, ::geteuid()));
             continue;
         }
-        make_room_for_one();
+        if (!spare_)
+            keep_a_spare();
+        // Those whose connection is gone and whose leases are not count as well.
         const auto of_the_same = std::count_if(clients_.begin(), clients_.end(), [&](const client& each) {
-            return each.who.pid == fresh.who.pid && !each.dead;
+            return each.who.pid == fresh.who.pid;
         });
         if (clients_.size() >= most_clients || (fresh.who.pid != 0 && of_the_same >= most_of_one)) {
             refuse(made.get(), errc::leases_exhausted,
                    fmt::format("{} connections are served, {} of one process", most_clients, most_of_one));
             continue;
         }
+        make_room_for_one();
         if (!add(made.get(), EPOLLIN | EPOLLRDHUP))
             continue;
         fresh.socket = lone_fd(std::move(made));

@@ -100,22 +100,54 @@ TEST_F(ipc_test, freeing_waits_for_leases_where_it_is_told_to) {
     later.join();
 }
 
-class by_way : public ipc_test, public ::testing::WithParamInterface<ipc_way> {};
-INSTANTIATE_TEST_SUITE_P(leases, by_way, ::testing::Values(ipc_way::context, ipc_way::nic, ipc_way::proxy),
-                         word_for);
+// Where a test reads to: host memory, or memory of a device of its own where the way is between two devices.
+class landing {
+public:
+    landing(ipc_way way, std::size_t size) : host_(size) {
+        if (way != ipc_way::import && way != ipc_way::staged)
+            return;
+        card_ = expect(open_device(by_index{1}));
+        buffer_ = expect(card_->heap().allocate(size));
+    }
+    result<ipc_ticket> read(imported_buffer& from) {
+        return card_ ? from.read(buffer_.address(), 0, host_.size()) : from.read(host_);
+    }
+    result<ipc_ticket> write(imported_buffer& to) {
+        return card_ ? to.write(0, buffer_.address(), host_.size()) : to.write(0, host_);
+    }
+    const std::vector<std::byte>& bytes() {
+        if (card_)
+            expect(expect(expect(card_->copies()).read(host_, buffer_.address())).wait());
+        return host_;
+    }
+
+private:
+    std::vector<std::byte> host_;
+    std::shared_ptr<device> card_;
+    device_buffer buffer_;
+};
+
+constexpr ipc_way to_another_process[] = {ipc_way::context, ipc_way::import, ipc_way::nic, ipc_way::staged,
+                                          ipc_way::proxy};
+
+class by_way : public ipc_test, public ::testing::WithParamInterface<ipc_way> {
+protected:
+    by_way() { describe("gaudis = 2\nhcas = 1\ndmabuf_import = yes"); }
+};
+INSTANTIATE_TEST_SUITE_P(leases, by_way, ::testing::ValuesIn(to_another_process), word_for);
 
 TEST_P(by_way, revoke_waits_for_copies_under_way) {
     owner other;
     auto imported = expect(import_memory(other.share(64 * mebibyte, 1), {GetParam()}));
-    std::vector<std::byte> seen(64 * mebibyte);
-    auto reading = expect(imported.read(seen));
+    landing to(GetParam(), 64 * mebibyte);
+    auto reading = expect(to.read(imported));
     std::atomic<bool> returned{false};
     std::jthread taking_back([&] {
         EXPECT_EQ(other.revoke(0), 0U);
         returned = true;
     });
     EXPECT_TRUE(soon_true([&] { return imported.gone(); }));
-    EXPECT_EQ(imported.read(seen).error().code(), errc::lease_revoked);
+    EXPECT_EQ(to.read(imported).error().code(), errc::lease_revoked);
     if (GetParam() == ipc_way::proxy) { // the owner's own copies are what it waits for
         const auto cut_short = reading.wait();
         ASSERT_FALSE(cut_short);
@@ -125,7 +157,7 @@ TEST_P(by_way, revoke_waits_for_copies_under_way) {
     std::this_thread::sleep_for(milliseconds(30));
     EXPECT_FALSE(returned) << "the copy is not over before somebody looks";
     EXPECT_TRUE(reading.wait());
-    EXPECT_EQ(seen, pattern(64 * mebibyte, 1)) << "what had begun was right";
+    EXPECT_EQ(to.bytes(), pattern(64 * mebibyte, 1)) << "what had begun was right";
 }
 
 TEST_F(ipc_test, a_copy_that_nobody_ends_keeps_the_memory_from_being_used_again) {
@@ -155,33 +187,34 @@ TEST_P(by_way, a_handle_of_freed_memory_opens_nothing_of_a_later_owner) {
     owner other;
     const auto handle = other.share(mebibyte, 1);
     auto imported = expect(import_memory(handle, {GetParam()}));
-    std::vector<std::byte> seen(mebibyte);
-    expect(expect(imported.read(seen)).wait());
+    landing to(GetParam(), mebibyte);
+    expect(expect(to.read(imported)).wait());
     other.free(0);
     const auto later = other.share(mebibyte, 2);
     const auto before = expect(read_handle(handle.bytes)), after = expect(read_handle(later.bytes));
     ASSERT_EQ(after.base, before.base);
     EXPECT_NE(after.generation, before.generation);
-    EXPECT_EQ(imported.read(seen).error().code(), errc::lease_revoked);
-    EXPECT_EQ(imported.write(0, seen).error().code(), errc::lease_revoked);
+    EXPECT_EQ(to.read(imported).error().code(), errc::lease_revoked);
+    EXPECT_EQ(to.write(imported).error().code(), errc::lease_revoked);
     const auto refused = import_memory(handle, {GetParam()});
     ASSERT_FALSE(refused);
     EXPECT_EQ(refused.error().code(), errc::handle_stale);
-    EXPECT_EQ(seen, pattern(mebibyte, 1)) << "nothing of the later allocation was seen";
+    EXPECT_EQ(to.bytes(), pattern(mebibyte, 1)) << "nothing of the later allocation was seen";
     EXPECT_TRUE(other.holds(1, 2)) << "nor changed";
-    expect(expect(expect(import_memory(later, {GetParam()})).read(seen)).wait());
-    EXPECT_EQ(seen, pattern(mebibyte, 2));
+    auto again = expect(import_memory(later, {GetParam()}));
+    expect(expect(to.read(again)).wait());
+    EXPECT_EQ(to.bytes(), pattern(mebibyte, 2));
 }
 
 TEST_P(by_way, a_killed_owner_ends_leases_and_its_device_is_free) {
     std::optional<owner> other(std::in_place);
     auto imported = expect(import_memory(other->share(mebibyte, 1), {GetParam()}));
     const auto kept = expect(import_memory(other->share(mebibyte, 2), {GetParam()}));
-    std::vector<std::byte> seen(mebibyte);
-    expect(expect(imported.read(seen)).wait());
+    landing to(GetParam(), mebibyte);
+    expect(expect(to.read(imported)).wait());
     other->process().kill_it();
     EXPECT_TRUE(soon_true([&] { return imported.gone() && kept.gone(); }));
-    const auto refused = imported.read(seen);
+    const auto refused = to.read(imported);
     ASSERT_FALSE(refused);
     EXPECT_EQ(refused.error().code(), errc::peer_gone);
     EXPECT_TRUE(soon_true([] { return open_device(by_index{0}).has_value(); }))
@@ -189,16 +222,17 @@ TEST_P(by_way, a_killed_owner_ends_leases_and_its_device_is_free) {
 }
 
 TEST_F(ipc_test, a_killed_importer_ends_its_leases) {
+    describe("gaudis = 2\nhcas = 1\ndmabuf_import = yes");
     const auto own = expect(open_device(by_index{0}));
     auto buffer = expect(own->heap().allocate(64 * mebibyte));
     const auto handle = expect(share(buffer));
-    for (const auto way : {ipc_way::context, ipc_way::nic, ipc_way::proxy}) {
+    for (const auto way : to_another_process) {
         SCOPED_TRACE(name_of(way));
         gate begun;
         child importer([&] {
             auto imported = expect(import_memory(handle, {way}));
-            std::vector<std::byte> seen(64 * mebibyte);
-            auto reading = expect(imported.read(seen));
+            landing to(way, 64 * mebibyte);
+            auto reading = expect(to.read(imported));
             begun.open();
             ::pause();
             return 0;

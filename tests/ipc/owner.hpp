@@ -36,7 +36,8 @@ inline std::vector<std::byte> pattern(std::size_t size, unsigned seed) {
 
 // A way in the name of a test.
 inline std::string word_for(const ::testing::TestParamInfo<ipc_way>& each) {
-    return each.param == ipc_way::context ? "context" : each.param == ipc_way::nic ? "nic" : "proxy";
+    constexpr const char* words[] = {"local", "context", "import", "nic", "staged", "proxy"};
+    return words[static_cast<std::size_t>(each.param)];
 }
 
 inline std::uint64_t resident_bytes() {

@@ -122,17 +122,19 @@ using perftest = pair_of;
 TEST_P(perftest, passes) {
     expect_both("", fmt::format("{} -d vhca0 -F", GetParam()), "-p");
 }
+// Without a reliable connection what finds no receive is lost, and perftest waits for it for ever: so fewer
+// messages than its 512 receives.
 INSTANTIATE_TEST_SUITE_P(
     quick, perftest,
     ::testing::Values("ib_write_bw -a -n 20", "ib_read_bw -s 8388608 -n 20", "ib_send_bw -s 8388608 -n 20",
                       "ib_write_lat -s 8388608 -n 20", "ib_read_lat", "ib_send_lat", "ib_atomic_bw",
                       "ib_atomic_lat", "ib_atomic_bw -A CMP_AND_SWAP", "ib_write_bw -b -q 4 -n 500",
-                      "ib_send_bw -b -q 4 -n 500", "ib_send_bw -e", "ib_send_bw -r 16", "ib_send_bw -c UD",
-                      "ib_send_lat -c UD", "ib_send_bw -c UC", "ib_write_bw -c UC", "ib_write_lat -c UC",
-                      "ib_send_lat -c UC", "ib_write_bw -s 1", "ib_send_lat -e", "ib_read_bw -e",
-                      "ib_send_bw -c UD -b", "ib_send_bw -c UD -r 16", "ib_send_bw -c UD -q 4 -n 500",
-                      "ib_send_bw -c UD -e", "ib_send_bw -c UC -b -q 4 -n 500",
-                      "ib_write_bw -c UC -b -q 4 -n 500", "ib_send_bw -c UC -e", "ib_send_bw -c UC -r 16",
+                      "ib_send_bw -b -q 4 -n 500", "ib_send_bw -e", "ib_send_bw -r 16",
+                      "ib_send_bw -c UD -n 400", "ib_send_bw -c UD -b -n 400", "ib_send_bw -c UD -q 4 -n 100",
+                      "ib_send_bw -c UD -e -n 400", "ib_send_lat -c UD", "ib_send_bw -c UC -n 400",
+                      "ib_send_bw -c UC -b -q 4 -n 400", "ib_send_bw -c UC -e -n 400", "ib_write_bw -c UC",
+                      "ib_write_bw -c UC -b -q 4 -n 500", "ib_write_lat -c UC", "ib_send_lat -c UC",
+                      "ib_write_bw -s 1", "ib_send_lat -e", "ib_read_bw -e",
                       "ib_send_bw --use-srq -q 2 -n 500"),
     name_of);
 // On a card whose part number it knows, perftest posts inline, and by ibv_wr_*.

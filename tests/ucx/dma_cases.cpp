@@ -83,6 +83,11 @@ TEST_F(uct_dma, the_processor_works_on_while_the_device_copies) {
     }
     EXPECT_NE(state, 0U);
     EXPECT_GT(computed, 1000000U) << "it was over before much else could be done";
+    std::vector<std::byte> seen(1 << 20);
+    for (const auto at : {std::size_t{0}, size / 2 - 4096, size - seen.size()}) {
+        whole(dma, false, seen, memory.number() + at);
+        EXPECT_EQ(seen, std::vector<std::byte>(seen.size(), std::byte{7})) << at;
+    }
 }
 
 // A request that waits for room, and what became of it.
@@ -146,6 +151,67 @@ TEST_F(uct_dma, who_finds_no_room_waits_for_it) {
         dma.progress();
     for (const auto& each : four)
         EXPECT_EQ(each.times, 1);
+}
+
+TEST_F(uct_dma, endpoints_take_turns) {
+    ::setenv("UCX_GAUDI_DMA_IN_FLIGHT", "1", 1);
+    copier dma(domain, "gaudi_dma", "gaudi_dma");
+    ::unsetenv("UCX_GAUDI_DMA_IN_FLIGHT");
+    uct_ep_h second = nullptr;
+    uint64_t address = 0;
+    check(uct_iface_get_address(dma.iface, reinterpret_cast<uct_iface_addr_t*>(&address)), "address");
+    uct_ep_params_t params{};
+    params.field_mask = UCT_EP_PARAM_FIELD_IFACE | UCT_EP_PARAM_FIELD_IFACE_ADDR;
+    params.iface = dma.iface;
+    params.iface_addr = reinterpret_cast<uct_iface_addr_t*>(&address);
+    check(uct_ep_create(&params, &second), "uct_ep_create");
+    const allocated memory(domain, 1 << 20);
+    auto bytes = numbered(4096, 1);
+    finished first;
+    uct_iov_t iov{bytes.data(), bytes.size(), nullptr, 0, 1};
+    ASSERT_EQ(uct_ep_put_zcopy(dma.ep, &iov, 1, memory.number(), UCT_INVALID_RKEY, &first.comp),
+              UCS_INPROGRESS);
+    waiter many[8], single;
+    for (auto& each : many) {
+        each.request.func = waiter::go;
+        each.with = &dma;
+        each.remote = memory.number() + 4096;
+        ASSERT_EQ(uct_ep_pending_add(dma.ep, &each.request, 0), UCS_OK);
+    }
+    single.request.func = waiter::go;
+    single.with = &dma;
+    single.remote = memory.number() + 8192;
+    ASSERT_EQ(uct_ep_pending_add(second, &single.request, 0), UCS_OK);
+    while (single.done.times == 0)
+        dma.progress();
+    const auto before =
+        std::count_if(std::begin(many), std::end(many), [](auto& each) { return each.done.times != 0; });
+    EXPECT_LE(before, 2) << "it came last, and is not the last";
+    while (uct_iface_flush(dma.iface, 0, nullptr) == UCS_INPROGRESS || many[7].done.times == 0)
+        dma.progress();
+    uct_ep_destroy(second);
+}
+
+TEST_F(uct_dma, more_than_the_driver_takes_is_queued_here) {
+    ::setenv("UCX_GAUDI_DMA_BATCH", "1", 1);
+    copier dma(domain, "gaudi_dma", "gaudi_dma");
+    ::unsetenv("UCX_GAUDI_DMA_BATCH");
+    constexpr std::size_t copies = 200, each = 4096;
+    const allocated memory(domain, copies * each);
+    auto out = numbered(copies * each, 1), in = numbered(copies * each, 2);
+    std::vector<finished> done(copies);
+    for (std::size_t i = 0; i < copies; ++i) { // nobody looks meanwhile
+        uct_iov_t iov{out.data() + i * each, each, nullptr, 0, 1};
+        ASSERT_EQ(
+            uct_ep_put_zcopy(dma.ep, &iov, 1, memory.number() + i * each, UCT_INVALID_RKEY, &done[i].comp),
+            UCS_INPROGRESS);
+    }
+    while (uct_iface_flush(dma.iface, 0, nullptr) == UCS_INPROGRESS)
+        dma.progress();
+    EXPECT_LE(engine_at(memory.number()).statistics().most_in_flight, 64U)
+        << "the driver's library spins where there are more";
+    whole(dma, false, in, memory.number());
+    EXPECT_EQ(in, out);
 }
 
 // Begins its next copy whenever one ends, for as long as it may.

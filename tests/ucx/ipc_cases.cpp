@@ -257,8 +257,23 @@ TEST_F(uct_ipc, only_other_processes_of_this_host_are_reachable) {
     EXPECT_EQ(reaches(other_network.machine.data(), other_network.process.data()), 0);
 }
 
-// The bytes of a place: whose process it is, how many users it serves beside its own, and who.
-constexpr std::size_t user_at = 12, allowed_at = 16, allow_at = 20;
+// The bytes of a place: whose process it is, how many users it serves beside its own, whether its devices
+// copy and it gives DMA-BUFs away, and who those users are.
+constexpr std::size_t user_at = 12, allowed_at = 16, copies_at = 18, gives_at = 19, allow_at = 20;
+
+TEST_F(uct_ipc, who_shares_no_way_is_not_reachable) {
+    EXPECT_EQ(theirs.machine[copies_at], std::byte{1});
+    EXPECT_EQ(theirs.machine[gives_at], std::byte{1});
+    auto without_engines = theirs;
+    without_engines.machine[copies_at] = std::byte{0};
+    EXPECT_EQ(reaches(without_engines.machine.data(), without_engines.process.data()), 1)
+        << "by the NIC here";
+    without_engines.machine[gives_at] = std::byte{0};
+    EXPECT_EQ(reaches(without_engines.machine.data(), without_engines.process.data()), 0);
+    auto miser = theirs;
+    miser.machine[gives_at] = std::byte{0};
+    EXPECT_EQ(reaches(miser.machine.data(), miser.process.data()), 1) << "it copies itself";
+}
 
 TEST_F(uct_ipc, users_that_do_not_serve_each_other_are_not_reachable) {
     const auto put = [](told& place, std::size_t at, std::uint32_t value) {

@@ -145,6 +145,24 @@ TEST_P(ipc_on_both_versions, more_copies_at_once_than_the_owner_makes_wait_for_r
     EXPECT_EQ(done.status, 0) << done.output;
 }
 
+// Which of the two copies is what their estimates say.
+TEST_P(ipc_on_both_versions, estimates_rank_gaudi_dma_and_gaudi_cpy) {
+    const auto by_dma = [&](const std::vector<const char*>& estimates) {
+        forget_counts();
+        auto environment = counting();
+        environment.insert(environment.end(), estimates.begin(), estimates.end());
+        expect_right(peers(prefix_of(GetParam()), "posix,gaudi_dma", "--operations tag --rounds 1 --sizes 4m",
+                           environment));
+        return ways_of();
+    };
+    const auto dma = by_dma({"UCX_GAUDI_DMA_BW=60000MBs"});
+    EXPECT_GE(dma.dma, 2U * (4 << 20)) << "both sides stage by gaudi_dma";
+    const auto copy =
+        by_dma({"UCX_GAUDI_COPY_BW_TO_DEVICE=60000MBs", "UCX_GAUDI_COPY_BW_FROM_DEVICE=60000MBs"});
+    EXPECT_EQ(copy.dma, 0U);
+    EXPECT_GE(copy.staged, 2U * (4 << 20));
+}
+
 TEST_P(ipc_on_both_versions, zero_copy_may_be_required) {
     const auto with = [&](const char* description, const char* give) {
         describe_lab(description);

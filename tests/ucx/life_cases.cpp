@@ -35,21 +35,64 @@ TEST(uct_reset, copies_under_a_reset_fail_and_the_rest_at_once) {
     EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(1));
 }
 
+std::string shown_by_vfs(const std::string& path) {
+    ucs_string_buffer_t text;
+    ucs_string_buffer_init(&text);
+    EXPECT_EQ(ucs_vfs_path_read_file(path.c_str(), &text), UCS_OK) << path;
+    const std::string copied = ucs_string_buffer_cstr(&text);
+    ucs_string_buffer_cleanup(&text);
+    return copied;
+}
+
 TEST(uct_life, counters_and_devices_are_files_of_vfs) {
-    memory_domain domain("gaudi_copy", "gaudi_copy");
-    const allocated memory(domain, 65536);
-    const auto shown = [](const char* name) {
-        ucs_string_buffer_t text;
-        ucs_string_buffer_init(&text);
-        const auto path = std::string("/uct/component/gaudi_copy/memory_domain/gaudi_copy/") + name;
-        EXPECT_EQ(ucs_vfs_path_read_file(path.c_str(), &text), UCS_OK) << path;
-        const std::string copied = ucs_string_buffer_cstr(&text);
-        ucs_string_buffer_cleanup(&text);
-        return copied;
+    memory_domain domain("gaudi_copy", "gaudi_copy"), ipc("gaudi_ipc", "gaudi_ipc");
+    constexpr std::size_t length = 1 << 20;
+    const allocated memory(domain, length);
+    copier dma(domain, "gaudi_dma", "gaudi_dma");
+    auto bytes = numbered(length, 1);
+    uct_iov_t iov{bytes.data(), length, nullptr, 0, 1};
+    const auto devices = [] {
+        return shown_by_vfs("/uct/component/gaudi_copy/memory_domain/gaudi_copy/devices");
     };
-    EXPECT_NE(shown("counters").find("gaudi_copy: "), std::string::npos);
-    EXPECT_NE(shown("devices").find("65536 bytes in 1 buffers, 1 chunks"), std::string::npos)
-        << shown("devices");
+    const auto counters = [] {
+        return shown_by_vfs("/uct/component/gaudi_copy/memory_domain/gaudi_copy/counters");
+    };
+    const auto dma_bytes = [&] {
+        const auto text = counters();
+        unsigned long long found = 0;
+        const auto end = text.find(" by gaudi_dma");
+        const auto begin = text.rfind(' ', end - 1);
+        EXPECT_NE(end, std::string::npos) << text;
+        std::sscanf(text.c_str() + begin, "%llu", &found);
+        return found;
+    };
+    const auto before = dma_bytes();
+    finished done;
+    ASSERT_EQ(uct_ep_put_zcopy(dma.ep, &iov, 1, memory.number(), UCT_INVALID_RKEY, &done.comp),
+              UCS_INPROGRESS);
+    const auto meanwhile = devices();
+    while (done.times == 0)
+        dma.progress();
+    EXPECT_EQ(dma_bytes() - before, length);
+    EXPECT_NE(meanwhile.find("1048576 bytes in 1 buffers, 1 chunks"), std::string::npos) << meanwhile;
+    EXPECT_NE(meanwhile.find(", 1 packets on it"), std::string::npos) << "the copy is on a queue:\n"
+                                                                      << meanwhile;
+    // What its queue shows when it is over: all the bytes, some time, nothing left.
+    unsigned queue = 0, depth = 1;
+    unsigned long carried = 0;
+    double busy = 0;
+    const auto text = devices();
+    const auto at = text.find("  queue ");
+    ASSERT_NE(at, std::string::npos) << text;
+    ASSERT_EQ(std::sscanf(text.c_str() + at, "  queue %u: %lu bytes, busy for %lf ms, %u packets on it",
+                          &queue, &carried, &busy, &depth),
+              4)
+        << text;
+    EXPECT_GE(carried, length);
+    EXPECT_GT(busy, 0);
+    EXPECT_EQ(depth, 0U);
+    EXPECT_NE(shown_by_vfs("/uct/component/gaudi_ipc/memory_domain/gaudi_ipc/counters").find("by way: "),
+              std::string::npos);
 }
 
 TEST(uct_life, a_hundred_openings_leave_nothing) {

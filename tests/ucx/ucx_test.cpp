@@ -137,12 +137,17 @@ INSTANTIATE_TEST_SUITE_P(
     name_of_way);
 INSTANTIATE_TEST_SUITE_P(
     one_gibibyte, data,
-    ::testing::Values(way{"1.22", "tcp", "--sizes 1g --rounds 1 --operations tag", ""},
-                      way{"1.22", "posix,cma", "--sizes 1g --rounds 1 --operations tag", ""},
-                      way{"1.23", "rc_v", "--sizes 1g --rounds 1 --operations put,get,tag", ""},
-                      way{"1.22", "posix,gaudi_ipc", "--sizes 1g --rounds 1 --operations put,get,tag", ""},
-                      way{"1.23", "posix,gaudi_ipc,gaudi_dma",
-                          "--sizes 1g --rounds 1 --operations put,get,tag", ""}),
+    ::testing::Values(
+        way{"1.22", "tcp", "--sizes 1g --rounds 1 --operations tag", ""},
+        way{"1.22", "posix,cma", "--sizes 1g --rounds 1 --operations tag", ""},
+        way{"1.23", "rc_v", "--sizes 1g --rounds 1 --operations put,get,tag", ""},
+        way{"1.22", "posix,gaudi_ipc", "--sizes 1g --rounds 1 --operations put,get,tag", ""},
+        way{"1.23", "posix,gaudi_ipc,gaudi_dma", "--sizes 1g --rounds 1 --operations put,get,tag", ""},
+        way{"1.22", "posix,gaudi_ipc,gaudi_dma", "--sizes 1g --rounds 1 --operations put,get,tag,am", ""},
+        way{"1.23", "posix,gaudi_ipc", "--sizes 1g --rounds 1 --operations put,get,tag,am", ""},
+        way{"1.23", "posix,gaudi_dma", "--sizes 1g --rounds 1 --operations tag", ""},
+        way{"1.23", "tcp", "--sizes 1g --rounds 1 --operations tag,am", ""},
+        way{"1.23", "posix,cma", "--sizes 1g --rounds 1 --operations tag,stream", ""}),
     name_of_way);
 
 TEST_F(ucx_test, data_is_right_over_roce) {

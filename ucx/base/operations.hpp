@@ -58,7 +58,9 @@ public:
     void fence() { fenced_ = !running_.empty(); }
     [[nodiscard]] bool take_fence() { return std::exchange(fenced_, false); }
 
-    void wait_for_room(uct_ep_h ep, uct_pending_req_t* request) { waiting_.push_back({ep, request}); }
+    void wait_for_room(uct_ep_h ep, uct_pending_req_t* request) {
+        line_of(ep, waiting_.end())->requests.push_back(request);
+    }
     // Whoever comes now would overtake others that wait for room.
     [[nodiscard]] bool others_wait() const { return !waiting_.empty() && !serving_; }
     // The endpoint goes; its operations go on.
@@ -69,11 +71,14 @@ public:
     }
     template <typename F>
     void purge(uct_ep_h ep, F&& visit) {
-        for (auto& each : std::exchange(waiting_, {}))
-            if (each.ep == ep)
-                visit(each.request);
-            else
-                waiting_.push_back(each);
+        const auto found =
+            std::find_if(waiting_.begin(), waiting_.end(), [&](auto& each) { return each.ep == ep; });
+        if (found == waiting_.end())
+            return;
+        const auto gone = std::move(found->requests);
+        waiting_.erase(found);
+        for (auto* each : gone)
+            visit(each);
     }
 
     // `finished` looks without blocking, `outcome` makes a status of what is finished.
@@ -102,20 +107,28 @@ public:
             complete(comp, UCS_OK);
             ++count;
         }
-        // In turn, so that no endpoint starves another: who finds no room goes to the front again.
-        for (auto left = count != 0 || running_.empty() ? waiting_.size() : 0; left > 0 && !waiting_.empty();
-             --left) {
-            const auto next = waiting_.front();
+        // Endpoints in turn, one request each; who finds no room is the first again.
+        std::size_t left = 0;
+        for (const auto& each : waiting_)
+            left += count != 0 || running_.empty() ? each.requests.size() : 0;
+        for (; left > 0 && !waiting_.empty(); --left) {
+            auto* const ep = waiting_.front().ep;
+            auto* const request = waiting_.front().requests.front();
+            waiting_.front().requests.pop_front();
+            if (!waiting_.front().requests.empty())
+                waiting_.push_back(std::move(waiting_.front()));
             waiting_.pop_front();
             serving_ = true;
-            const auto status = next.request->func(next.request);
+            const auto status = request->func(request);
             serving_ = false;
             if (status == UCS_ERR_NO_RESOURCE) {
-                waiting_.push_front(next);
+                const auto again = line_of(ep, waiting_.begin());
+                again->requests.push_front(request);
+                std::rotate(waiting_.begin(), again, std::next(again));
                 break;
             }
             if (status == UCS_INPROGRESS) // it has more to do
-                waiting_.push_back(next);
+                line_of(ep, waiting_.end())->requests.push_front(request);
             ++count;
         }
         return count;
@@ -132,15 +145,22 @@ private:
         std::uint64_t after;
         uct_completion_t* comp;
     };
-    struct waiting {
+    struct line { // never empty
         uct_ep_h ep;
-        uct_pending_req_t* request;
+        std::deque<uct_pending_req_t*> requests;
     };
+    using lines = std::deque<line>;
+    // That of the endpoint; if it has none, a new one at `where`.
+    typename lines::iterator line_of(uct_ep_h ep, typename lines::iterator where) {
+        const auto known =
+            std::find_if(waiting_.begin(), waiting_.end(), [&](auto& each) { return each.ep == ep; });
+        return known != waiting_.end() ? known : waiting_.insert(where, line{ep, {}});
+    }
 
     std::list<operation> running_; // by sequence
     std::list<operation> spare_;
     std::deque<flushing> flushes_;
-    std::deque<waiting> waiting_;
+    lines waiting_; // endpoints in the order of their turns
     std::uint64_t next_ = 1;
     bool fenced_ = false;
     bool serving_ = false; // one that waited for room has its turn

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "ucx/base/transport.hpp"
 
+#include <gaudi/nic.hpp>
+
 #include <algorithm>
 #include <cstring>
 
@@ -296,6 +298,16 @@ ucs_status_t open_interface(std::unique_ptr<transport> made, uct_md_h md, uct_wo
     }
     *iface_p = &iface.release()->super.super;
     return UCS_OK;
+}
+
+bool any_nic() {
+    static const bool found = [] {
+        const auto all = gaudi::list_nics();
+        return all && std::any_of(all->begin(), all->end(), [](const auto& each) {
+                   return each.active && each.dmabuf && !each.of_gaudi;
+               });
+    }();
+    return found;
 }
 
 void give_estimates(uct_perf_attr_t& attr, double bandwidth, double latency, double overhead) {

@@ -108,6 +108,9 @@ void describe_transport(uct_tl_t& tl, const char* name, const char* title, const
 }
 
 // Bandwidth, latency and overhead of a transport, for estimate().
+// Whether some NIC could reach device memory; asked once.
+[[nodiscard]] bool any_nic();
+
 void give_estimates(uct_perf_attr_t& attr, double bandwidth, double latency, double overhead);
 
 } // namespace gaudi_ucx

@@ -55,17 +55,6 @@ double bandwidth_of(const uct_gaudi_copy_iface_config_t& config, const uct_perf_
     return from == UCS_MEMORY_TYPE_GAUDI ? config.from_device : config.to_device;
 }
 
-// Whether some NIC could reach device memory; asked once.
-bool any_nic() {
-    static const bool found = [] {
-        const auto all = gaudi::list_nics();
-        return all && std::any_of(all->begin(), all->end(), [](const auto& each) {
-                   return each.active && each.dmabuf && !each.of_gaudi;
-               });
-    }();
-    return found;
-}
-
 // Between host and device, so small that a NIC would carry it out.
 bool is_small(const uct_perf_attr_t& attr) {
     constexpr auto both = UCT_PERF_ATTR_FIELD_LOCAL_MEMORY_TYPE | UCT_PERF_ATTR_FIELD_REMOTE_MEMORY_TYPE;

@@ -11,6 +11,7 @@
 #include <array>
 #include <bit>
 #include <cstring>
+#include <fstream>
 #include <sys/stat.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
@@ -43,29 +44,51 @@ double above_every_nic() {
     return found;
 }
 
+// In a user namespace numbers mean somebody else; the kernel translates them for who connects.
+constexpr std::uint32_t unknown_user = UINT32_MAX;
+std::uint32_t own_user() {
+    std::uint64_t inside = 0, outside = 0, count = 0;
+    const bool everybody = std::ifstream("/proc/self/uid_map") >> inside >> outside >> count && inside == 0 &&
+                           outside == 0 && count >= UINT32_MAX - 1;
+    return everybody ? ::geteuid() : unknown_user;
+}
+
 // Where a process is and whom it serves, as others must know before they choose it. Travels; UCX's addresses
 // have room for 31 bytes.
 struct place_name {
     std::array<std::uint32_t, 2> machine{};
     std::uint32_t network = 0, user = 0;
-    std::uint16_t allowed = 0;
-    std::uint16_t more = 0; // users are served than there is room for here
+    std::uint8_t allowed = 0;
+    std::uint8_t more = 0;   // users are served than there is room for here
+    std::uint8_t copies = 0; // it has engines: it can copy for others
+    std::uint8_t gives = 0;  // DMA-BUFs
     std::array<std::uint32_t, 2> allow{};
 
     [[nodiscard]] bool serves(std::uint32_t whom) const {
-        return user == whom || more != 0 ||
+        return user == whom || more != 0 || user == unknown_user || whom == unknown_user ||
                std::find(allow.begin(), allow.begin() + allowed, whom) != allow.begin() + allowed;
     }
 };
 static_assert(sizeof(place_name) == 28 && std::is_trivially_copyable_v<place_name>);
 
+// Whether a device here copies, on queues that are ours or SynapseAI's.
+bool any_engine() {
+    const auto all = gaudi::list_devices();
+    return all && std::any_of(all->begin(), all->end(), [](const auto& each) {
+               return each.generation &&
+                      (gaudi::has_user_queues(*each.generation) || gaudi::synapse_copies_here());
+           });
+}
+
 place_name own_place(std::uint64_t machine) {
     place_name made;
     made.machine = std::bit_cast<std::array<std::uint32_t, 2>>(machine);
     made.network = network_namespace();
-    made.user = ::geteuid();
+    made.user = own_user();
     const auto settings = gaudi::get_ipc().value_or(gaudi::ipc_settings{});
-    made.allowed = static_cast<std::uint16_t>(std::min(settings.allow.size(), made.allow.size()));
+    made.copies = any_engine() ? 1 : 0;
+    made.gives = settings.give != gaudi::ipc_give::nothing ? 1 : 0;
+    made.allowed = static_cast<std::uint8_t>(std::min(settings.allow.size(), made.allow.size()));
     made.more = settings.allow.size() > made.allow.size() ? 1 : 0;
     std::copy_n(settings.allow.begin(), made.allowed, made.allow.begin());
     return made;
@@ -105,6 +128,8 @@ public:
             return "a process of another user, who does not serve this one (UCX_GAUDI_IPC_ALLOW there)";
         if (there.user != 0 && !here_.serves(there.user))
             return "a process of another user, who is not on this one's list (UCX_GAUDI_IPC_ALLOW here)";
+        if (there.copies == 0 && (there.gives == 0 || !any_nic()))
+            return "no way: its devices have no queues for copies, and no NIC here could reach its memory";
         if (process != nullptr && std::memcmp(process, &process_, sizeof(process_)) == 0)
             return "the same process, which gaudi_cpy and gaudi_dma serve";
         return nullptr;
