@@ -79,10 +79,14 @@ void clear_connection(shared_qp& qp) {
     qp.rq.receives_polled = 0;
 }
 
-int check_init(const context& where, const ibv_qp_init_attr& asked) {
+int check_init(const context& where, const ibv_context* handle, const ibv_qp_init_attr& asked) {
     if (asked.qp_type != IBV_QPT_RC && asked.qp_type != IBV_QPT_UC && asked.qp_type != IBV_QPT_UD)
         return EOPNOTSUPP;
     if (asked.send_cq == nullptr || asked.recv_cq == nullptr)
+        return EINVAL;
+    // A driver knows the objects of one context by number; those of another are nothing to it.
+    if (asked.send_cq->context != handle || asked.recv_cq->context != handle ||
+        (asked.srq != nullptr && asked.srq->context != handle))
         return EINVAL;
     if (asked.srq != nullptr && asked.qp_type == IBV_QPT_UC)
         return EOPNOTSUPP;
@@ -94,7 +98,7 @@ answer<queue_pair*> make_qp(ibv_pd* pd, ibv_qp_init_attr& asked) {
     auto& home = *where.home;
     if (!home.present())
         return tl::unexpected(EINVAL);
-    if (const int error = check_init(where, asked); error != 0)
+    if (const int error = check_init(where, pd->context, asked); error != 0)
         return tl::unexpected(error);
     if (home.qps_made.fetch_add(1) >= where.card->card.max_qp) {
         home.qps_made.fetch_sub(1);

@@ -50,6 +50,29 @@ TEST_F(input_test, handles_that_are_not_there) {
     EXPECT_EQ(request(IBV_WR_SEND).from(here.entry(0, 8)).post(datagrams.get()), EINVAL) << "to nobody";
 }
 
+TEST_F(input_test, objects_of_another_context) {
+    node one, other;
+    ibv_qp_init_attr wanted{};
+    wanted.qp_type = IBV_QPT_RC;
+    wanted.cap = {1, 1, 1, 1, 0};
+    for (const bool send : {true, false}) {
+        wanted.send_cq = (send ? other : one).cq.get();
+        wanted.recv_cq = (send ? one : other).cq.get();
+        errno = 0;
+        EXPECT_EQ(ibv_create_qp(one.pd.get(), &wanted), nullptr);
+        EXPECT_EQ(errno, EINVAL);
+    }
+    ibv_srq_init_attr queue{};
+    queue.attr.max_wr = queue.attr.max_sge = 1;
+    const srq_handle foreign(ibv_create_srq(other.pd.get(), &queue));
+    ASSERT_TRUE(foreign);
+    wanted.send_cq = wanted.recv_cq = one.cq.get();
+    wanted.srq = foreign.get();
+    errno = 0;
+    EXPECT_EQ(ibv_create_qp(one.pd.get(), &wanted), nullptr);
+    EXPECT_EQ(errno, EINVAL);
+}
+
 TEST_F(input_test, bits_that_nobody_knows) {
     node here;
     ibv_cq_init_attr_ex cq{};

@@ -215,7 +215,8 @@ INSTANTIATE_TEST_SUITE_P(ucx_1_23, ucp_rc,
                                            "-t ucp_put_lat", "-t ucp_put_bw", "-t ucp_get", "-t stream_lat",
                                            "-t stream_bw -s 65536", "-t ucp_am_lat",
                                            "-t ucp_am_bw -s 1048576 -n 50", "-t ucp_fadd", "-t ucp_add",
-                                           "-t ucp_cswap", "-t tag_lat -E sleep", "-t ucp_am_bw -E sleep"),
+                                           "-t ucp_swap", "-t ucp_cswap", "-t tag_lat -E sleep",
+                                           "-t ucp_am_bw -E sleep"),
                          name_of);
 using ucp_ud = ucx;
 TEST_P(ucp_ud, passes) {
@@ -223,6 +224,8 @@ TEST_P(ucp_ud, passes) {
 }
 INSTANTIATE_TEST_SUITE_P(ucx_1_23, ucp_ud,
                          ::testing::Values("-t tag_lat", "-t tag_bw -s 65536", "-t stream_bw", "-t ucp_am_bw",
+                                           "-t ucp_put_lat", "-t ucp_put_bw", "-t ucp_get", "-t ucp_fadd",
+                                           "-t ucp_add", "-t ucp_swap", "-t ucp_cswap",
                                            "-t tag_lat -E sleep"),
                          name_of);
 #endif
