@@ -303,6 +303,103 @@ TEST_F(dmabuf_test, a_device_that_another_process_owns) {
     ::munmap(shared, 4096);
 }
 
+TEST_F(dmabuf_test, a_region_of_several_pieces) {
+    // Pages of the device that are not neighbours: the first of four is taken, so is the third.
+    std::uint64_t third = 0;
+    const auto second = gaudi->memory(dram_page, &third);
+    ASSERT_NE(second, 0U);
+    const auto after = gaudi->memory(dram_page);
+    ASSERT_NE(after, 0U);
+    hlthunk_memory_unmap(gaudi->fd, second);
+    ASSERT_EQ(hlthunk_device_memory_free(gaudi->fd, third), 0);
+    const auto handle = hlthunk_device_memory_alloc(gaudi->fd, 2 * dram_page, 0, false, false);
+    ASSERT_NE(handle, 0U);
+    const auto both_pages = hlthunk_device_memory_map(gaudi->fd, handle, 0);
+    ASSERT_NE(both_pages, 0U);
+    const int exported = gaudi->dmabuf(both_pages, 2 * dram_page);
+    ASSERT_GE(exported, 0);
+    const auto joint = both_pages + dram_page;
+    {
+        two_nodes nodes;
+        const mr_handle mr(ibv_reg_dmabuf_mr(nodes.right.pd.get(), dram_page - (1 << 20), 2 << 20,
+                                             joint - (1 << 20), exported, all_access));
+        ASSERT_TRUE(mr) << std::strerror(errno);
+        for (std::size_t i = 0; i < 60000; ++i)
+            nodes.left.memory[i] = static_cast<unsigned char>(i * 11);
+        for (const std::uint32_t length : {60000U, 8U, 2U}) { // over the seam
+            SCOPED_TRACE(length);
+            ASSERT_EQ(request(IBV_WR_RDMA_WRITE)
+                          .from(nodes.left.entry(0, length))
+                          .at(joint - length / 2, mr->rkey)
+                          .post(nodes.a.get()),
+                      0);
+            (void)nodes.left.expect_wc();
+            host_memory seen(*gaudi, 65536);
+            ASSERT_EQ(copy(*gaudi, joint - length / 2, seen.address, length, 4), 0);
+            EXPECT_EQ(std::memcmp(seen.bytes().data(), nodes.left.memory.data(), length), 0);
+        }
+        ASSERT_EQ(request(IBV_WR_RDMA_READ)
+                      .from(nodes.left.entry(61000, 2))
+                      .at(joint - 1, mr->rkey)
+                      .post(nodes.a.get()),
+                  0);
+        (void)nodes.left.expect_wc();
+        EXPECT_EQ(std::memcmp(nodes.left.memory.data() + 61000, nodes.left.memory.data(), 2), 0);
+        // Neither before it nor behind it.
+        ASSERT_EQ(request(IBV_WR_RDMA_WRITE)
+                      .from(nodes.left.entry(0, 8))
+                      .at(joint + (1 << 20) - 4, mr->rkey)
+                      .post(nodes.a.get()),
+                  0);
+        (void)nodes.left.expect_wc(IBV_WC_REM_ACCESS_ERR);
+    }
+    ::close(exported);
+}
+
+TEST_F(dmabuf_test, the_process_that_opened_the_gaudi_is_killed) {
+    gate exported;
+    auto* where = static_cast<std::uint64_t*>(
+        ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+    child owner([&] {
+        const int own = hlthunk_open(HLTHUNK_DEVICE_DONT_CARE, "0000:1a:00.0");
+        const auto handle = hlthunk_device_memory_alloc(own, dram_page, 0, true, false);
+        *where = hlthunk_device_memory_map(own, handle, 0);
+        exported.send(
+            hlthunk_device_mapped_memory_export_dmabuf_fd(own, *where, dram_page, 0, HL_EXPORT_FLAGS));
+        ::pause();
+        return 0;
+    });
+    const int theirs = exported.receive();
+    ASSERT_GE(theirs, 0);
+    {
+        two_nodes both;
+        const mr_handle mr(ibv_reg_dmabuf_mr(both.right.pd.get(), 0, 1 << 20, *where, theirs, all_access));
+        ASSERT_TRUE(mr) << std::strerror(errno);
+        ::close(theirs);
+        owner.kill_it();
+        ASSERT_EQ(owner.wait(), 128 + SIGKILL);
+        both.left.memory[0] = 99;
+        ASSERT_EQ(
+            request(IBV_WR_RDMA_WRITE).from(both.left.entry(0, 8)).at(*where, mr->rkey).post(both.a.get()),
+            0);
+        (void)both.left.expect_wc();
+        ASSERT_EQ(
+            request(IBV_WR_RDMA_READ).from(both.left.entry(64, 8)).at(*where, mr->rkey).post(both.a.get()),
+            0);
+        (void)both.left.expect_wc();
+        EXPECT_EQ(both.left.memory[64], 99) << "the region holds the memory, whoever made it";
+        EXPECT_LT(hlthunk_open(HLTHUNK_DEVICE_DONT_CARE, "0000:1a:00.0"), 0) << "and the device";
+    }
+    int free_again = -1;
+    for (int i = 0; i < 200 && free_again < 0; ++i) {
+        free_again = hlthunk_open(HLTHUNK_DEVICE_DONT_CARE, "0000:1a:00.0");
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    EXPECT_GE(free_again, 0);
+    hlthunk_close(free_again);
+    ::munmap(where, 4096);
+}
+
 TEST_F(dmabuf_test, p33_a_nic_that_cannot_register_dmabufs) {
     ::close(fd);
     gaudi->close();

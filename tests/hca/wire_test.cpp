@@ -177,6 +177,47 @@ TEST_F(wire_test, a_host_that_is_not_there) {
     (void)here.expect_wc(IBV_WC_RETRY_EXC_ERR);
 }
 
+TEST_F(wire_test, an_unreliable_connection_loses_in_silence) {
+    qp_options how;
+    how.type = IBV_QPT_UC;
+    gate ready, over;
+    EXPECT_EQ(on_both(
+                  [&](node& here, ibv_qp* qp) {
+                      // No receive, and a key that is none: both are said to have gone well.
+                      here.memory[0] = 1;
+                      EXPECT_EQ(request(IBV_WR_SEND, 1).from(here.entry(0, 8)).post(qp), 0);
+                      EXPECT_EQ(here.expect_wc().wr_id, 1U);
+                      EXPECT_EQ(request(IBV_WR_RDMA_WRITE, 2)
+                                    .from(here.entry(0, 8))
+                                    .at(shared[1].memory, shared[1].key + 1)
+                                    .post(qp),
+                                0);
+                      EXPECT_EQ(here.expect_wc().wr_id, 2U);
+                      ready.open();
+                      ASSERT_TRUE(over.wait()); // now there is a receive
+                      here.memory[0] = 2;
+                      EXPECT_EQ(request(IBV_WR_RDMA_WRITE, 3)
+                                    .from(here.entry(0, 8))
+                                    .at(shared[1].memory + 64, shared[1].key)
+                                    .post(qp),
+                                0);
+                      EXPECT_EQ(request(IBV_WR_SEND, 4).from(here.entry(0, 8)).post(qp), 0);
+                      EXPECT_EQ(here.expect_wc().wr_id, 3U);
+                      EXPECT_EQ(here.expect_wc().wr_id, 4U);
+                  },
+                  [&](node& there, ibv_qp* qp) {
+                      ASSERT_TRUE(ready.wait());
+                      there.expect_none();
+                      EXPECT_EQ(post_receive(qp, {there.entry(0, 8)}), 0);
+                      over.open();
+                      EXPECT_EQ(there.expect_wc().byte_len, 8U);
+                      EXPECT_EQ(there.memory[0], 2);
+                      EXPECT_EQ(there.memory[64], 2) << "the write before it";
+                  },
+                  how),
+              0);
+}
+
 TEST_F(wire_test, datagrams) {
     qp_options how;
     how.type = IBV_QPT_UD;

@@ -4,6 +4,7 @@
 #include "tests/support/expect_has.hpp"
 
 #include <algorithm>
+#include <regex>
 
 namespace {
 
@@ -79,6 +80,34 @@ TEST_F(judge, lab_show_tells_who_uses_a_nic_and_how_much) {
     serving.join();
     EXPECT_EQ(client.status, 0) << client.output;
     EXPECT_HAS(shown(), "\"hca_users\": []");
+}
+
+TEST_F(judge, lab_show_counts_what_a_queue_pair_has_moved) {
+    const auto port = free_port();
+    const auto side = [&](const char* host) {
+        return in_lab("", fmt::format("ib_write_bw -d vhca0 -F -s 4096 -D 3 -p {} {}", port, host));
+    };
+    program_result server, client;
+    std::thread serving([&] { server = run_program(side(""), {"GAUDI_DIRECT_HLTHUNK"}); });
+    for (int i = 0; i < 2000 && !listening(port); ++i)
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    std::thread asking([&] { client = run_program(side("localhost"), {"GAUDI_DIRECT_HLTHUNK"}); });
+    const std::regex counted("\"bytes\": ([1-9][0-9]*)"), messages("\"messages\": ([1-9][0-9]*)");
+    std::smatch bytes, count;
+    std::string shown;
+    for (int i = 0; i < 40 && bytes.empty(); ++i) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        shown = run_program({GAUDI_DIRECT_TOOL, "lab", "show", "--json"}, {"GAUDI_DIRECT_HLTHUNK"}).output;
+        if (std::regex_search(shown, bytes, counted))
+            std::regex_search(shown, count, messages);
+    }
+    serving.join();
+    asking.join();
+    EXPECT_EQ(client.status, 0) << client.output;
+    ASSERT_FALSE(bytes.empty()) << shown;
+    ASSERT_FALSE(count.empty()) << shown;
+    EXPECT_EQ(std::stoull(bytes[1]) % 4096, 0U);
+    EXPECT_LE(std::stoull(bytes[1]) / 4096, std::stoull(count[1]) + 1) << "read one after the other";
 }
 
 // A line is a command; the client gets the server's name behind it.
