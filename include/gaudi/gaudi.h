@@ -54,9 +54,9 @@ typedef struct gaudi_dmabuf {
 
 /* How many devices this process may use. */
 gaudi_status gaudi_device_count(uint32_t* count);
-/* which: NULL or "auto" (one that this process has open, else the first free one), an index ("0"), a PCI bus
- * id, or "module:<id>". Free what was allocated before the last
- * close: memory goes with the device. */
+/* which: NULL or "auto" (one that this process has open, else the first free one, near ones first), an index
+ * ("0"), a PCI bus id, or "module:<id>". Free what was allocated before the last close: memory goes with the
+ * device. */
 gaudi_status gaudi_open(const char* which, gaudi_device** device);
 void gaudi_close(gaudi_device* device);
 gaudi_status gaudi_query_device(gaudi_device* device, gaudi_device_info* info);

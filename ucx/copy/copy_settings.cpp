@@ -52,7 +52,8 @@ ucs_config_field_t* copy_md_settings(const ucx_api& ucx) {
          offsetof(config, dmabuf), type.ternary()},
         {"DEVICE", "auto",
          "Device to allocate memory on: an index as in /dev/accel/accelN, a PCI bus id, module:<id>,\n"
-         "or auto: the one this process has open already, else the first that is free.",
+         "or auto: the one this process has open already, else the first that is free, those near to the\n"
+         "processors that the process is bound to before the others.",
          offsetof(config, device), type.string()},
         {"HEAP_CHUNK", "auto",
          "How much device memory is taken from the driver at a time. auto: one page of the driver's\n"
