@@ -316,7 +316,7 @@ TEST_P(rdma_deaths, at_every_step) {
     describe_lab("gaudis = 2\nhcas = 1\n");
     const bool client_dies = std::string_view(GetParam()) == "client";
     const char* text = std::getenv("GAUDI_TEST_STRIDE");
-    const int stride = text != nullptr ? std::atoi(text) : 47;
+    const int stride = text != nullptr ? std::atoi(text) : 83;
     for (int n = 1; n < 1000000; n += n < 1000 ? stride : n / 4) { // later calls only look for the end
         SCOPED_TRACE(fmt::format("call {}", n));
         const auto port = free_port();
