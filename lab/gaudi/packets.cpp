@@ -220,19 +220,18 @@ void run_packets(submission& owner, unsigned queue, std::uint64_t buffer,
     interpreter(owner, queue).run(buffer, bytes, level::upper);
 }
 
-bool is_short_copy(std::span<const unsigned char> bytes) {
-    constexpr std::uint64_t most = 1 * mib;
+std::uint64_t bytes_of_copies(std::span<const unsigned char> bytes) {
     std::uint64_t copied = 0;
-    while (bytes.size() >= 8 && copied <= most) {
+    while (bytes.size() >= 8) {
         packet next{};
         std::memcpy(&next, bytes.data(), 8);
         const auto length = size_of(next.op(), next.value);
         if (next.op() != opcode::lin_dma || length > bytes.size())
-            return false;
+            return UINT64_MAX;
         copied += next.value;
         bytes = bytes.subspan(length);
     }
-    return copied != 0 && copied <= most;
+    return copied;
 }
 
 int refuse_packets_of_gen1(std::span<const unsigned char> bytes) {

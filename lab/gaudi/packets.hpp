@@ -29,8 +29,8 @@ enum class opcode : std::uint32_t {
 void run_packets(submission& owner, unsigned queue, std::uint64_t buffer,
                  std::span<const unsigned char> bytes);
 
-// Copies and nothing else, which take a tenth of a millisecond or so.
-[[nodiscard]] bool is_short_copy(std::span<const unsigned char> bytes);
+// How much a buffer of copies and nothing else copies; UINT64_MAX: there is something else in it.
+[[nodiscard]] std::uint64_t bytes_of_copies(std::span<const unsigned char> bytes);
 
 // What gen1's driver answers to a buffer it will not run: EPERM, EINVAL, or 0.
 [[nodiscard]] int refuse_packets_of_gen1(std::span<const unsigned char> bytes);

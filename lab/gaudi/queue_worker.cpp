@@ -33,6 +33,7 @@ queue_worker::~queue_worker() {
 
 void queue_worker::push(job added) {
     const std::lock_guard guard(mutex_);
+    added.since_ns = now_ns();
     jobs_.push_back(std::move(added));
     if (running_) {
         wake_.notify_one();
@@ -82,14 +83,20 @@ void queue_worker::run() {
 bool queue_worker::lend() {
     std::unique_lock lock(mutex_, std::try_to_lock);
     constexpr std::uint32_t few_packets = 8192; // bytes
-    if (!lock || busy_ || jobs_.empty() || std::exchange(jobs_.front().looked_at, true) ||
-        jobs_.front().size > few_packets)
+    if (!lock || busy_ || jobs_.empty() || jobs_.front().size > few_packets)
         return false;
     auto& next = jobs_.front(); // it stays where it is, whatever comes behind it
+    if (next.lent_from_ns > now_ns())
+        return false;
     busy_ = true;
     lock.unlock();
     auto bytes = next.fetched ? std::optional(next.bytes) : peek(next);
-    const bool brief = next.owner->cancelled() || (bytes && is_short_copy(*bytes));
+    // A few bytes are done sooner than anybody is woken. With more the device's own thread runs beside the
+    // caller, if there is a processor for it: if it has not begun after a while, there is none.
+    constexpr std::uint64_t few = 64 * kib, more = 1 * mib, while_ns = 100000;
+    const std::uint64_t copied = bytes ? bytes_of_copies(*bytes) : UINT64_MAX;
+    const bool waited = now_ns() >= next.since_ns + while_ns;
+    const bool brief = next.owner->cancelled() || copied <= (waited ? more : few);
     lock.lock();
     if (bytes && !next.fetched) {
         next.bytes = std::move(*bytes);
@@ -102,7 +109,8 @@ bool queue_worker::lend() {
         carry_out(current);
         current = {};
         lock.lock();
-    }
+    } else
+        next.lent_from_ns = copied <= more ? next.since_ns + while_ns : UINT64_MAX;
     busy_ = false;
     if (!jobs_.empty())
         wake_.notify_one();

@@ -30,7 +30,8 @@ struct job {
     bool kernel_buffer;
     bool fetched = kernel_buffer; // `bytes` is what runs: of a kernel buffer what the driver checked
     std::vector<unsigned char> bytes = {};
-    bool looked_at = false; // by somebody who would have lent a thread
+    std::uint64_t since_ns = 0;     // it waits
+    std::uint64_t lent_from_ns = 0; // nobody lends it a thread before
 };
 
 // One stream of an engine: runs jobs in order, in a thread of its own that starts with the first job and ends

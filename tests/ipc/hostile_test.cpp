@@ -14,7 +14,7 @@
 #include <thread>
 
 // The virtual Gaudi's threads stay for half a second, which many processes here do not live.
-extern "C" const char* __tsan_default_options();
+extern "C" __attribute__((visibility("default"))) const char* __tsan_default_options();
 const char* __tsan_default_options() {
     return "report_thread_leaks=0";
 }
