@@ -154,6 +154,22 @@ bool in_step(const side& to, const side& from, Each&& each) {
     return true;
 }
 
+// The region behind a key, if the domain has it and it grants the rights.
+const shared_mr* find_region(const segment& owner, std::uint32_t key, std::uint32_t pd,
+                             std::uint32_t rights) {
+    const auto index = key >> 8;
+    if (key == 0 || index >= owner->head.mrs_used.load(std::memory_order_relaxed))
+        return nullptr;
+    const auto& mr = owner->mrs[index];
+    const bool granted =
+        mr.key.load(std::memory_order_seq_cst) == key && mr.pd == pd && (mr.access & rights) == rights;
+    return granted ? &mr : nullptr;
+}
+
+bool holds(const shared_mr& mr, std::uint64_t address, std::uint64_t length) {
+    return address >= mr.iova && length <= mr.length && address - mr.iova <= mr.length - length;
+}
+
 } // namespace
 
 void copy_local(std::byte* to, const std::byte* from, std::uint64_t length) {
@@ -186,14 +202,10 @@ void copy_local(std::byte* to, const std::byte* from, std::uint64_t length) {
 
 direct find_direct(process& here, const segment& owner, std::uint32_t key, std::uint64_t address,
                    std::uint64_t length, std::uint32_t pd, std::uint32_t rights) {
-    const auto index = key >> 8;
-    if (index >= owner->head.mrs_used.load(std::memory_order_relaxed))
+    const auto* found = find_region(owner, key, pd, rights);
+    if (found == nullptr || !holds(*found, address, length))
         return {};
-    const auto& mr = owner->mrs[index];
-    if (mr.key.load(std::memory_order_seq_cst) != key || key == 0 || mr.pd != pd ||
-        (mr.access & rights) != rights || address < mr.iova || length > mr.length ||
-        address - mr.iova > mr.length - length)
-        return {};
+    const auto& mr = *found;
     const auto offset = address - mr.iova;
     if (mr.kind == mr_kind::host && &owner == &here.own())
         return {reinterpret_cast<std::byte*>(mr.address + offset), false};
@@ -208,20 +220,16 @@ direct find_direct(process& here, const segment& owner, std::uint32_t key, std::
 
 reach find_memory(process& here, const segment& owner, std::uint32_t key, std::uint64_t address,
                   std::uint64_t length, std::uint32_t pd, std::uint32_t rights, side& to) {
-    const auto index = key >> 8;
-    if (index >= owner->head.mrs_used.load(std::memory_order_relaxed))
+    const auto* found = find_region(owner, key, pd, rights);
+    if (found == nullptr)
         return reach::denied;
-    const auto& mr = owner->mrs[index];
-    if (mr.key.load(std::memory_order_seq_cst) != key || key == 0)
-        return reach::denied;
-    if (mr.pd != pd || (mr.access & rights) != rights)
-        return reach::denied;
+    const auto& mr = *found;
     if (mr.kind == mr_kind::null) {
         to.pieces.push_back({piece::kind::null, 0, length});
         to.length += length;
         return reach::fine;
     }
-    if (address < mr.iova || length > mr.length || address - mr.iova > mr.length - length)
+    if (!holds(mr, address, length))
         return reach::denied;
     to.length += length;
     if (mr.kind == mr_kind::hbm)

@@ -50,6 +50,16 @@ protected:
     int fd = -1;
 };
 
+void expect_free_soon(const char* bus_id) {
+    int opened = -1;
+    for (int i = 0; i < 200 && opened < 0; ++i) {
+        opened = hlthunk_open(HLTHUNK_DEVICE_DONT_CARE, bus_id);
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    EXPECT_GE(opened, 0) << bus_id;
+    hlthunk_close(opened);
+}
+
 TEST_F(dmabuf_test, write_read_send_and_atomics) {
     two_nodes both;
     const auto mr = register_it(both.right);
@@ -253,13 +263,7 @@ TEST_F(dmabuf_test, the_region_outlives_the_descriptor_and_pins_the_device) {
         (void)both.left.expect_wc();
         EXPECT_EQ(both.left.memory[0], 77);
     }
-    int free_again = -1;
-    for (int i = 0; i < 200 && free_again < 0; ++i) {
-        free_again = hlthunk_open(HLTHUNK_DEVICE_DONT_CARE, "0000:19:00.0");
-        std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    }
-    EXPECT_GE(free_again, 0);
-    hlthunk_close(free_again);
+    expect_free_soon("0000:19:00.0");
 }
 
 TEST_F(dmabuf_test, a_device_that_another_process_owns) {
@@ -390,13 +394,7 @@ TEST_F(dmabuf_test, the_process_that_opened_the_gaudi_is_killed) {
         EXPECT_EQ(both.left.memory[64], 99) << "the region holds the memory, whoever made it";
         EXPECT_LT(hlthunk_open(HLTHUNK_DEVICE_DONT_CARE, "0000:1a:00.0"), 0) << "and the device";
     }
-    int free_again = -1;
-    for (int i = 0; i < 200 && free_again < 0; ++i) {
-        free_again = hlthunk_open(HLTHUNK_DEVICE_DONT_CARE, "0000:1a:00.0");
-        std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    }
-    EXPECT_GE(free_again, 0);
-    hlthunk_close(free_again);
+    expect_free_soon("0000:1a:00.0");
     ::munmap(where, 4096);
 }
 
