@@ -20,7 +20,7 @@ using gaudi::memory_way;
 constexpr std::size_t kib = 1024, mib = 1024 * kib;
 constexpr std::size_t buffer_bytes = 64 * mib, page = 4096;
 constexpr auto long_time = std::chrono::seconds(60);
-constexpr int rounds = 3;
+constexpr int rounds = 5;
 
 // What the peer shall do: take so many messages of a size, into memory of a kind.
 struct command {
@@ -233,7 +233,8 @@ void ways(table& out, pair& both) {
     double direct = 0, staged = 0, mixed = 0, network = 0, engine = 0;
     auto copies = expect(both.own->card->copies());
     const auto pinned = expect(copies.pin(both.own->host));
-    for (int i = 0; i < rounds; ++i) {
+    constexpr int short_rounds = 12; // each takes a few tens of milliseconds: a busy moment spoils a few
+    for (int i = 0; i < short_rounds; ++i) {
         direct =
             std::max(direct, both.send(memory_way::zero_copy, memory_way::zero_copy, 4 * mib, 1024 * mib));
         staged = std::max(staged, both.send(memory_way::staged, memory_way::staged, 4 * mib, 512 * mib));

@@ -7,7 +7,7 @@
 namespace gaudi {
 namespace {
 
-constexpr std::uint32_t wanted_segment = 1U << 20;
+constexpr std::uint32_t wanted_segment = 512U << 10; // the slabs of both ways fit a cache, and go through it
 constexpr std::uint64_t wanted_write = 1ULL << 30;
 constexpr unsigned most_at_a_time = grant::ring_words / 2 - 8; // each receive may need two words
 
