@@ -16,6 +16,13 @@ struct info_options {
 };
 [[nodiscard]] int info(const info_options& options);
 
+struct measure_options {
+    std::string device;
+    bool as_json = false;
+    bool as_environment = false;
+};
+[[nodiscard]] int measure(const measure_options& options);
+
 struct lab_run_options {
     std::string name;
     std::optional<unsigned> gaudis, hcas;

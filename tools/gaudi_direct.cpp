@@ -13,6 +13,7 @@ constexpr const char* json_help = "Machine-readable output";
 
 struct chosen {
     tools::info_options info;
+    tools::measure_options measure;
     tools::lab_run_options run;
     std::string name = tools::default_lab();
     bool as_json = false;
@@ -27,6 +28,17 @@ void add_info(CLI::App& program, chosen& options) {
     command->add_flag("--no-probe", options.info.no_probe,
                       "Do not open free devices to ask about DMA-BUF export");
     command->callback([&options] { options.outcome = tools::info(options.info); });
+}
+
+void add_measure(CLI::App& program, chosen& options) {
+    auto* command = program.add_subcommand(
+        "measure", "Measure a device's copies on this machine, and tell UCX of them (takes a second)");
+    command->add_option("--device", options.measure.device,
+                        "Index, PCI bus id or module:<id>; without it the first free one");
+    auto* env = command->add_flag("--env", options.measure.as_environment,
+                                  "The settings of UCX, as lines for a shell");
+    command->add_flag("--json", options.measure.as_json, json_help)->excludes(env);
+    command->callback([&options] { options.outcome = tools::measure(options.measure); });
 }
 
 void add_lab(CLI::App& program, chosen& options) {
@@ -86,8 +98,9 @@ int main(int argc, char** argv) {
     program.require_subcommand(1);
     chosen options;
     add_info(program, options);
+    add_measure(program, options);
     add_lab(program, options);
-    if (!known_command(argc, argv, 1, {"info", "lab"}) ||
+    if (!known_command(argc, argv, 1, {"info", "measure", "lab"}) ||
         (argc > 1 && std::string_view(argv[1]) == "lab" &&
          !known_command(argc, argv, 2, {"run", "list", "show", "clean"})))
         return tools::usage;

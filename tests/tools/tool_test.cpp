@@ -97,6 +97,30 @@ TEST_F(tool_test, info_json) {
     EXPECT_TRUE(first["holders"].empty());
 }
 
+TEST_F(tool_test, measure) {
+    const auto shown = tool({"lab", "run", "--", GAUDI_DIRECT_TOOL, "measure", "--device", "1"});
+    EXPECT_EQ(shown.status, 0) << shown.output;
+    EXPECT_HAS(shown.output, "gaudi 1, gaudi2 0000:1a:00.0: copies of 64 MiB, the best of 7\n");
+    for (const auto* row : {"to the device ", "from the device ", "within the device "}) {
+        const auto at = shown.output.find(row);
+        ASSERT_NE(at, std::string::npos) << shown.output;
+        EXPECT_GT(std::stod(shown.output.substr(at + std::strlen(row))), 0) << shown.output;
+    }
+    const auto lines = tool({"lab", "run", "--", GAUDI_DIRECT_TOOL, "measure", "--env"}).output;
+    EXPECT_EQ(std::count(lines.begin(), lines.end(), '\n'), 8) << lines;
+    EXPECT_TRUE(lines.starts_with("export UCX_GAUDI_COPY_BW_TO_DEVICE=")) << lines;
+    const auto wrong = tool({"measure", "--device", "front"});
+    EXPECT_EQ(wrong.status, 2);
+    EXPECT_HAS(wrong.output, "--device front: give an index (0), a PCI bus id (0000:19:00.0) or module:<id>");
+    const auto nothing = tool({"measure"});
+    EXPECT_EQ(nothing.status, 1);
+    EXPECT_HAS(nothing.output, "gaudi-direct: hl-thunk was not found");
+    const auto third =
+        tool({"lab", "run", "--lab", "third", "--generation", "gaudi3", "--", GAUDI_DIRECT_TOOL, "measure"});
+    EXPECT_EQ(third.status, 1);
+    EXPECT_HAS(third.output, "offers no queue for user submissions; copy through SynapseAI");
+}
+
 TEST_F(tool_test, info_shows_the_described_numa_node) {
     EXPECT_HAS(tool({"info"}).output, "NUMA node        0\n");
     const auto node = file("x.lab", "gaudis = 2\n[gaudi 1]\nnuma_node = 3\n");
@@ -380,6 +404,7 @@ TEST_F(tool_test, full_tmpfs_when_a_device_is_opened) {
 TEST_F(tool_test, every_option_is_in_the_man_page) {
     for (const auto& [command, page] :
          {std::pair(std::vector<std::string>{"info"}, "gaudi-direct-info.1"),
+          std::pair(std::vector<std::string>{"measure"}, "gaudi-direct-measure.1"),
           std::pair(std::vector<std::string>{"lab", "run"}, "gaudi-direct-lab.1")}) {
         auto arguments = command;
         arguments.push_back("--help");

@@ -42,6 +42,30 @@ TEST_P(both_versions, settings_are_listed_with_their_help) {
         EXPECT_HAS(shown.output, line);
 }
 
+TEST_P(both_versions, ucx_reckons_with_what_the_tool_measured) {
+    const auto measured = run(prefix(), GAUDI_DIRECT_TOOL " measure --json");
+    ASSERT_EQ(measured.status, 0) << measured.output;
+    const auto settings = nlohmann::json::parse(measured.output)["settings"];
+    std::vector<std::string> environment;
+    for (const auto& [name, value] : settings.items())
+        environment.push_back(name + "=" + value.get<std::string>());
+    const auto number = [&](const char* name) { return std::stoul(settings.at(name).get<std::string>()); };
+    const auto shown = run(prefix(), "ucx_info -d", environment);
+    EXPECT_HAS_NOT(shown.output, "unused environment variable");
+    for (const auto* transport : {"cpy", "dma"}) {
+        const auto at = shown.output.find(fmt::format("#      Transport: gaudi_{}\n", transport));
+        ASSERT_NE(at, std::string::npos) << shown.output;
+        const auto block = shown.output.substr(at, 400);
+        const bool dma = transport == std::string_view("dma");
+        EXPECT_HAS(block, fmt::format("latency: {} nsec\n",
+                                      number(dma ? "UCX_GAUDI_DMA_LATENCY" : "UCX_GAUDI_COPY_LATENCY")));
+        EXPECT_HAS(block, fmt::format("overhead: {} nsec\n",
+                                      number(dma ? "UCX_GAUDI_DMA_OVERHEAD" : "UCX_GAUDI_COPY_OVERHEAD")));
+        const auto speed = number(dma ? "UCX_GAUDI_DMA_BW" : "UCX_GAUDI_COPY_BW_TO_DEVICE");
+        EXPECT_HAS(block, fmt::format("bandwidth: {}.00/ppn", speed));
+    }
+}
+
 // No lab at all: only UCX and the plugin.
 std::vector<std::string> without_lab(const std::string& prefix, const std::string& command) {
     return words(fmt::format("env -u GAUDI_DIRECT_HLTHUNK LD_LIBRARY_PATH={}/lib UCX_PLUGIN_PATH={} {}",

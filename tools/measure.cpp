@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// How fast a device's copies are here, in the words in which UCX is told of it.
+#include "tools/commands.hpp"
+#include "tools/self.hpp"
+
+#include <gaudi/gaudi.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+#include <time.h>
+
+namespace tools {
+namespace {
+
+using seconds = std::chrono::duration<double>;
+
+constexpr std::size_t large = 64 << 20, small = 4096, medium = 1 << 20;
+constexpr int rounds = 7, small_copies = 201;
+constexpr std::uint64_t stripe = 8 << 20;
+
+struct directions {
+    double to = 0, from = 0, within = 0; // bytes a second
+};
+struct figures {
+    directions few, many;             // queues
+    double small_copy = 0, begin = 0; // seconds
+};
+
+double cpu_seconds() {
+    timespec used{};
+    ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
+    return static_cast<double>(used.tv_sec) + static_cast<double>(used.tv_nsec) / 1e9;
+}
+
+class measurement {
+public:
+    explicit measurement(gaudi::device& card)
+        : engine_(gaudi::expect(card.copies())), first_(gaudi::expect(card.heap().allocate(large))),
+          second_(gaudi::expect(card.heap().allocate(large))), host_(large, std::byte{1}),
+          pinned_(gaudi::expect(engine_.pin(host_))) {}
+
+    figures all() {
+        figures found;
+        // In turn, the best of each: whoever else uses the machine disturbs both.
+        for (int round = 0; round < rounds; ++round) {
+            improve(found.few, {2, stripe, 0});
+            improve(found.many, {4, stripe, 0});
+        }
+        found.small_copy = time_of_small_copies();
+        found.begin = time_to_begin();
+        return found;
+    }
+
+private:
+    template <typename Begin>
+    double seconds_of(Begin&& begin) {
+        const auto start = std::chrono::steady_clock::now();
+        gaudi::expect(gaudi::expect(begin()).wait());
+        return seconds(std::chrono::steady_clock::now() - start).count();
+    }
+    template <typename Begin>
+    void improve(double& best, Begin&& begin) {
+        best = std::max(best, static_cast<double>(large) / seconds_of(begin));
+    }
+    void improve(directions& best, const gaudi::copy_hints& hints) {
+        improve(best.to, [&] { return engine_.write(first_.address(), host_, hints); });
+        improve(best.from, [&] { return engine_.read(host_, first_.address(), hints); });
+        improve(best.within, [&] { return engine_.copy(second_.address(), first_.address(), large, hints); });
+    }
+    double time_of_small_copies() {
+        std::vector<double> each(small_copies);
+        for (auto& taken : each)
+            taken =
+                seconds_of([&] { return engine_.write(first_.address(), std::span(host_).first(small)); });
+        std::nth_element(each.begin(), each.begin() + small_copies / 2, each.end());
+        return each[small_copies / 2];
+    }
+    double time_to_begin() {
+        std::vector<gaudi::copy_ticket> under_way(large / medium);
+        const auto start = cpu_seconds();
+        for (std::size_t i = 0; i < under_way.size(); ++i)
+            under_way[i] = gaudi::expect(
+                engine_.write(first_.address() + i * medium, std::span(host_).subspan(i * medium, medium)));
+        const auto taken = cpu_seconds() - start;
+        for (auto& ticket : under_way)
+            gaudi::expect(ticket.wait());
+        return taken / static_cast<double>(under_way.size());
+    }
+
+    gaudi::copy_engine engine_;
+    gaudi::device_buffer first_, second_;
+    std::vector<std::byte> host_;
+    gaudi::pinned_memory pinned_;
+};
+
+struct setting {
+    std::string name, value;
+};
+
+// UCX's M is 2^20.
+std::vector<setting> settings_of(const figures& found) {
+    const auto speed = [](double bytes) { return fmt::format("{:.0f}MBs", bytes / (1 << 20)); };
+    const auto time = [](double taken) { return fmt::format("{:.0f}ns", taken * 1e9); };
+    return {{"UCX_GAUDI_COPY_BW_TO_DEVICE", speed(found.few.to)},
+            {"UCX_GAUDI_COPY_BW_FROM_DEVICE", speed(found.few.from)},
+            {"UCX_GAUDI_COPY_BW_WITHIN", speed(found.few.within)},
+            {"UCX_GAUDI_COPY_LATENCY", time(found.small_copy)},
+            {"UCX_GAUDI_COPY_OVERHEAD", time(found.begin)},
+            {"UCX_GAUDI_DMA_BW", speed(std::min(found.many.to, found.many.from))},
+            {"UCX_GAUDI_DMA_LATENCY", time(found.small_copy)},
+            {"UCX_GAUDI_DMA_OVERHEAD", time(found.begin)}};
+}
+
+void print_table(const gaudi::device_info& card, const figures& found) {
+    fmt::print("gaudi {}, {} {}: copies of 64 MiB, the best of {}\n\n", card.index,
+               card.generation ? gaudi::name_of(*card.generation) : "generation unknown", card.bus_id,
+               rounds);
+    fmt::print("{:<24}  {:>10}  {:>10}\n", "", "2 queues", "4 queues");
+    const auto row = [](const char* what, double few, double many) {
+        fmt::print("{:<24}  {:>5.1f} GB/s  {:>5.1f} GB/s\n", what, few / 1e9, many / 1e9);
+    };
+    row("to the device", found.few.to, found.many.to);
+    row("from the device", found.few.from, found.many.from);
+    row("within the device", found.few.within, found.many.within);
+    fmt::print("{:<24}  {:>7.1f} us\n", "a copy of 4 KiB", found.small_copy * 1e6);
+    fmt::print("{:<24}  {:>7.1f} us of CPU time\n", "beginning a copy", found.begin * 1e6);
+    fmt::print("\nUCX reckons with this after: eval \"$(gaudi-direct measure --env)\"\n");
+}
+
+} // namespace
+
+int measure(const measure_options& options) {
+    const auto choice = gaudi::parse_device_choice(options.device);
+    if (!choice) {
+        fmt::print(
+            stderr,
+            "gaudi-direct: --device {}: give an index (0), a PCI bus id (0000:19:00.0) or module:<id>\n",
+            options.device);
+        return usage;
+    }
+    const auto card = gaudi::open_device(*choice);
+    if (!card) {
+        fmt::print(stderr, "gaudi-direct: {}\n", card.error().message());
+        return failed;
+    }
+    const auto found = measurement(**card).all();
+    const auto settings = settings_of(found);
+    if (options.as_json) {
+        nlohmann::ordered_json report = {{"device", (*card)->info().bus_id}};
+        for (const auto& [name, value] : settings)
+            report["settings"][name] = value;
+        fmt::print("{}\n", report.dump(2));
+    } else if (options.as_environment)
+        for (const auto& [name, value] : settings)
+            fmt::print("export {}={}\n", name, value);
+    else
+        print_table((*card)->info(), found);
+    return ok;
+}
+
+} // namespace tools
