@@ -77,6 +77,13 @@ double gigabytes_per_second(Body&& body, std::uint64_t bytes) {
     return static_cast<double>(bytes) / taken.count() / 1e9;
 }
 
+// Of figures that were taken in turn: machines that others use too change their speed from one moment to the
+// next, neighbours in time much less.
+inline double median(std::vector<double> all) {
+    std::nth_element(all.begin(), all.begin() + static_cast<long>(all.size() / 2), all.end());
+    return all[all.size() / 2];
+}
+
 // One thread waking another and being woken in turn, halved: the floor of anything that waits for a thread.
 inline double wakeup_nanoseconds() {
     std::mutex mutex;

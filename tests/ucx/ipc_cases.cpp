@@ -165,6 +165,7 @@ public:
             throw std::runtime_error("the other process does not answer");
         return said;
     }
+    void send_signal(int signal) const { ::kill(process_, signal); }
     void end(int signal) {
         if (process_ <= 0)
             return;
@@ -371,6 +372,43 @@ TEST_F(uct_ipc, an_invalidated_key_opens_nothing_and_others_still_do) {
     EXPECT_TRUE(UCS_STATUS_IS_ERR(move(false, host.data(), apart.rkey)));
     EXPECT_EQ(move(false, host.data(), rkey.rkey), UCS_OK);
     uct_rkey_release(ipc.component, &apart);
+}
+
+TEST_F(uct_ipc, a_process_that_does_not_answer_is_an_error_in_time_and_forgiven) {
+    constexpr auto patience = std::chrono::milliseconds(300);
+    gaudi::ipc_settings hurried;
+    hurried.patience = patience;
+    gaudi::set_ipc(hurried);
+    other.send_signal(SIGSTOP);
+    auto host = numbered(size, 11);
+    const auto begin = std::chrono::steady_clock::now();
+    EXPECT_EQ(move(false, host.data(), rkey.rkey), UCS_ERR_CONNECTION_RESET);
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, 10 * patience);
+    EXPECT_EQ(host, numbered(size, 11));
+    other.send_signal(SIGCONT);
+    gaudi::set_ipc({});
+    ASSERT_EQ(other.ask('h', 1).value, 1U);
+    EXPECT_EQ(move(false, host.data(), rkey.rkey), UCS_OK);
+    EXPECT_EQ(host, numbered(size, 1));
+}
+
+TEST_F(uct_ipc, a_setting_says_how_many_imports_are_kept) {
+    const auto kept_with = [&](const char* limit) {
+        ::setenv("UCX_GAUDI_IPC_IMPORTS", limit, 1);
+        const memory_domain limited("gaudi_ipc", "gaudi_ipc");
+        auto host = numbered(size, 12);
+        for (const char kind : {'k', 'K'}) { // two handles of one memory
+            uct_rkey_bundle_t once{};
+            check(uct_rkey_unpack(ipc.component, other.ask(kind).key.data(), &once), "uct_rkey_unpack");
+            EXPECT_EQ(move(false, host.data(), once.rkey), UCS_OK);
+            uct_rkey_release(ipc.component, &once);
+        }
+        ::unsetenv("UCX_GAUDI_IPC_IMPORTS");
+        return gaudi::ipc_counters().imports;
+    };
+    EXPECT_EQ(kept_with("1"), 1U);
+    EXPECT_EQ(kept_with("2"), 2U);
+    gaudi::set_ipc({});
 }
 
 TEST_F(uct_ipc, keepalive_tells_the_endpoint_of_a_process_that_ended) {
