@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* An hl-thunk with what is required of it and nothing optional: no export, no submission, no notifier. What
- * it has, the lab's does. Opened and not linked: dlsym would find the rest in it. */
+/* An hl-thunk with what is required of it and nothing optional: no export, no notifier, and submission only
+ * WITH_SUBMISSION. What it has, the lab's does. Opened and not linked: dlsym would find the rest in it. */
 #include "abi/hlthunk.h"
 
 #include <dlfcn.h>
@@ -27,3 +27,11 @@ FORWARD(uint64_t, device_memory_map, (int fd, uint64_t handle, uint64_t hint), (
 FORWARD(uint64_t, host_memory_map, (int fd, void* memory, uint64_t hint, uint64_t size),
         (fd, memory, hint, size))
 FORWARD(int, memory_unmap, (int fd, uint64_t address), (fd, address))
+#ifdef WITH_SUBMISSION
+FORWARD(int, request_command_buffer, (int fd, uint32_t size, uint64_t* handle), (fd, size, handle))
+FORWARD(int, destroy_command_buffer, (int fd, uint64_t handle), (fd, handle))
+FORWARD(int, command_submission, (int fd, struct hlthunk_cs_in* in, struct hlthunk_cs_out* out),
+        (fd, in, out))
+FORWARD(int, wait_for_cs, (int fd, uint64_t sequence, uint64_t limit_us, uint32_t* status),
+        (fd, sequence, limit_us, status))
+#endif

@@ -195,7 +195,7 @@ TEST_F(tool_test, run_passes_the_exit_status_on) {
     EXPECT_EQ(tool({"lab", "run"}).status, 2);
     const auto unknown = tool({"nonsense"});
     EXPECT_EQ(unknown.status, 2);
-    EXPECT_HAS(unknown.output, "unknown command 'nonsense'; there are: info, lab");
+    EXPECT_HAS(unknown.output, "unknown command 'nonsense'; there are: info, measure, lab");
     EXPECT_HAS(tool({"lab", "nonsense"}).output,
                "unknown command 'nonsense'; there are: run, list, show, clean");
 }

@@ -53,24 +53,48 @@ TEST_P(killed_peer, ends_its_requests_and_no_other_with_an_error) {
         << done.output;
 }
 
-TEST_F(errors_test, a_put_that_leaves_the_range_of_its_key_is_an_error_and_writes_nothing_there) {
-    const auto done = trouble("1.23", "rc_v", "outside");
+// What the transport says of a put that it cannot carry out, and whether the endpoint works on.
+struct put_error {
+    const char* version;
+    const char* transports;
+    const char* outside;
+    const char* freed;
+    bool outlives;
+};
+constexpr const char* queue_pair_ends = "Connection reset by remote peer";
+class failing_put : public errors_test, public ::testing::WithParamInterface<put_error> {
+protected:
+    program_result put(const std::string& what) {
+        return trouble(GetParam().version, GetParam().transports,
+                       what + (GetParam().outlives ? " --outlives" : ""));
+    }
+};
+INSTANTIATE_TEST_SUITE_P(
+    over, failing_put,
+    ::testing::Values(put_error{"1.23", "rc_v", queue_pair_ends, queue_pair_ends, false},
+                      put_error{"1.22", "posix,gaudi_ipc", "Address not valid", "Invalid parameter", true},
+                      put_error{"1.23", "posix,gaudi_ipc", "Address not valid", "Invalid parameter", true}),
+    [](const auto& each) {
+        return name_of(fmt::format("{} {}", each.param.version, each.param.transports));
+    });
+
+TEST_P(failing_put, that_leaves_the_range_of_its_key_is_an_error_and_writes_nothing_there) {
+    const auto done = put("outside");
     expect_only_a_failed(done);
-    EXPECT_HAS(done.output, "the put beyond A's memory: ");
+    EXPECT_HAS(done.output, fmt::format("the put beyond A's memory: {}\n", GetParam().outside));
 }
 
-TEST_F(errors_test, a_put_to_memory_that_was_freed_is_an_error_and_spares_what_came_after) {
-    const auto done = trouble("1.23", "rc_v", "freed");
+TEST_P(failing_put, to_memory_that_was_freed_is_an_error_and_spares_what_came_after) {
+    const auto done = put("freed");
     expect_only_a_failed(done);
-    EXPECT_HAS(done.output, "the put to freed memory: ");
+    EXPECT_HAS(done.output, fmt::format("the put to freed memory: {}\n", GetParam().freed));
 }
 
-TEST_F(errors_test, a_put_from_a_device_that_was_reset_is_an_error) {
+TEST_P(failing_put, from_a_device_that_was_reset_is_an_error) {
     std::ofstream(root() / "faults") << "hlthunk_command_submission 20 reset\n";
-    const auto done =
-        trouble("1.23", "rc_v", fmt::format("reset --faults @{}", (root() / "faults").string()));
+    const auto done = put(fmt::format("reset --faults @{}", (root() / "faults").string()));
     expect_only_a_failed(done);
-    EXPECT_HAS(done.output, "the put from a device that was reset: ");
+    EXPECT_HAS(done.output, "the put from a device that was reset: Input/output error\n");
 }
 
 } // namespace

@@ -68,17 +68,16 @@ private:
 // Host or device memory with UCX's handle for it.
 class memory {
 public:
-    memory(const context& owner, const std::string& kind, std::size_t size, bool library = false)
+    // With devices: memory of the library, on so many devices of this process in turn.
+    memory(const context& owner, const std::string& kind, std::size_t size, unsigned devices = 0)
         : context_(owner.handle()), device_(kind == "gaudi"), size_(size) {
         ucp_mem_map_params_t params{};
         params.field_mask = UCP_MEM_MAP_PARAM_FIELD_LENGTH | UCP_MEM_MAP_PARAM_FIELD_FLAGS |
                             UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE;
         params.length = size;
         params.memory_type = device_ ? UCS_MEMORY_TYPE_GAUDI : UCS_MEMORY_TYPE_HOST;
-        if (device_ && library) {
-            // Open until the end: registrations that UCX caches keep a device busy.
-            static const auto device = gaudi::expect(gaudi::open_device());
-            buffer_ = gaudi::expect(device->heap().allocate(size));
+        if (device_ && devices != 0) {
+            buffer_ = gaudi::expect(next_of(devices).heap().allocate(size));
             params.field_mask |= UCP_MEM_MAP_PARAM_FIELD_ADDRESS;
             params.address = reinterpret_cast<void*>(buffer_.address().value());
         } else
@@ -138,6 +137,21 @@ public:
     }
 
 private:
+    static gaudi::device& next_of(unsigned count) {
+        // Open until the end: registrations that UCX caches keep a device busy.
+        static const auto open = [&] {
+            std::vector<std::shared_ptr<gaudi::device>> found;
+            for (const auto& each : gaudi::expect(gaudi::list_devices()))
+                if (found.size() < count)
+                    if (auto device = gaudi::open_device(gaudi::by_index{each.index}))
+                        found.push_back(std::move(*device));
+            if (found.size() < count)
+                throw failure(fmt::format("{} devices are free, {} are needed", found.size(), count));
+            return found;
+        }();
+        static std::atomic<unsigned> turn{0};
+        return *open[turn++ % count];
+    }
     [[nodiscard]] gaudi::device_address where() const {
         return gaudi::device_address(reinterpret_cast<std::uint64_t>(address_));
     }

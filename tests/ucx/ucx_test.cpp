@@ -174,6 +174,17 @@ INSTANTIATE_TEST_SUITE_P(
         way{"1.23", "posix,cma", "--sizes 1g --rounds 1 --operations tag,stream", ""}),
     name_of_way);
 
+TEST_F(ucx_test, data_is_right_where_each_process_has_two_devices) {
+    describe_lab("gaudis = 4\nhcas = 1\n");
+    for (const auto* version : {"1.22", "1.23"})
+        for (const auto* transports : {"tcp", "posix,cma", "posix,gaudi_ipc", "posix,gaudi_dma", "rc_v"})
+            if (version == std::string_view("1.23") || transports != std::string_view("rc_v")) {
+                SCOPED_TRACE(fmt::format("{} {}", version, transports));
+                expect_right(
+                    peers(prefix_of(version), transports, "--devices 2 --rounds 1 --sizes 8,4097,1m,9m"));
+            }
+}
+
 TEST_F(ucx_test, data_is_right_over_roce) {
     describe_lab("gaudis = 2\nhcas = 1\nlink_layer = ethernet\n");
     expect_right(peers(new_ucx, "rc_v", "--rounds 1"));
@@ -461,6 +472,27 @@ TEST_F(ucx_test, an_export_that_fails_is_an_error_only_where_it_must_work) {
     EXPECT_HAS(must.output, "UCX_GAUDI_COPY_DMABUF=yes: the driver does not export the memory as a DMA-BUF");
     const auto may = peers(old_ucx, "tcp", "--sizes 8,1m --rounds 1 --operations tag,put", {faults});
     expect_right(may);
+    // UCX has counted on it by then: the NIC is given a bare address, and the user told what to do.
+    const auto late = peers(new_ucx, "rc_v", "--sizes 1m --rounds 1 --operations tag", {faults});
+    EXPECT_NE(late.status, 0);
+    EXPECT_HAS(late.output,
+               "no NIC will reach this memory (UCX_GAUDI_COPY_DMABUF=no stages all of it instead)");
+    expect_right(peers(new_ucx, "rc_v", "--sizes 8,1m --rounds 1 --operations tag,put",
+                       {faults, "UCX_GAUDI_COPY_DMABUF=no"}));
+}
+
+TEST_F(ucx_test, an_hlthunk_that_cannot_export_is_staged) {
+    auto variables = counting();
+    variables.emplace_back("UCX_TLS=rc_v,gaudi_cpy");
+    const auto done = run(new_ucx,
+                          fmt::format("env GAUDI_DIRECT_HLTHUNK={} {} --sizes 8,1m --rounds 1 "
+                                      "--operations tag,put,get,am",
+                                      HLTHUNK_WITHOUT_EXPORT, UCP_PEERS),
+                          variables);
+    EXPECT_EQ(done.status, 0) << done.output;
+    const auto counted = ways_of();
+    EXPECT_EQ(counted.from_dmabuf + counted.to_dmabuf, 0U);
+    EXPECT_GE(counted.staged, 4U << 20);
 }
 
 } // namespace

@@ -34,6 +34,7 @@ struct uct_gaudi_module {
     ucx_api ucx;
     ucs_log_component_config_t log;
     uct_gaudi_counters counters;
+    std::atomic<bool> told_of_exports{false}; // that one failed
     std::shared_ptr<gaudi::memory_observer> observer;
 
     static constexpr unsigned most_devices = 64;

@@ -48,7 +48,7 @@ ucs_config_field_t* copy_md_settings(const ucx_api& ucx) {
         {"DMABUF", "try",
          "Give DMA-BUFs of Gaudi memory to network transports, which then move it without a copy.\n"
          "yes - an allocation that cannot be exported is an error; try - it is staged, but where a NIC is\n"
-         "among the transports UCX cannot register it; no - everything is staged.",
+         "among the transports and the driver refuses UCX cannot register it; no - everything is staged.",
          offsetof(config, dmabuf), type.ternary()},
         {"DEVICE", "auto",
          "Device to allocate memory on: an index as in /dev/accel/accelN, a PCI bus id, module:<id>,\n"

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include "ucx/copy/copy_md.hpp"
+
+#include <string_view>
+
+namespace gaudi_ucx {
+
+// Registration and keys of the memory domain, as UCX calls them.
+ucs_status_t uct_gaudi_copy_mem_reg(uct_md_h tl_md, void* address, size_t length,
+                                    const uct_md_mem_reg_params_t* params, uct_mem_h* memh_p);
+ucs_status_t uct_gaudi_copy_mem_dereg(uct_md_h, const uct_md_mem_dereg_params_t* params);
+ucs_status_t uct_gaudi_copy_mkey_pack(uct_md_h, uct_mem_h memh, void*, size_t,
+                                      const uct_md_mkey_pack_params_t*, void* buffer);
+ucs_status_t uct_gaudi_copy_mem_attach(uct_md_h tl_md, const void* mkey_buffer,
+                                       uct_md_mem_attach_params_t* params, uct_mem_h* memh_p);
+ucs_status_t uct_gaudi_copy_rkey_unpack(uct_component_t* component, const void* rkey_buffer,
+                                        const uct_rkey_unpack_params_t*, uct_rkey_t* rkey_p, void** handle_p);
+ucs_status_t uct_gaudi_copy_rkey_release(uct_component_t*, uct_rkey_t rkey, void*);
+ucs_status_t uct_gaudi_copy_rkey_compare(uct_component_t*, uct_rkey_t first, uct_rkey_t second,
+                                         const uct_rkey_compare_params_t*, int* result);
+ucs_status_t uct_gaudi_copy_rkey_ptr(uct_component_t*, uct_rkey_t, void*, uint64_t, void**);
+
+// What the domain's calls have in common: the level of their errors, one line of log, and a status.
+[[nodiscard]] ucs_log_level_t level_of(std::uint64_t flags);
+ucs_status_t failed(uct_gaudi_module& module, const gaudi::error& error, ucs_log_level_t level,
+                    std::string_view doing);
+// UCS_OK, or an error for a device that was reset.
+ucs_status_t refuse_lost(uct_gaudi_module& module, const gaudi::device& device, ucs_log_level_t level,
+                         std::string_view doing);
+
+} // namespace gaudi_ucx
