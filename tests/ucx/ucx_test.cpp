@@ -37,9 +37,19 @@ TEST_P(both_versions, settings_are_listed_with_their_help) {
     for (const auto* line :
          {"UCX_GAUDI_COPY_DMABUF=try\n", "UCX_GAUDI_COPY_DEVICE=auto\n", "UCX_GAUDI_COPY_HEAP_CHUNK=auto\n",
           "UCX_GAUDI_COPY_QUEUES=2\n", "UCX_GAUDI_COPY_NIC_MAX=32K\n", "UCX_GAUDI_COPY_LOG_LEVEL=\n",
-          "UCX_GAUDI_COPY_STATISTICS=n\n", "UCX_GAUDI_COPY_MAX_SHORT=256\n", "UCX_GAUDI_COPY_MAX_BCOPY=32K\n",
-          "UCX_GAUDI_COPY_MAX_ZCOPY=1G\n", "# Give DMA-BUFs of Gaudi memory to network transports"})
+          "UCX_GAUDI_COPY_STATISTICS=n\n", "UCX_GAUDI_COPY_SHORT_MAX=256\n", "UCX_GAUDI_COPY_BCOPY_MAX=32K\n",
+          "UCX_GAUDI_COPY_ZCOPY_MAX=1G\n", "# Give DMA-BUFs of Gaudi memory to network transports"})
         EXPECT_HAS(shown.output, line);
+}
+
+TEST_P(both_versions, limits_are_what_is_set) {
+    const auto shown =
+        run(prefix(), "ucx_info -d",
+            {"UCX_GAUDI_COPY_SHORT_MAX=100", "UCX_GAUDI_COPY_BCOPY_MAX=2k", "UCX_GAUDI_COPY_ZCOPY_MAX=64k"});
+    for (const auto* line : {"put_short: <= 100\n", "get_short: <= 100\n", "put_bcopy: <= 2K\n",
+                             "get_bcopy: <= 2K\n", "put_zcopy: <= 64K", "get_zcopy: <= 64K"})
+        EXPECT_HAS(shown.output, line);
+    EXPECT_HAS_NOT(shown.output, "WARN");
 }
 
 TEST_P(both_versions, ucx_reckons_with_what_the_tool_measured) {
@@ -349,6 +359,20 @@ TEST_F(ucx_test, an_unknown_version_is_declined_and_ucx_works_on) {
     EXPECT_HAS_NOT(shown.output, "Memory domain: gaudi_copy");
 }
 
+TEST_P(both_versions, other_sizes_than_known_are_declined_and_ucx_works_on) {
+    const auto shown = run(prefix(), "env LD_PRELOAD=" OTHER_SIZES " ucx_info -d");
+    EXPECT_EQ(shown.status, 0);
+    const std::regex line(
+        "libuct_gaudi is not used: UCX " + std::string(GetParam()) +
+        R"(\.0 \(interface of (\d+) bytes, endpoint of (\d+)\).*1\.23 \((\d+) and (\d+)\))");
+    std::smatch sizes;
+    ASSERT_TRUE(std::regex_search(shown.output, sizes, line)) << shown.output;
+    EXPECT_EQ(std::stoul(sizes[1]), std::stoul(sizes[3]) + sizeof(void*)) << "of interfaces";
+    EXPECT_EQ(sizes[2], sizes[4]) << "of endpoints";
+    EXPECT_HAS(shown.output, "# Memory domain: self");
+    EXPECT_HAS_NOT(shown.output, "Memory domain: gaudi_copy");
+}
+
 TEST_F(ucx_test, two_ucx_in_one_process_share_the_devices) {
     // UCX's default: two of them that patch relocations instead patch each other's, with any plugin or none.
     const auto shown =
@@ -394,12 +418,12 @@ TEST_P(bad_transport_setting, is_named_and_refused) {
 INSTANTIATE_TEST_SUITE_P(
     ucx, bad_transport_setting,
     ::testing::Values(
-        bad_setting{"UCX_GAUDI_COPY_MAX_SHORT=0", "UCX_GAUDI_COPY_MAX_SHORT=0: use 1 to 1m"},
-        bad_setting{"UCX_GAUDI_COPY_MAX_SHORT=2m", "UCX_GAUDI_COPY_MAX_SHORT=2097152: use 1 to 1m"},
-        bad_setting{"UCX_GAUDI_COPY_MAX_BCOPY=1", "UCX_GAUDI_COPY_MAX_BCOPY=1: use MAX_SHORT (256) to 1g"},
-        bad_setting{"UCX_GAUDI_COPY_MAX_ZCOPY=1k",
-                    "UCX_GAUDI_COPY_MAX_ZCOPY=1024: use MAX_BCOPY (32768) or more, or inf"},
-        bad_setting{"UCX_GAUDI_COPY_MAX_ZCOPY=auto", "UCX_GAUDI_COPY_MAX_ZCOPY=auto: use MAX_BCOPY"},
+        bad_setting{"UCX_GAUDI_COPY_SHORT_MAX=0", "UCX_GAUDI_COPY_SHORT_MAX=0: use 1 to 1m"},
+        bad_setting{"UCX_GAUDI_COPY_SHORT_MAX=2m", "UCX_GAUDI_COPY_SHORT_MAX=2097152: use 1 to 1m"},
+        bad_setting{"UCX_GAUDI_COPY_BCOPY_MAX=1", "UCX_GAUDI_COPY_BCOPY_MAX=1: use SHORT_MAX (256) to 1g"},
+        bad_setting{"UCX_GAUDI_COPY_ZCOPY_MAX=1k",
+                    "UCX_GAUDI_COPY_ZCOPY_MAX=1024: use BCOPY_MAX (32768) or more, or inf"},
+        bad_setting{"UCX_GAUDI_COPY_ZCOPY_MAX=auto", "UCX_GAUDI_COPY_ZCOPY_MAX=auto: use BCOPY_MAX"},
         bad_setting{"UCX_GAUDI_COPY_BW_TO_DEVICE=0MBs",
                     "UCX_GAUDI_COPY_BW_TO_DEVICE=0: use a bandwidth of more than 0"},
         bad_setting{"UCX_GAUDI_COPY_BW_FROM_DEVICE=nanMBs",

@@ -59,7 +59,8 @@ ucs_config_field_t* copy_md_settings(const ucx_api& ucx) {
          "How much device memory is taken from the driver at a time. auto: one page of the driver's\n"
          "(768 MB on Gaudi2).",
          offsetof(config, heap_chunk), type.bytes()},
-        {"QUEUES", "2", "DMA queues in each direction that a large copy is spread over, 1 to 4.",
+        {"QUEUES", "2",
+         "DMA queues that a large copy is spread over, 1 to 4; from 3 on a Gaudi2 uses both of its engines.",
          offsetof(config, queues), type.unsigned_number()},
         {"LOG_LEVEL", "", "Log level of this plugin alone, gaudi_ipc included; empty: as UCX_LOG_LEVEL.",
          offsetof(config, log_level), type.string()},

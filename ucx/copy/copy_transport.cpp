@@ -214,12 +214,12 @@ private:
 
 std::string wrong_with(const uct_gaudi_copy_iface_config_t& config) {
     if (config.max_short == 0 || config.max_short > 1 << 20)
-        return fmt::format("UCX_GAUDI_COPY_MAX_SHORT={}: use 1 to 1m", config.max_short);
+        return fmt::format("UCX_GAUDI_COPY_SHORT_MAX={}: use 1 to 1m", config.max_short);
     if (config.max_bcopy < config.max_short || config.max_bcopy > 1 << 30)
-        return fmt::format("UCX_GAUDI_COPY_MAX_BCOPY={}: use MAX_SHORT ({}) to 1g", config.max_bcopy,
+        return fmt::format("UCX_GAUDI_COPY_BCOPY_MAX={}: use SHORT_MAX ({}) to 1g", config.max_bcopy,
                            config.max_short);
     if (config.max_zcopy < config.max_bcopy || config.max_zcopy == auto_bytes)
-        return fmt::format("UCX_GAUDI_COPY_MAX_ZCOPY={}: use MAX_BCOPY ({}) or more, or inf",
+        return fmt::format("UCX_GAUDI_COPY_ZCOPY_MAX={}: use BCOPY_MAX ({}) or more, or inf",
                            config.max_zcopy == auto_bytes ? "auto" : std::to_string(config.max_zcopy),
                            config.max_bcopy);
     return first_of(
@@ -254,10 +254,10 @@ ucs_config_field_t* iface_settings(const ucx_api& ucx) {
     return new ucs_config_field_t[]{
         // one per UCX, for as long as the process lives
         {"", "", nullptr, offsetof(config, super), type.table(*ucx.uct_iface_config_table)},
-        {"MAX_SHORT", "256", "Largest put and get that is announced as short.", offsetof(config, max_short),
+        {"SHORT_MAX", "256", "Largest put and get that is announced as short.", offsetof(config, max_short),
          type.bytes()},
-        {"MAX_BCOPY", "32k", "Largest buffered put and get.", offsetof(config, max_bcopy), type.bytes()},
-        {"MAX_ZCOPY", "1g", "Largest put and get without buffering.", offsetof(config, max_zcopy),
+        {"BCOPY_MAX", "32k", "Largest buffered put and get.", offsetof(config, max_bcopy), type.bytes()},
+        {"ZCOPY_MAX", "1g", "Largest put and get without buffering.", offsetof(config, max_zcopy),
          type.bytes()},
         {"BW_TO_DEVICE", "17000MBs", "Bandwidth of copies to a device, for UCX's choice of protocols.",
          offsetof(config, to_device), type.bandwidth()},
