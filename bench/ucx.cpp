@@ -219,14 +219,21 @@ void dma(table& results) {
         results.row(fmt::format("  four queues beside one, {}", name),
                     fmt::format("{:.2f} times", four_ratio), "goal 1, within 3 %", four_ratio >= 0.97);
     }
-    std::vector<finished> done(200);
-    const auto before = own_nanoseconds();
-    for (std::size_t i = 0; i < done.size(); ++i) {
-        uct_iov_t iov{host.data() + (i << 20), 1 << 20, memh, 0, 1};
-        uct_ep_put_zcopy(four.ep, &iov, 1, memory.number() + (i << 20), UCT_INVALID_RKEY, &done[i].comp);
-    }
-    const auto post = (own_nanoseconds() - before) / static_cast<double>(done.size());
-    sleep_until_idle(four);
+    const auto begin_200 = [&] {
+        std::vector<finished> done(200);
+        const auto before = own_nanoseconds();
+        for (std::size_t i = 0; i < done.size(); ++i) {
+            uct_iov_t iov{host.data() + (i << 20), 1 << 20, memh, 0, 1};
+            uct_ep_put_zcopy(four.ep, &iov, 1, memory.number() + (i << 20), UCT_INVALID_RKEY, &done[i].comp);
+        }
+        const auto each = (own_nanoseconds() - before) / static_cast<double>(done.size());
+        sleep_until_idle(four);
+        return each;
+    };
+    (void)begin_200(); // the virtual device starts a thread for a queue that was idle
+    std::vector<double> posts(21);
+    std::generate(posts.begin(), posts.end(), begin_200);
+    const auto post = bench::median(posts);
     results.row("gaudi_dma, submission of a copy", fmt::format("{:.0f} ns of CPU time", post), "goal 1000 ns",
                 post <= 1000);
     const auto idle = bench::nanoseconds_per([&](std::size_t) { uct_iface_progress(four.iface); });

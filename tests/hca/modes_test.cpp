@@ -5,6 +5,7 @@
 #include "tests/support/test_lab.hpp"
 
 #include <dlfcn.h>
+#include <regex>
 #include <seccomp.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
@@ -169,7 +170,12 @@ TEST_F(modes_test, a_mode_that_is_not_understood_ends_the_program) {
 }
 
 // A container without the right to reach into other processes: an error in words, not silence.
-TEST_F(modes_test, process_vm_writev_is_forbidden) {
+class forbidden : public modes_test, public ::testing::WithParamInterface<ibv_wr_opcode> {};
+INSTANTIATE_TEST_SUITE_P(operations, forbidden,
+                         ::testing::Values(IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ, IBV_WR_SEND,
+                                           IBV_WR_ATOMIC_FETCH_AND_ADD));
+
+TEST_P(forbidden, memory_of_other_processes_is_an_error_in_words) {
     auto* shared = static_cast<address*>(
         ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
     gate up, down;
@@ -180,8 +186,9 @@ TEST_F(modes_test, process_vm_writev_is_forbidden) {
         up.open();
         (void)down.wait();
         connect(qp.get(), shared[1], shared[0]);
+        EXPECT_EQ(post_receive(qp.get(), {there.entry(0, 8)}, 1), 0);
         up.open();
-        return down.wait() ? 0 : 1;
+        return down.wait() && !::testing::Test::HasFailure() ? 0 : 1;
     });
     child here([&] {
         (void)up.wait();
@@ -197,14 +204,16 @@ TEST_F(modes_test, process_vm_writev_is_forbidden) {
         EXPECT_EQ(::seccomp_load(filter), 0);
         ::seccomp_release(filter);
         ::testing::internal::CaptureStderr();
-        EXPECT_EQ(request(IBV_WR_RDMA_WRITE)
-                      .from(own.entry(0, 8))
-                      .at(shared[1].memory, shared[1].key)
-                      .post(qp.get()),
-                  0);
+        request wanted(GetParam());
+        wanted.from(own.entry(0, 8));
+        if (GetParam() == IBV_WR_ATOMIC_FETCH_AND_ADD)
+            wanted.wr.wr.atomic = {shared[1].memory, 1, 0, shared[1].key};
+        else
+            wanted.at(shared[1].memory, shared[1].key);
+        EXPECT_EQ(wanted.post(qp.get()), 0);
         (void)own.expect_wc(IBV_WC_LOC_QP_OP_ERR);
-        EXPECT_NE(::testing::internal::GetCapturedStderr().find("process_vm_writev is forbidden"),
-                  std::string::npos);
+        const auto said = ::testing::internal::GetCapturedStderr();
+        EXPECT_TRUE(std::regex_search(said, std::regex("process_vm_(read|write)v is forbidden"))) << said;
         down.open();
         return ::testing::Test::HasFailure() ? 1 : 0;
     });

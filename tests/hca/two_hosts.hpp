@@ -80,13 +80,11 @@ protected:
     void stay() { EXPECT_TRUE(is_said(1)); }
     // Steps that one of the two takes and the other waits for.
     void say(std::uint32_t step) { std::atomic_ref(shared[2].psn).store(step); }
+    bool heard(std::uint32_t step) { return std::atomic_ref(shared[2].psn).load() >= step; }
     bool is_said(std::uint32_t step) {
-        for (int i = 0; i < 20000; ++i) {
-            if (std::atomic_ref(shared[2].psn).load() >= step)
-                return true;
+        for (int i = 0; i < 20000 && !heard(step); ++i)
             ::usleep(1000);
-        }
-        return false;
+        return heard(step);
     }
 
     address* shared = nullptr;

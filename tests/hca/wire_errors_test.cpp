@@ -238,6 +238,56 @@ TEST_F(wire_errors_test, receive_with_a_key_that_is_not_good) {
     }
 }
 
+// Unreliable services: the sender notices nothing.
+class wire_unreliable : public wire_errors_test,
+                        public ::testing::WithParamInterface<std::tuple<ibv_qp_type, bool>> {};
+INSTANTIATE_TEST_SUITE_P(services, wire_unreliable,
+                         ::testing::Combine(::testing::Values(IBV_QPT_UC, IBV_QPT_UD), ::testing::Bool()),
+                         [](const auto& each) {
+                             return std::string(std::get<0>(each.param) == IBV_QPT_UC ? "connection_"
+                                                                                      : "datagrams_") +
+                                    (std::get<1>(each.param) ? "wrong_key" : "too_small");
+                         });
+
+TEST_P(wire_unreliable, a_receive_that_is_not_good_ends_the_receiver_alone) {
+    const auto [service, wrong_key] = GetParam();
+    qp_options how;
+    how.type = service;
+    const auto near = [&](node& here, ibv_qp* qp) {
+        ibv_ah_attr where{};
+        where.is_global = 1;
+        where.port_num = 1;
+        where.grh.dgid = remote().gid;
+        where.grh.hop_limit = 1;
+        const ah_handle ah(ibv_create_ah(here.pd.get(), &where));
+        ASSERT_TRUE(is_said(1));
+        for (int i = 0; i < 500 && !heard(2); ++i) { // what is unreliable may get lost
+            request send(IBV_WR_SEND);
+            send.from(here.entry(0, 100));
+            if (service == IBV_QPT_UD)
+                send.wr.wr.ud = {ah.get(), remote().qp_number, 0x1111};
+            EXPECT_EQ(send.post(qp), 0);
+            (void)here.expect_wc();
+            ::usleep(10000);
+        }
+        EXPECT_TRUE(heard(2));
+        EXPECT_EQ(state_of(qp), IBV_QPS_RTS);
+    };
+    const auto far = [&](node& there, ibv_qp* qp) {
+        auto entry = there.entry(0, wrong_key ? 200 : 99);
+        if (wrong_key)
+            entry.lkey += 512;
+        EXPECT_EQ(post_receive(qp, {entry}, 1), 0);
+        EXPECT_EQ(post_receive(qp, {there.entry(0, 200)}, 2), 0);
+        say(1);
+        EXPECT_EQ(there.expect_wc(wrong_key ? IBV_WC_LOC_PROT_ERR : IBV_WC_LOC_LEN_ERR).wr_id, 1U);
+        EXPECT_EQ(there.expect_wc(IBV_WC_WR_FLUSH_ERR).wr_id, 2U);
+        EXPECT_TRUE(reaches(qp, IBV_QPS_ERR));
+        say(2);
+    };
+    EXPECT_EQ(on_both(near, far, how), 0);
+}
+
 // Large enough that a connection is at it for a while.
 constexpr std::size_t large = 32 << 20;
 
