@@ -64,7 +64,7 @@ static inline uint64_t gaudi_lab_hbm_file_size(uint64_t hbm_size) {
 /*
  * Describes the DMA-BUF behind fd. ranges may be NULL to learn range_count first. hbm_path receives the path
  * of the HBM file. Returns 0, -EBADF (not open), -EINVAL (open, but not a DMA-BUF of this user's lab),
- * -ENOSPC (capacity).
+ * -ENOSPC (capacity), -EMFILE or -ENFILE (no descriptor is left to look with).
  */
 static inline int gaudi_lab_dmabuf_describe(int fd, struct gaudi_lab_dmabuf* head,
                                             struct gaudi_lab_range* ranges, uint32_t capacity, char* hbm_path,
@@ -87,7 +87,7 @@ static inline int gaudi_lab_dmabuf_describe(int fd, struct gaudi_lab_dmabuf* hea
     snprintf(file, sizeof(file), "%s.ranges", path);
     int description = open(file, O_RDONLY | O_CLOEXEC);
     if (description < 0)
-        return -EINVAL;
+        return errno == EMFILE || errno == ENFILE ? -errno : -EINVAL;
     int result = -EINVAL;
     if (read(description, head, sizeof(*head)) == (ssize_t)sizeof(*head) &&
         head->magic == GAUDI_LAB_DMABUF_MAGIC) {

@@ -228,6 +228,27 @@ TEST_F(dmabuf_test, p32_errors_of_registration_that_are_no_bugs) {
     gaudi_lab_hca_arm_faults("");
 }
 
+TEST_F(dmabuf_test, descriptors_run_out) {
+    const node here;
+    ASSERT_TRUE(register_it(here)); // whatever is opened once is open
+    rlimit before{};
+    ::getrlimit(RLIMIT_NOFILE, &before);
+    bool refused = false, granted = false;
+    for (rlim_t room = 0; room < 8; ++room) {
+        rlimit tight = before;
+        tight.rlim_cur = limit_leaving(room);
+        ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &tight), 0);
+        errno = 0;
+        const auto mr = register_it(here);
+        const int why = errno;
+        ::setrlimit(RLIMIT_NOFILE, &before);
+        EXPECT_EQ(mr == nullptr, why == EMFILE) << room << " " << std::strerror(why);
+        EXPECT_FALSE(granted && !mr) << room;
+        (mr ? granted : refused) = true;
+    }
+    EXPECT_TRUE(refused && granted);
+}
+
 TEST_F(dmabuf_test, bounds_are_those_of_the_region) {
     two_nodes both;
     const auto mr = register_it(both.right, 8192, 4096);

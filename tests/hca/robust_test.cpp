@@ -264,17 +264,6 @@ TEST_F(robust_test, the_nth_call_fails) {
     EXPECT_TRUE(whole_life());
 }
 
-// The limit under which so many more descriptors can be opened. It bounds their numbers, and
-// those that the process inherited may lie anywhere.
-rlim_t limit_leaving(rlim_t room) {
-    rlim_t limit = 0;
-    for (rlim_t free = 0;; ++limit) {
-        const bool taken = ::fcntl(static_cast<int>(limit), F_GETFD) != -1;
-        if (!taken && free++ == room)
-            return limit;
-    }
-}
-
 TEST_F(robust_test, descriptors_run_out) {
     ASSERT_TRUE(whole_life());
     rlimit before{};

@@ -6,10 +6,12 @@
 #include <array>
 #include <chrono>
 #include <cstring>
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <memory>
 #include <optional>
 #include <poll.h>
+#include <sys/resource.h>
 #include <thread>
 #include <vector>
 
@@ -317,6 +319,17 @@ inline std::optional<ibv_event_type> next_event(ibv_context* context,
     EXPECT_EQ(ibv_get_async_event(context, &event), 0);
     ibv_ack_async_event(&event);
     return event.event_type;
+}
+
+// The limit under which so many more descriptors can be opened. It bounds their numbers, and
+// those that the process inherited may lie anywhere.
+inline rlim_t limit_leaving(rlim_t room) {
+    rlim_t limit = 0;
+    for (rlim_t free = 0;; ++limit) {
+        const bool taken = ::fcntl(static_cast<int>(limit), F_GETFD) != -1;
+        if (!taken && free++ == room)
+            return limit;
+    }
 }
 
 } // namespace testing_support
