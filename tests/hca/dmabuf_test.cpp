@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Memory of a virtual Gaudi as a region of the virtual NIC.
+#include "lab/dmabuf.h"
 #include "tests/hca/verbs_node.hpp"
 #include "tests/support/card.hpp"
 #include "tests/support/child.hpp"
@@ -9,6 +10,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -417,6 +419,42 @@ TEST_F(dmabuf_test, the_process_that_opened_the_gaudi_is_killed) {
     }
     expect_free_soon("0000:1a:00.0");
     ::munmap(where, 4096);
+}
+
+// Memory of a virtual Gaudi takes room when it is first touched: none left is an error, not a SIGBUS.
+TEST_F(test_lab, a_full_tmpfs_under_a_write_is_an_error) {
+    const auto small = root() / "small";
+    std::filesystem::create_directory(small);
+    if (::mount("none", small.c_str(), "tmpfs", 0, "size=40m,mode=0700") != 0)
+        GTEST_SKIP() << "no right to mount";
+    ::setenv("GAUDI_LAB_ROOT", small.c_str(), 1);
+    {
+        const card gaudi;
+        ASSERT_GE(gaudi.fd, 0);
+        const auto at = gaudi.memory(dram_page);
+        const int fd = gaudi.dmabuf(at, dram_page);
+        ASSERT_GE(fd, 0) << std::strerror(-fd);
+        {
+            two_nodes both;
+            const mr_handle mr(ibv_reg_dmabuf_mr(both.right.pd.get(), 0, dram_page, at, fd, all_access));
+            ASSERT_TRUE(mr) << std::strerror(errno);
+            auto status = IBV_WC_SUCCESS;
+            unsigned written = 0;
+            for (; written < 5000 && status == IBV_WC_SUCCESS; ++written) {
+                ASSERT_EQ(request(IBV_WR_RDMA_WRITE)
+                              .from(both.left.entry(0, 4096))
+                              .at(at + written * std::uint64_t{GAUDI_LAB_GRANULE}, mr->rkey)
+                              .post(both.a.get()),
+                          0);
+                status = both.left.wait()->status;
+            }
+            EXPECT_EQ(status, IBV_WC_REM_OP_ERR) << ibv_wc_status_str(status);
+            EXPECT_GT(written, 2U);
+            EXPECT_TRUE(reaches(both.a.get(), IBV_QPS_ERR));
+        }
+        ::close(fd);
+    }
+    ::umount2(small.c_str(), MNT_DETACH);
 }
 
 TEST_F(dmabuf_test, p33_a_nic_that_cannot_register_dmabufs) {

@@ -324,6 +324,37 @@ TEST_F(wire_test, garbage_and_silence_at_the_port) {
               0);
 }
 
+TEST_F(wire_test, a_host_without_descriptors_answers_when_it_has_some) {
+    EXPECT_EQ(on_both(
+                  [&](node& here, ibv_qp* qp) {
+                      ASSERT_TRUE(is_said(1));
+                      ASSERT_EQ(request(IBV_WR_RDMA_WRITE)
+                                    .from(here.entry(0, 8))
+                                    .at(remote().memory, remote().key)
+                                    .post(qp),
+                                0);
+                      ::usleep(100000);
+                      ibv_wc early{};
+                      EXPECT_EQ(ibv_poll_cq(here.cq.get(), 1, &early), 0) << "nobody can have taken it";
+                      say(2);
+                      (void)here.expect_wc();
+                      say(3);
+                  },
+                  [&](node&, ibv_qp* qp) {
+                      rlimit before{}, tight{};
+                      ::getrlimit(RLIMIT_NOFILE, &before);
+                      tight = before;
+                      tight.rlim_cur = limit_leaving(0);
+                      ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &tight), 0);
+                      say(1);
+                      EXPECT_TRUE(is_said(2));
+                      ::setrlimit(RLIMIT_NOFILE, &before);
+                      EXPECT_TRUE(is_said(3));
+                      EXPECT_EQ(state_of(qp), IBV_QPS_RTS);
+                  }),
+              0);
+}
+
 TEST_F(wire_test, an_address_of_somebody_else_is_refused_in_words) {
     become_host("near", "203.0.113.7");
     int count = 0;
