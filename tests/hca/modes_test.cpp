@@ -5,6 +5,7 @@
 #include "tests/support/test_lab.hpp"
 
 #include <dlfcn.h>
+#include <fstream>
 #include <regex>
 #include <seccomp.h>
 #include <sys/mman.h>
@@ -267,6 +268,17 @@ TEST_F(modes_test, trace_covers_verbs) {
     for (const auto* call : {"ibv_open_device(", "ibv_reg_mr(", "ibv_modify_qp(",
                              "send 4999 bytes in 1 (id 0x3)) = 0", "5000 bytes in 1 (id 0x7)) = 0"})
         EXPECT_NE(ran.output.find(call), std::string::npos) << call << " in\n" << ran.output;
+}
+
+TEST_F(modes_test, errors_are_counted) {
+    const auto self = std::filesystem::read_symlink("/proc/self/exe").string();
+    const auto report = (root() / "report").string();
+    const auto ran = run_program({self, "--gtest_filter=errors_test.write_with_a_wrong_key"},
+                                 {"GAUDI_LAB_HCA_REPORT=" + report});
+    EXPECT_EQ(ran.status, 0) << ran.output;
+    std::ifstream file(report);
+    const std::string text((std::istreambuf_iterator<char>(file)), {});
+    EXPECT_TRUE(std::regex_search(text, std::regex(R"("errors": ?[1-9])"))) << text;
 }
 
 // Programs find each verb under the version that libibverbs has it under, up to rdma-core 65.

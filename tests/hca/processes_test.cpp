@@ -6,6 +6,8 @@
 
 #include <csignal>
 #include <cstdlib>
+#include <fcntl.h>
+#include <filesystem>
 #include <random>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -389,6 +391,42 @@ TEST_F(processes_test, campaign_of_kill_9) {
                 << " receives, state " << state_of(qp.get());
         }
     }
+}
+
+// Every file of the state is its user's alone, whoever knows where it lies.
+TEST_F(processes_test, another_user_sees_nothing) {
+    if (::geteuid() != 0)
+        GTEST_SKIP() << "needs the right to become somebody else";
+    const node here;
+    const auto qp = here.make_qp();
+    std::vector<std::filesystem::path> files;
+    for (const auto& each : std::filesystem::recursive_directory_iterator(root()))
+        if (each.is_regular_file())
+            files.push_back(each.path());
+    ASSERT_FALSE(files.empty());
+    // Once as things are; once as if the folders were open to all.
+    for (const bool open_folders : {false, true}) {
+        if (open_folders) {
+            std::filesystem::permissions(root(), std::filesystem::perms::all);
+            for (const auto& each : std::filesystem::recursive_directory_iterator(root()))
+                if (each.is_directory())
+                    std::filesystem::permissions(each.path(), std::filesystem::perms::all);
+        }
+        child stranger([&] {
+            constexpr uid_t nobody = 65534;
+            if (::setresgid(nobody, nobody, nobody) != 0 || ::setresuid(nobody, nobody, nobody) != 0)
+                return 90;
+            for (const auto& file : files)
+                for (const int how : {O_RDONLY, O_RDWR})
+                    if (::open(file.c_str(), how | O_CLOEXEC) >= 0 || errno != EACCES)
+                        return 91;
+            int count = 0;
+            auto** devices = ibv_get_device_list(&count);
+            return devices == nullptr || count == 0 || ibv_open_device(devices[0]) == nullptr ? 0 : 92;
+        });
+        EXPECT_EQ(stranger.wait(), 0) << (open_folders ? "with open folders" : "");
+    }
+    std::filesystem::permissions(root(), std::filesystem::perms::owner_all);
 }
 
 } // namespace
