@@ -56,7 +56,7 @@ private:
 };
 
 struct copy_options {
-    unsigned queues = 2;                     // per direction, for copies larger than a stripe
+    unsigned queues = 2;                     // that copies take turns on, and large ones are spread over
     std::uint64_t stripe_bytes = 8ULL << 20; // a copy this large is spread over several queues
     unsigned batch = 256;                    // packets that one submission may carry
     unsigned eager = 4;     // submissions in flight before small copies begin to wait for company

@@ -46,8 +46,7 @@ private:
         std::uint32_t size;
         std::uint32_t operation;
         std::uint16_t batch; // packets that its submission may carry
-        std::uint8_t queue;  // index into the direction's queues
-        copy_direction direction;
+        std::uint16_t queue; // the driver's number
     };
 
     struct flight {

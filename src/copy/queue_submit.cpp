@@ -20,23 +20,25 @@ std::span<const std::uint32_t> queue_core::queues_of(copy_direction direction) c
 
 void queue_core::enqueue(std::uint32_t slot, std::uint64_t source, std::uint64_t destination,
                          std::uint64_t length, copy_direction direction, const copy_hints& hints) {
-    const auto queues = std::min<std::size_t>(queues_of(direction).size(),
-                                              hints.queues != 0 ? hints.queues : options_.queues);
+    auto queues = queues_of(direction);
+    queues = queues.first(
+        std::min<std::size_t>(queues.size(), hints.queues != 0 ? hints.queues : options_.queues));
     const auto stripe = hints.stripe_bytes != 0 ? std::max<std::uint64_t>(hints.stripe_bytes, 64 * 1024)
                                                 : options_.stripe_bytes;
     const auto batch =
         static_cast<std::uint16_t>(hints.batch != 0 ? std::min(hints.batch, options_.batch) : options_.batch);
-    const bool striped = length >= stripe && queues > 1;
+    const bool striped = length >= stripe && queues.size() > 1;
     const auto piece_bytes =
-        striped ? std::min(std::max(length / queues / 4096 * 4096, stripe / 2), max_packet_bytes)
-                : max_packet_bytes;
+        striped
+            ? std::min(std::max<std::uint64_t>(length / queues.size() / 4096 * 4096, 4096), max_packet_bytes)
+            : max_packet_bytes;
     // Small copies stay on one queue, so that one command buffer carries them all; larger ones take turns.
     constexpr std::uint64_t small = 64 * 1024;
     auto queue = length < small ? 0 : next_queue_++;
     for (std::uint64_t done = 0; done < length;) {
         const auto size = std::min(length - done, piece_bytes);
         waiting_.push_back({source + done, destination + done, static_cast<std::uint32_t>(size), slot, batch,
-                            static_cast<std::uint8_t>((striped ? queue++ : queue) % queues), direction});
+                            static_cast<std::uint16_t>(queues[(striped ? queue++ : queue) % queues.size()])});
         ++operations_[slot].pieces_left;
         done += size;
     }
@@ -92,21 +94,18 @@ std::size_t queue_core::gather(flight& into, std::vector<hl_cs_chunk>& chunks) {
         const auto begin = offset;
         for (std::size_t i = first; i < count && taken < most; ++i) {
             const auto& next = waiting_[i];
-            if (used[i] || next.direction != group.direction || next.queue != group.queue ||
-                next.batch != most)
+            if (used[i] || next.queue != group.queue || next.batch != most)
                 continue;
             const auto packet = make_lin_dma(kind, next.source, next.destination, next.size);
             std::memcpy(bytes + offset, &packet, sizeof(packet));
             offset += sizeof(packet);
             into.operations.push_back(next.operation);
-            const auto number = queues_of(next.direction)[next.queue];
-            into.queues.push_back(number);
-            enter_queue(number, next.size);
+            into.queues.push_back(next.queue);
+            enter_queue(next.queue, next.size);
             used[i] = true;
             ++taken;
         }
-        chunks.push_back(
-            ring_.chunk(into.slot, begin, offset - begin, queues_of(group.direction)[group.queue]));
+        chunks.push_back(ring_.chunk(into.slot, begin, offset - begin, group.queue));
         if (single)
             break;
     }

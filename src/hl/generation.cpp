@@ -15,7 +15,7 @@ constexpr std::uint64_t slice =
 constexpr std::uint64_t one_space = 1ULL << 48;
 
 constexpr std::uint32_t gaudi1_down[] = {0, 1, 2, 3}, gaudi1_up[] = {4, 5, 6, 7};
-// Two streams of each PCI engine; who wants more than two for one direction gets the other engine's as well.
+// Two streams of the direction's PCI engine; who wants more gets those of the other direction's as well.
 constexpr std::uint32_t gaudi2_down[] = {0, 1, 4, 5}, gaudi2_up[] = {4, 5, 0, 1};
 // Copies within the device: other streams of the PCI engines. The device's own engines (EDMA) take copies
 // only from a lower buffer, and a submission may complete before that one has run: they need a handshake of

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* An hl-thunk with what is required of it and nothing optional: no export, no notifier, and submission only
- * WITH_SUBMISSION. What it has, the lab's does. Opened and not linked: dlsym would find the rest in it. */
+/* An hl-thunk with what is required of it and nothing optional: no export, no notifier, no submission; or
+ * WITH_SUBMISSION, and the export of the first generation. What it has, the lab's does. Opened and not
+ * linked: dlsym would find the rest in it. */
 #include "abi/hlthunk.h"
 
 #include <dlfcn.h>
@@ -28,6 +29,8 @@ FORWARD(uint64_t, host_memory_map, (int fd, void* memory, uint64_t hint, uint64_
         (fd, memory, hint, size))
 FORWARD(int, memory_unmap, (int fd, uint64_t address), (fd, address))
 #ifdef WITH_SUBMISSION
+FORWARD(int, device_memory_export_dmabuf_fd, (int fd, uint64_t address, uint64_t size, uint32_t flags),
+        (fd, address, size, flags))
 FORWARD(int, request_command_buffer, (int fd, uint32_t size, uint64_t* handle), (fd, size, handle))
 FORWARD(int, destroy_command_buffer, (int fd, uint64_t handle), (fd, handle))
 FORWARD(int, command_submission, (int fd, struct hlthunk_cs_in* in, struct hlthunk_cs_out* out),

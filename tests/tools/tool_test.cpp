@@ -100,6 +100,7 @@ TEST_F(tool_test, info_json) {
 TEST_F(tool_test, measure) {
     const auto shown = tool({"lab", "run", "--", GAUDI_DIRECT_TOOL, "measure", "--device", "1"});
     EXPECT_EQ(shown.status, 0) << shown.output;
+    EXPECT_HAS(shown.output, ": virtual hardware\n");
     EXPECT_HAS(shown.output, "gaudi 1, gaudi2 0000:1a:00.0: copies of 64 MiB, the best of 7\n");
     for (const auto* row : {"to the device ", "from the device ", "within the device "}) {
         const auto at = shown.output.find(row);
@@ -107,7 +108,7 @@ TEST_F(tool_test, measure) {
         EXPECT_GT(std::stod(shown.output.substr(at + std::strlen(row))), 0) << shown.output;
     }
     const auto lines = tool({"lab", "run", "--", GAUDI_DIRECT_TOOL, "measure", "--env"}).output;
-    EXPECT_EQ(std::count(lines.begin(), lines.end(), '\n'), 8) << lines;
+    EXPECT_EQ(std::count(lines.begin(), lines.end(), '\n'), 9) << lines;
     EXPECT_TRUE(lines.starts_with("export UCX_GAUDI_COPY_BW_TO_DEVICE=")) << lines;
     const auto wrong = tool({"measure", "--device", "front"});
     EXPECT_EQ(wrong.status, 2);

@@ -120,7 +120,7 @@ TEST_P(ipc_on_both_versions, is_listed) {
     const auto settings = run(prefix_of(GetParam()), "ucx_info -cf");
     for (const auto* line :
          {"UCX_GAUDI_IPC_GIVE=auto\n", "UCX_GAUDI_IPC_ALLOW=\n", "UCX_GAUDI_IPC_IMPORTS=256\n",
-          "UCX_GAUDI_IPC_STATISTICS=n\n", "UCX_GAUDI_IPC_REQUIRE=none\n", "UCX_GAUDI_DMA_QUEUES=4\n",
+          "UCX_GAUDI_IPC_STATISTICS=n\n", "UCX_GAUDI_IPC_REQUIRE=none\n", "UCX_GAUDI_DMA_QUEUES=2\n",
           "UCX_GAUDI_DMA_STRIPE=8M\n", "UCX_GAUDI_DMA_BATCH=256\n", "UCX_GAUDI_DMA_IN_FLIGHT=256\n"})
         EXPECT_HAS(settings.output, line);
 }

@@ -4,8 +4,9 @@
 
 #include <gaudi/device.hpp>
 
-#include <algorithm>
 #include <cstdlib>
+#include <map>
+#include <set>
 
 namespace {
 
@@ -27,7 +28,7 @@ std::shared_ptr<gaudi::device> device_of(const allocated& memory) {
 }
 
 TEST(uct_settings, the_heap_takes_chunks_of_the_size_that_is_set) {
-    for (const auto& [value, bytes] : {std::pair("64m", 64ULL << 20), std::pair("256m", 256ULL << 20)}) {
+    for (const auto& [value, bytes] : {std::pair("1g", 1ULL << 30), std::pair("2g", 2ULL << 30)}) {
         const setting chunk("UCX_GAUDI_COPY_HEAP_CHUNK", value);
         const memory_domain domain("gaudi_copy", "gaudi_copy");
         const allocated memory(domain, 4096);
@@ -39,19 +40,41 @@ TEST(uct_settings, the_heap_takes_chunks_of_the_size_that_is_set) {
     }
 }
 
+// Two of each engine; a direction begins with its own.
 TEST(uct_settings, a_large_copy_uses_as_many_queues_as_are_set) {
     constexpr std::size_t large = 64 << 20;
     auto bytes = numbered(large, 1);
-    for (const auto& [value, number] : {std::pair("1", 1), std::pair("3", 3), std::pair("4", 4)}) {
-        const setting queues("UCX_GAUDI_COPY_QUEUES", value);
-        const memory_domain domain("gaudi_copy", "gaudi_copy");
-        const allocated memory(domain, large);
-        copier copies(domain);
-        ASSERT_EQ(complete(copies, true, bytes.data(), large, memory.number()), UCS_OK);
-        const auto used = gaudi::expect(device_of(memory)->copies()).queues();
-        EXPECT_EQ(std::count_if(used.begin(), used.end(), [](const auto& each) { return each.bytes > 0; }),
-                  number);
-    }
+    using numbers = std::set<std::uint32_t>;
+    struct row {
+        const char* value;
+        numbers down, up;
+    };
+    for (const bool by_others_first : {false, true})
+        for (const auto& [value, down, up] :
+             {row{"1", {0}, {4}}, row{"2", {0, 1}, {4, 5}}, row{"3", {0, 1, 4}, {4, 5, 0}},
+              row{"4", {0, 1, 4, 5}, {0, 1, 4, 5}}}) {
+            const setting queues("UCX_GAUDI_COPY_QUEUES", value);
+            const memory_domain domain("gaudi_copy", "gaudi_copy");
+            const allocated memory(domain, large);
+            std::optional<gaudi::copy_engine> theirs;
+            if (by_others_first)
+                theirs = gaudi::expect(device_of(memory)->copies());
+            copier copies(domain);
+            for (const bool put : {true, false}) {
+                auto engine = gaudi::expect(device_of(memory)->copies());
+                std::map<std::uint32_t, std::uint64_t> before;
+                for (const auto& each : engine.queues())
+                    before[each.queue] = each.bytes;
+                ASSERT_EQ(complete(copies, put, bytes.data(), large, memory.number()), UCS_OK);
+                numbers used;
+                for (const auto& each : engine.queues()) {
+                    EXPECT_EQ(each.depth, 0U);
+                    if (each.bytes > before[each.queue])
+                        used.insert(each.queue);
+                }
+                EXPECT_EQ(used, put ? down : up) << value << (put ? " down" : " up");
+            }
+        }
 }
 
 TEST(uct_settings, a_device_is_the_one_that_is_set) {

@@ -28,6 +28,10 @@ ucs_status_t status_of(const gaudi::error& error) {
     case gaudi::errc::range_leaves_allocation:
     case gaudi::errc::wrong_device:
         return UCS_ERR_INVALID_ADDR;
+    case gaudi::errc::peer_silent:
+        return UCS_ERR_TIMED_OUT;
+    case gaudi::errc::lease_revoked:
+        return UCS_ERR_INVALID_PARAM; // as for a handle that was taken back before it was opened
     case gaudi::errc::no_device:
     case gaudi::errc::device_unknown:
     case gaudi::errc::device_hidden:

@@ -51,9 +51,9 @@ protected:
         if (operations_.take_fence())
             wait_for_all();
     }
-    // Where the peer is gone its endpoint is of no more use.
+    // Where the peer is gone its endpoint is of no more use. One that is silent may speak again.
     void note_failure(uct_ep_h ep, const gaudi::error& why) {
-        if (ep != nullptr && why.kind() == gaudi::error_kind::peer_gone)
+        if (ep != nullptr && why.code() == gaudi::errc::peer_gone)
             endpoint_failed(ep, status_of(why));
     }
     ucs_status_t refused(const gaudi::error& why, std::size_t length, std::uint64_t to, std::uint64_t from) {

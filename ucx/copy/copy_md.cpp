@@ -34,14 +34,13 @@ ucs_sys_device_t sys_device(const uct_gaudi_copy_md_t& md, unsigned index) {
     return md.module->sys_devices[index % uct_gaudi_module::most_devices];
 }
 
-// An hl-thunk that cannot export at all: UCX then stages. Whether a driver would refuse shows only on a
-// device that is open, long after UCX has asked.
+// An hl-thunk that cannot export: UCX then stages. Whether a driver would refuse shows only on a device that
+// is open, long after UCX has asked. The first generation, whose export is another call, is none of UCX's.
 bool library_exports() {
     static const bool found = [] {
         const auto driver = gaudi::loaded_driver();
-        return !driver || std::count_if(driver->missing.begin(), driver->missing.end(), [](const auto& name) {
-                              return name.find("export_dmabuf_fd") != std::string::npos;
-                          }) < 2; // a call for the first generation, a call for the others
+        return !driver || std::find(driver->missing.begin(), driver->missing.end(),
+                                    "hlthunk_device_mapped_memory_export_dmabuf_fd") == driver->missing.end();
     }();
     return found;
 }
@@ -163,16 +162,16 @@ ucs_status_t give_dmabuf(uct_gaudi_copy_md_t& md, gaudi::device& device, std::ui
         return status;
     const auto exported = device.export_memory(gaudi::device_address(address), length);
     if (!exported) {
-        const bool must = md.dmabuf == UCS_YES, told = md.module->told_of_exports.exchange(true);
-        const auto status = failed(
-            *md.module, exported.error(),
-            must   ? UCS_LOG_LEVEL_ERROR
-            : told ? UCS_LOG_LEVEL_DIAG
-                   : UCS_LOG_LEVEL_WARN,
-            must ? "UCX_GAUDI_COPY_DMABUF=yes"
-                 : "no NIC will reach this memory (UCX_GAUDI_COPY_DMABUF=no stages all of it instead)");
+        const auto& why = exported.error();
+        if (md.dmabuf == UCS_YES)
+            return failed(*md.module, why, UCS_LOG_LEVEL_ERROR, "UCX_GAUDI_COPY_DMABUF=yes");
         // What is no memory at all is an error for everybody.
-        return must || status == UCS_ERR_INVALID_ADDR ? status : UCS_OK;
+        if (const auto status = status_of(why); status == UCS_ERR_INVALID_ADDR)
+            return failed(*md.module, why, UCS_LOG_LEVEL_DIAG, "no DMA-BUF");
+        (void)failed(*md.module, why,
+                     md.module->told_of_exports.exchange(true) ? UCS_LOG_LEVEL_DIAG : UCS_LOG_LEVEL_WARN,
+                     "no NIC will reach this memory (UCX_GAUDI_COPY_DMABUF=no stages all of it instead)");
+        return UCS_OK;
     }
     md.module->counters.exports.fetch_add(1, std::memory_order_relaxed);
     attr->dmabuf_offset = exported->offset;

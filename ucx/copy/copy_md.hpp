@@ -68,12 +68,7 @@ inline uct_gaudi_copy_md_t& copy_md(uct_md_h md) {
 // Settings and functions of the component, for registering it with UCX.
 void fill_copy_component(uct_gaudi_module& module);
 
-// Host memory that was registered stays mapped for a device once it was used: mapping it costs more than many
-// a copy. Not for what fits into the engine's own slab.
-[[nodiscard]] bool worth_pinning(const uct_iov_t& iov);
-void pin(const uct_iov_t& iov, gaudi::copy_engine& engine);
-
-// For the transports: is this device memory, and may this key reach it?
+// For the transports: is this device memory?
 struct located {
     bool device = false;
     unsigned index = 0;
@@ -83,8 +78,5 @@ struct located {
 [[nodiscard]] located locate_or_attach(uct_gaudi_copy_md_t& md, std::uint64_t address);
 // Whether the address can only be a device's: a CPU that touches it dies.
 [[nodiscard]] bool in_device_space(std::uint64_t address);
-// UCS_OK, or why `key` does not open [address, address + length).
-[[nodiscard]] ucs_status_t check_key(uct_gaudi_module& module, uct_rkey_t key, std::uint64_t address,
-                                     std::size_t length);
 
 } // namespace gaudi_ucx

@@ -60,7 +60,8 @@ ucs_config_field_t* copy_md_settings(const ucx_api& ucx) {
          "(768 MB on Gaudi2).",
          offsetof(config, heap_chunk), type.bytes()},
         {"QUEUES", "2",
-         "DMA queues that a large copy is spread over, 1 to 4; from 3 on a Gaudi2 uses both of its engines.",
+         "DMA queues that a large copy is spread over, 1 to 4. Between host and Gaudi2 3 and 4 use the\n"
+         "other direction's engine as well.",
          offsetof(config, queues), type.unsigned_number()},
         {"LOG_LEVEL", "", "Log level of this plugin alone, gaudi_ipc included; empty: as UCX_LOG_LEVEL.",
          offsetof(config, log_level), type.string()},

@@ -8,7 +8,7 @@
 
 #include "ucx/base/engine_transport.hpp"
 #include "ucx/base/settings.hpp"
-#include "ucx/copy/copy_md.hpp"
+#include "ucx/copy/copy_keys.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -155,7 +155,9 @@ private:
                 return {UCS_OK, {}};
             return no(engine.error());
         }
-        auto ticket = begin_on(*engine, to, target.device, from, source.device, length, {});
+        // Whoever made the engine may have wanted another number.
+        auto ticket =
+            begin_on(*engine, to, target.device, from, source.device, length, {.queues = md_.copies.queues});
         return ticket ? started_copy{UCS_INPROGRESS, std::move(*ticket)} : no(ticket.error());
     }
 

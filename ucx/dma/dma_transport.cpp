@@ -5,7 +5,7 @@
 
 #include "ucx/base/engine_transport.hpp"
 #include "ucx/base/settings.hpp"
-#include "ucx/copy/copy_md.hpp"
+#include "ucx/copy/copy_keys.hpp"
 
 namespace gaudi_ucx {
 namespace {
@@ -150,7 +150,7 @@ ucs_config_field_t* iface_settings(const ucx_api& ucx) {
     return new ucs_config_field_t[]{
         // one per UCX, for as long as the process lives
         {"", "", nullptr, offsetof(config, super), type.table(*ucx.uct_iface_config_table)},
-        {"QUEUES", "4", "DMA queues that a copy of STRIPE or more is spread over, 1 to 4.",
+        {"QUEUES", "2", "DMA queues that a copy of STRIPE or more is spread over, 1 to 4; see COPY_QUEUES.",
          offsetof(config, queues), type.unsigned_number()},
         {"STRIPE", "8m", "From this size on a copy is spread over several queues; 64k or more.",
          offsetof(config, stripe), type.bytes()},
