@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <csignal>
+#include <sys/mman.h>
 #include <thread>
 
 namespace {
@@ -248,6 +249,41 @@ TEST_F(ipc_test, a_killed_importer_ends_its_leases) {
     }
     buffer = {};
     EXPECT_EQ(own->heap().statistics().abandoned, 0U);
+}
+
+// Where the owner cannot watch the process itself, as across pid namespaces, the end of its socket counts.
+TEST_F(ipc_test, a_killed_importer_is_noticed_without_a_pidfd) {
+    auto* const handle = static_cast<memory_handle*>(
+        ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+    gate shared, begun, seen, killed;
+    child holder([&] {
+        if (!forbid(SCMP_SYS(pidfd_open), EPERM))
+            return 77;
+        const auto own = expect(open_device(by_index{0}));
+        const auto buffer = expect(own->heap().allocate(64 * mebibyte));
+        *handle = expect(share(buffer));
+        shared.open();
+        if (!begun.wait() || leases_of(buffer.address()).size() != 1)
+            return 1;
+        seen.open();
+        if (!killed.wait())
+            return 3;
+        return wait_for_leases(buffer.address(), std::chrono::seconds(10)) ? 0 : 2;
+    });
+    ASSERT_TRUE(shared.wait());
+    child importer([&] {
+        auto imported = expect(import_memory(*handle, {ipc_way::context}));
+        landing to(ipc_way::context, 64 * mebibyte);
+        auto reading = expect(to.read(imported));
+        begun.open();
+        ::pause();
+        return 0;
+    });
+    EXPECT_TRUE(seen.wait());
+    importer.kill_it();
+    killed.open();
+    EXPECT_EQ(holder.wait(std::chrono::seconds(30)), 0);
+    ::munmap(handle, 4096);
 }
 
 TEST_F(ipc_test, an_owners_forked_child_does_not_keep_its_leases_alive) {
