@@ -250,7 +250,8 @@ INSTANTIATE_TEST_SUITE_P(services, wire_unreliable,
                          });
 
 TEST_P(wire_unreliable, a_receive_that_is_not_good_ends_the_receiver_alone) {
-    const auto [service, wrong_key] = GetParam();
+    const auto service = std::get<0>(GetParam());
+    const bool wrong_key = std::get<1>(GetParam());
     qp_options how;
     how.type = service;
     const auto near = [&](node& here, ibv_qp* qp) {
