@@ -77,8 +77,8 @@ TEST_P(whole_gibibyte, is_right_by_every_way) {
 
 TEST_F(ucx_test, gaudi_dma_stands_alone_and_beside_the_others) {
     for (const auto* version : {"1.22", "1.23"})
-        for (const auto* transports :
-             {"posix,gaudi_dma", "tcp,gaudi_dma", "posix,gaudi_dma,gaudi_cpy,gaudi_ipc"}) {
+        for (const auto* transports : {"posix,gaudi_dma", "tcp,gaudi_dma", "posix,gaudi_dma,gaudi_ipc",
+                                       "posix,gaudi_dma,gaudi_cpy,gaudi_ipc"}) {
             SCOPED_TRACE(fmt::format("{} {}", version, transports));
             forget_counts();
             auto variables = counting();
