@@ -382,7 +382,12 @@ TEST_F(device_test, cycles_leave_nothing) {
     for (int i = 0; i < cycles && !HasFatalFailure(); ++i)
         cycle();
     EXPECT_EQ(open_descriptors(), descriptors);
-    EXPECT_LE(mapped_regions(), regions + 4) << "thread stacks may be cached, nothing may grow";
+#ifdef __SANITIZE_THREAD__
+    const auto slack = 4 + static_cast<std::size_t>(cycles) / 10; // the sanitizer maps memory of its own
+#else
+    constexpr std::size_t slack = 4;
+#endif
+    EXPECT_LE(mapped_regions(), regions + slack) << "thread stacks may be cached, nothing may grow";
     EXPECT_LE(stored_bytes(root()), stored);
 }
 
