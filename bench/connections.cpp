@@ -177,39 +177,32 @@ perftest_result perftest(const char* program, std::uint64_t bytes, unsigned iter
     return found;
 }
 
-// Medians of rounds in turn; the ratio is that of neighbours.
-class side_by_side {
-public:
-    void add(double ours, double theirs) {
-        if (theirs <= 0) // perftest is not there, or failed
-            return;
-        ours_.push_back(ours);
-        theirs_.push_back(theirs);
-        ratios_.push_back(ours / theirs);
+// Rounds of ours and of perftest in turn, as a row.
+template <typename Ours, typename Theirs>
+void beside_perftest(table& out, const std::string& what, const char* program, const char* unit, double goal,
+                     Ours&& ours, Theirs&& theirs) {
+    bench::side_by_side found;
+    for (int i = 0; i < rounds; ++i) {
+        const auto own = ours(), other = theirs();
+        if (other <= 0)
+            return out.row(what, "", fmt::format("{} is not there, or failed", program));
+        found.add(own, other);
     }
-    void row(table& out, const std::string& what, const char* program, const char* unit, double goal) const {
-        if (ratios_.size() < rounds)
-            return out.row(what, "", fmt::format("{} did not run {} times", program, rounds));
-        const auto ratio = bench::median(ratios_);
-        out.row(what, fmt::format("{:.2f} {}", bench::median(ours_), unit),
-                fmt::format("{}: {:.2f} {}; ratio {:.2f}, goal {:.2f}", program, bench::median(theirs_), unit,
-                            ratio, goal),
-                ratio >= goal);
-    }
-
-private:
-    std::vector<double> ours_, theirs_, ratios_;
-};
+    out.row(what, fmt::format("{:.2f} {}", found.first(), unit),
+            fmt::format("{}: {:.2f} {}; ratio {:.2f}, goal {:.2f}", program, found.second(), unit,
+                        found.ratio(), goal),
+            found.ratio() >= goal);
+}
 
 void against_perftest(table& out, pair& both) {
     const auto compare = [&](const char* name, const char* program, std::uint64_t bytes, auto&& ours) {
-        side_by_side found;
-        for (int i = 0; i < rounds; ++i) {
-            const auto total = bytes >= mib ? 2048 * mib : 1024 * mib;
-            found.add(ours(bytes, total),
-                      perftest(program, bytes, static_cast<unsigned>(total / bytes)).gigabytes_per_second);
-        }
-        found.row(out, fmt::format("{} {} KiB, host memory", name, bytes / kib), program, "GB/s", 0.95);
+        const auto total = bytes >= mib ? 2048 * mib : 1024 * mib;
+        beside_perftest(
+            out, fmt::format("{} {} KiB, host memory", name, bytes / kib), program, "GB/s", 0.95,
+            [&] { return ours(bytes, total); },
+            [&] {
+                return perftest(program, bytes, static_cast<unsigned>(total / bytes)).gigabytes_per_second;
+            });
     };
     for (const std::uint64_t bytes : {64 * kib, mib, 4 * mib}) {
         compare("write", "ib_write_bw", bytes, [&](auto each, auto total) {
@@ -226,10 +219,10 @@ void against_perftest(table& out, pair& both) {
 
 void message_rate(table& out, pair& both) {
     const auto compare = [&](const char* name, const char* program, auto&& ours) {
-        side_by_side found;
-        for (int i = 0; i < rounds; ++i)
-            found.add(ours() * 1e9 / 8 / 1e6, perftest(program, 8, 500000).million_messages);
-        found.row(out, fmt::format("{} 8 B, host memory", name), program, "M/s", 0.8);
+        beside_perftest(
+            out, fmt::format("{} 8 B, host memory", name), program, "M/s", 0.8,
+            [&] { return ours() * 1e9 / 8 / 1e6; },
+            [&] { return perftest(program, 8, 500000).million_messages; });
     };
     compare("write", "ib_write_bw",
             [&] { return both.write(memory_way::host, memory_way::host, 8, 8 * 500000); });

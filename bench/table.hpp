@@ -84,6 +84,22 @@ inline double median(std::vector<double> all) {
     return all[all.size() / 2];
 }
 
+// Two figures in turn. The ratio is that of neighbours.
+class side_by_side {
+public:
+    void add(double first, double second) {
+        first_.push_back(first);
+        second_.push_back(second);
+        ratios_.push_back(first / second);
+    }
+    [[nodiscard]] double first() const { return median(first_); }
+    [[nodiscard]] double second() const { return median(second_); }
+    [[nodiscard]] double ratio() const { return median(ratios_); }
+
+private:
+    std::vector<double> first_, second_, ratios_;
+};
+
 // One thread waking another and being woken in turn, halved: the floor of anything that waits for a thread.
 inline double wakeup_nanoseconds() {
     std::mutex mutex;

@@ -50,24 +50,19 @@ double perftest(const std::string& transports, const std::string& arguments, int
 
 constexpr int average_latency = 2, average_bandwidth = 4;
 
-// Medians of five runs in turn; the ratio is that of neighbours.
-struct both {
-    double host = 0, gaudi = 0, ratio = 0;
-};
-both compare(const std::string& transports, const std::string& arguments, int column) {
-    std::vector<double> host, gaudi, ratios;
+// Gaudi memory first.
+bench::side_by_side compare(const std::string& transports, const std::string& arguments, int column) {
+    bench::side_by_side found;
     for (int round = 0; round < 5; ++round) {
-        const auto first = perftest(transports, arguments + " -m host", column),
-                   second = perftest(transports, arguments + " -m gaudi", column);
-        if (first <= 0 || second <= 0) {
+        const auto host = perftest(transports, arguments + " -m host", column),
+                   gaudi = perftest(transports, arguments + " -m gaudi", column);
+        if (host <= 0 || gaudi <= 0) {
             std::fprintf(stderr, "ucx_perftest over %s failed: %s\n", transports.c_str(), arguments.c_str());
             std::exit(1);
         }
-        host.push_back(first);
-        gaudi.push_back(second);
-        ratios.push_back(second / first);
+        found.add(gaudi, host);
     }
-    return {bench::median(host), bench::median(gaudi), bench::median(ratios)};
+    return found;
 }
 
 void bandwidth(table& results, const std::string& name, const std::string& transports,
@@ -75,12 +70,13 @@ void bandwidth(table& results, const std::string& name, const std::string& trans
     // UCX stages through as many fragments as the messages under way have: until all of them were touched
     // once its allocator is what is measured.
     const auto* const often = size == "16777216" ? "-w 100 -n 200" : "-w 500 -n 4000";
-    const auto [host, gaudi, ratio] =
+    const auto found =
         compare(transports, fmt::format("-t {} -s {} {}", test, size, often), average_bandwidth);
     results.row(fmt::format("{}, {} of {} MiB", name, test, std::stoul(size) >> 20),
-                fmt::format("{:.2f} GB/s", gaudi / 1000),
-                fmt::format("-m host: {:.2f} GB/s; ratio {:.2f}, goal {:.2f}", host / 1000, ratio, goal),
-                ratio >= goal);
+                fmt::format("{:.2f} GB/s", found.first() / 1000),
+                fmt::format("-m host: {:.2f} GB/s; ratio {:.2f}, goal {:.2f}", found.second() / 1000,
+                            found.ratio(), goal),
+                found.ratio() >= goal);
 }
 
 // Calls of the memory domain.
@@ -210,20 +206,21 @@ void dma(table& results) {
             for (auto& each : tickets)
                 gaudi::expect(each.wait());
         };
-        std::vector<double> by_engine, by_dma, beside_engine, beside_one;
+        const auto by = [&](copier& with) {
+            return bench::gigabytes_per_second([&] { all(with, size); }, whole);
+        };
+        bench::side_by_side beside_engine, beside_one;
         for (int round = 0; round < 21; ++round) {
-            by_engine.push_back(bench::gigabytes_per_second(by_engine_alone, whole));
-            by_dma.push_back(bench::gigabytes_per_second([&] { all(usual, size); }, whole));
-            const auto by_four = bench::gigabytes_per_second([&] { all(four, size); }, whole),
-                       by_one = bench::gigabytes_per_second([&] { all(one, size); }, whole);
-            beside_engine.push_back(by_dma.back() / by_engine.back());
-            beside_one.push_back(by_four / by_one);
+            const auto by_engine = bench::gigabytes_per_second(by_engine_alone, whole);
+            beside_engine.add(by(usual), by_engine);
+            const auto by_four = by(four);
+            beside_one.add(by_four, by(one));
         }
-        const auto four_ratio = bench::median(beside_one), ratio = bench::median(beside_engine);
+        const auto four_ratio = beside_one.ratio(), ratio = beside_engine.ratio();
         const auto name = size < mib ? fmt::format("{} KiB", size / kib) : fmt::format("{} MiB", size / mib);
         results.row(
-            fmt::format("gaudi_dma, put of {}", name), fmt::format("{:.1f} GB/s", bench::median(by_dma)),
-            fmt::format("copy engine: {:.1f} GB/s; ratio {:.2f}, goal 0.95", bench::median(by_engine), ratio),
+            fmt::format("gaudi_dma, put of {}", name), fmt::format("{:.1f} GB/s", beside_engine.first()),
+            fmt::format("copy engine: {:.1f} GB/s; ratio {:.2f}, goal 0.95", beside_engine.second(), ratio),
             ratio >= 0.95);
         results.row(fmt::format("  four queues beside one, {}", name),
                     fmt::format("{:.2f} times", four_ratio), "goal 1, within 3 %", four_ratio >= 0.97);
@@ -376,8 +373,7 @@ double microseconds_to_load(const std::string& environment) {
                 all.push_back(figure);
             ::pclose(output);
         }
-    std::sort(all.begin(), all.end());
-    return all.empty() ? 0 : all[all.size() / 2];
+    return all.empty() ? 0 : bench::median(all);
 }
 
 void load() {
@@ -429,8 +425,9 @@ int main(int argc, char** argv) {
         bandwidth(results, "gaudi_ipc, cma for host memory", "posix,cma,gaudi_ipc", "tag_bw", size, 1.3);
         bandwidth(results, "tcp (staged)", "tcp", "tag_bw", size, 0.8);
     }
-    const auto [host, gaudi, ratio] = compare("rc_v", "-t tag_lat -s 8 -w 500 -n 20000", average_latency);
-    results.row("rc_verbs, tag latency of 8 B", fmt::format("{:.2f} us", gaudi),
-                fmt::format("-m host: {:.2f} us; ratio {:.2f}, goal 1.50", host, ratio), ratio <= 1.5);
+    const auto latency = compare("rc_v", "-t tag_lat -s 8 -w 500 -n 20000", average_latency);
+    results.row("rc_verbs, tag latency of 8 B", fmt::format("{:.2f} us", latency.first()),
+                fmt::format("-m host: {:.2f} us; ratio {:.2f}, goal 1.50", latency.second(), latency.ratio()),
+                latency.ratio() <= 1.5);
     results.print();
 }

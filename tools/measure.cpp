@@ -18,7 +18,6 @@ using seconds = std::chrono::duration<double>;
 
 constexpr std::size_t large = 64 << 20, small = 4096, medium = 1 << 20;
 constexpr int rounds = 7, small_copies = 201, lone_copies = 51;
-constexpr std::uint64_t stripe = 8 << 20;
 
 struct directions {
     double to = 0, from = 0, within = 0; // bytes a second
@@ -45,8 +44,8 @@ public:
         figures found;
         // In turn, the best of each: whoever else uses the machine disturbs both.
         for (int round = 0; round < rounds; ++round) {
-            improve(found.few, {2, stripe, 0});
-            improve(found.many, {4, stripe, 0});
+            improve(found.few, {.queues = 2});
+            improve(found.many, {.queues = 4});
         }
         found.small_copy = time_of_small_copies();
         found.begin = time_to_begin();

@@ -10,7 +10,6 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
-#include <sys/mount.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -233,17 +232,12 @@ TEST_F(dmabuf_test, p32_errors_of_registration_that_are_no_bugs) {
 TEST_F(dmabuf_test, descriptors_run_out) {
     const node here;
     ASSERT_TRUE(register_it(here)); // whatever is opened once is open
-    rlimit before{};
-    ::getrlimit(RLIMIT_NOFILE, &before);
     bool refused = false, granted = false;
     for (rlim_t room = 0; room < 8; ++room) {
-        rlimit tight = before;
-        tight.rlim_cur = limit_leaving(room);
-        ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &tight), 0);
+        const descriptors_left few(room);
         errno = 0;
         const auto mr = register_it(here);
         const int why = errno;
-        ::setrlimit(RLIMIT_NOFILE, &before);
         EXPECT_EQ(mr == nullptr, why == EMFILE) << room << " " << std::strerror(why);
         EXPECT_FALSE(granted && !mr) << room;
         (mr ? granted : refused) = true;
@@ -423,38 +417,33 @@ TEST_F(dmabuf_test, the_process_that_opened_the_gaudi_is_killed) {
 
 // Memory of a virtual Gaudi takes room when it is first touched: none left is an error, not a SIGBUS.
 TEST_F(test_lab, a_full_tmpfs_under_a_write_is_an_error) {
-    const auto small = root() / "small";
-    std::filesystem::create_directory(small);
-    if (::mount("none", small.c_str(), "tmpfs", 0, "size=40m,mode=0700") != 0)
+    const small_tmpfs small(root(), "40m");
+    if (!small.mounted())
         GTEST_SKIP() << "no right to mount";
-    ::setenv("GAUDI_LAB_ROOT", small.c_str(), 1);
+    const card gaudi;
+    ASSERT_GE(gaudi.fd, 0);
+    const auto at = gaudi.memory(dram_page);
+    const int fd = gaudi.dmabuf(at, dram_page);
+    ASSERT_GE(fd, 0) << std::strerror(-fd);
     {
-        const card gaudi;
-        ASSERT_GE(gaudi.fd, 0);
-        const auto at = gaudi.memory(dram_page);
-        const int fd = gaudi.dmabuf(at, dram_page);
-        ASSERT_GE(fd, 0) << std::strerror(-fd);
-        {
-            two_nodes both;
-            const mr_handle mr(ibv_reg_dmabuf_mr(both.right.pd.get(), 0, dram_page, at, fd, all_access));
-            ASSERT_TRUE(mr) << std::strerror(errno);
-            auto status = IBV_WC_SUCCESS;
-            unsigned written = 0;
-            for (; written < 5000 && status == IBV_WC_SUCCESS; ++written) {
-                ASSERT_EQ(request(IBV_WR_RDMA_WRITE)
-                              .from(both.left.entry(0, 4096))
-                              .at(at + written * std::uint64_t{GAUDI_LAB_GRANULE}, mr->rkey)
-                              .post(both.a.get()),
-                          0);
-                status = both.left.wait()->status;
-            }
-            EXPECT_EQ(status, IBV_WC_REM_OP_ERR) << ibv_wc_status_str(status);
-            EXPECT_GT(written, 2U);
-            EXPECT_TRUE(reaches(both.a.get(), IBV_QPS_ERR));
+        two_nodes both;
+        const mr_handle mr(ibv_reg_dmabuf_mr(both.right.pd.get(), 0, dram_page, at, fd, all_access));
+        ASSERT_TRUE(mr) << std::strerror(errno);
+        auto status = IBV_WC_SUCCESS;
+        unsigned written = 0;
+        for (; written < 5000 && status == IBV_WC_SUCCESS; ++written) {
+            ASSERT_EQ(request(IBV_WR_RDMA_WRITE)
+                          .from(both.left.entry(0, 4096))
+                          .at(at + written * std::uint64_t{GAUDI_LAB_GRANULE}, mr->rkey)
+                          .post(both.a.get()),
+                      0);
+            status = both.left.wait()->status;
         }
-        ::close(fd);
+        EXPECT_EQ(status, IBV_WC_REM_OP_ERR) << ibv_wc_status_str(status);
+        EXPECT_GT(written, 2U);
+        EXPECT_TRUE(reaches(both.a.get(), IBV_QPS_ERR));
     }
-    ::umount2(small.c_str(), MNT_DETACH);
+    ::close(fd);
 }
 
 TEST_F(dmabuf_test, p33_a_nic_that_cannot_register_dmabufs) {

@@ -9,7 +9,6 @@
 #include <regex>
 #include <seccomp.h>
 #include <sys/mman.h>
-#include <sys/mount.h>
 #include <unistd.h>
 
 namespace {
@@ -208,7 +207,7 @@ TEST_P(forbidden, memory_of_other_processes_is_an_error_in_words) {
         request wanted(GetParam());
         wanted.from(own.entry(0, 8));
         if (GetParam() == IBV_WR_ATOMIC_FETCH_AND_ADD)
-            wanted.wr.wr.atomic = {shared[1].memory, 1, 0, shared[1].key};
+            wanted.atomic(shared[1].memory, shared[1].key, 1);
         else
             wanted.at(shared[1].memory, shared[1].key);
         EXPECT_EQ(wanted.post(qp.get()), 0);
@@ -238,26 +237,21 @@ TEST_F(modes_test, the_lab_folder_goes_while_it_is_used) {
 }
 
 TEST_F(modes_test, a_full_tmpfs_is_an_errno) {
-    const auto small = root() / "small";
-    std::filesystem::create_directory(small);
-    if (::mount("none", small.c_str(), "tmpfs", 0, "size=300k,mode=0700") != 0)
+    const small_tmpfs small(root(), "300k");
+    if (!small.mounted())
         GTEST_SKIP() << "no right to mount";
-    ::setenv("GAUDI_LAB_ROOT", small.c_str(), 1);
-    {
-        node here(4096, 16);
-        ibv_qp_init_attr wanted{};
-        wanted.qp_type = IBV_QPT_RC;
-        wanted.send_cq = wanted.recv_cq = here.cq.get();
-        wanted.cap = {4096, 4096, 4, 4, 0};
-        EXPECT_EQ(ibv_create_qp(here.pd.get(), &wanted), nullptr);
-        EXPECT_EQ(errno, ENOMEM);
-        EXPECT_EQ(ibv_create_cq(here.context.get(), 65536, nullptr, nullptr, 0), nullptr);
-        EXPECT_EQ(errno, ENOMEM);
-        wanted.cap = {4, 4, 1, 1, 0};
-        const qp_handle fits(ibv_create_qp(here.pd.get(), &wanted));
-        EXPECT_TRUE(fits) << "what failed gave everything back";
-    }
-    ::umount2(small.c_str(), MNT_DETACH);
+    node here(4096, 16);
+    ibv_qp_init_attr wanted{};
+    wanted.qp_type = IBV_QPT_RC;
+    wanted.send_cq = wanted.recv_cq = here.cq.get();
+    wanted.cap = {4096, 4096, 4, 4, 0};
+    EXPECT_EQ(ibv_create_qp(here.pd.get(), &wanted), nullptr);
+    EXPECT_EQ(errno, ENOMEM);
+    EXPECT_EQ(ibv_create_cq(here.context.get(), 65536, nullptr, nullptr, 0), nullptr);
+    EXPECT_EQ(errno, ENOMEM);
+    wanted.cap = {4, 4, 1, 1, 0};
+    const qp_handle fits(ibv_create_qp(here.pd.get(), &wanted));
+    EXPECT_TRUE(fits) << "what failed gave everything back";
 }
 
 TEST_F(modes_test, trace_covers_verbs) {

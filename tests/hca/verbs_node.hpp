@@ -332,4 +332,21 @@ inline rlim_t limit_leaving(rlim_t room) {
     }
 }
 
+// While it lives, so many more can be opened.
+class descriptors_left {
+public:
+    explicit descriptors_left(rlim_t room) {
+        ::getrlimit(RLIMIT_NOFILE, &before_);
+        auto tight = before_;
+        tight.rlim_cur = limit_leaving(room);
+        EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &tight), 0);
+    }
+    ~descriptors_left() { ::setrlimit(RLIMIT_NOFILE, &before_); }
+    descriptors_left(const descriptors_left&) = delete;
+    descriptors_left& operator=(const descriptors_left&) = delete;
+
+private:
+    rlimit before_{};
+};
+
 } // namespace testing_support

@@ -341,14 +341,11 @@ TEST_F(wire_test, a_host_without_descriptors_answers_when_it_has_some) {
                       say(3);
                   },
                   [&](node&, ibv_qp* qp) {
-                      rlimit before{}, tight{};
-                      ::getrlimit(RLIMIT_NOFILE, &before);
-                      tight = before;
-                      tight.rlim_cur = limit_leaving(0);
-                      ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &tight), 0);
-                      say(1);
-                      EXPECT_TRUE(is_said(2));
-                      ::setrlimit(RLIMIT_NOFILE, &before);
+                      {
+                          const descriptors_left none(0);
+                          say(1);
+                          EXPECT_TRUE(is_said(2));
+                      }
                       EXPECT_TRUE(is_said(3));
                       EXPECT_EQ(state_of(qp), IBV_QPS_RTS);
                   }),

@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 #include <fstream>
+#include <sys/mount.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -33,6 +34,18 @@ void test_lab::describe(std::string_view text) {
     ASSERT_TRUE(parsed) << parsed.error().text;
     const auto entered = lab::folder::enter("default", *parsed);
     ASSERT_TRUE(entered) << entered.error().text;
+}
+
+small_tmpfs::small_tmpfs(const fs::path& under, const std::string& size) : at_(under / "small") {
+    fs::create_directory(at_);
+    mounted_ = ::mount("none", at_.c_str(), "tmpfs", 0, ("mode=0700,size=" + size).c_str()) == 0;
+    if (mounted_)
+        ::setenv("GAUDI_LAB_ROOT", at_.c_str(), 1);
+}
+
+small_tmpfs::~small_tmpfs() {
+    if (mounted_)
+        ::umount2(at_.c_str(), MNT_DETACH);
 }
 
 void test_lab::TearDown() {

@@ -27,6 +27,20 @@ private:
     std::size_t descriptors_;
 };
 
+// The lab's root is on a tmpfs of this size ("40m") while it lives, where there is the right to mount one.
+class small_tmpfs {
+public:
+    small_tmpfs(const std::filesystem::path& under, const std::string& size);
+    ~small_tmpfs();
+    small_tmpfs(const small_tmpfs&) = delete;
+    small_tmpfs& operator=(const small_tmpfs&) = delete;
+    [[nodiscard]] bool mounted() const { return mounted_; }
+
+private:
+    const std::filesystem::path at_;
+    bool mounted_;
+};
+
 [[nodiscard]] std::size_t open_descriptors();
 [[nodiscard]] std::size_t mapped_regions();
 // Bytes that a folder really occupies.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // gaudi_dma, call by call: asynchrony, limits, queues. Runs in the lab, under either UCX.
-#include "tests/ucx/uct_fixture.hpp"
+#include "tests/ucx/uct_case.hpp"
 
 #include <gaudi/device.hpp>
 
@@ -15,12 +15,6 @@
 namespace {
 
 using namespace testing_ucx;
-
-// The engine that copies from and to this address.
-gaudi::copy_engine engine_at(uint64_t address) {
-    const auto index = gaudi::known_memory().device_of(gaudi::device_address(address));
-    return gaudi::expect(gaudi::find_open_device(index.value())->copies());
-}
 
 class uct_dma : public ::testing::Test {
 protected:
@@ -330,18 +324,6 @@ TEST_F(uct_dma, large_copies_use_several_queues_and_say_so) {
     EXPECT_EQ(bytes, out.size());
 }
 
-// The queues that carried more bytes after a copy than before it.
-std::size_t queues_used(uint64_t address, const std::function<void()>& copy) {
-    auto engine = engine_at(address);
-    std::map<std::uint32_t, std::uint64_t> before;
-    for (const auto& queue : engine.queues())
-        before[queue.queue] = queue.bytes;
-    copy();
-    const auto after = engine.queues();
-    return static_cast<std::size_t>(std::count_if(
-        after.begin(), after.end(), [&](const auto& queue) { return queue.bytes > before[queue.queue]; }));
-}
-
 TEST_F(uct_dma, settings_say_how_a_copy_is_spread_over_queues) {
     const std::size_t size = 1 << 20;
     const allocated memory(domain, size), other(domain, size);
@@ -351,14 +333,17 @@ TEST_F(uct_dma, settings_say_how_a_copy_is_spread_over_queues) {
         copier dma(domain, "gaudi_dma", "gaudi_dma");
         ::unsetenv("UCX_GAUDI_DMA_QUEUES");
         ::unsetenv("UCX_GAUDI_DMA_STRIPE");
-        return queues_used(memory.number(), [&] {
-            finished done;
-            uct_iov_t iov{other.memory.address, size, nullptr, 0, 1};
-            ASSERT_EQ(uct_ep_put_zcopy(dma.ep, &iov, 1, memory.number(), UCT_INVALID_RKEY, &done.comp),
-                      UCS_INPROGRESS);
-            while (done.times == 0)
-                dma.progress();
-        });
+        return queues_used(memory.number(),
+                           [&] {
+                               finished done;
+                               uct_iov_t iov{other.memory.address, size, nullptr, 0, 1};
+                               ASSERT_EQ(uct_ep_put_zcopy(dma.ep, &iov, 1, memory.number(), UCT_INVALID_RKEY,
+                                                          &done.comp),
+                                         UCS_INPROGRESS);
+                               while (done.times == 0)
+                                   dma.progress();
+                           })
+            .size();
     };
     EXPECT_EQ(within("4", "2m"), 1U) << "it is smaller than a stripe";
     EXPECT_EQ(within("1", "64k"), 1U);

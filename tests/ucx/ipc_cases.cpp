@@ -37,15 +37,13 @@ struct told {
 
 // Device memory as the CPU cannot see it.
 std::vector<std::byte> seen_at(std::uint64_t address) {
-    const auto index = gaudi::known_memory().device_of(gaudi::device_address(address));
-    auto engine = gaudi::expect(gaudi::find_open_device(*index)->copies());
+    auto engine = engine_at(address);
     std::vector<std::byte> bytes(size);
     gaudi::expect(gaudi::expect(engine.read(bytes, gaudi::device_address(address))).wait());
     return bytes;
 }
 void fill_at(std::uint64_t address, unsigned seed) {
-    const auto index = gaudi::known_memory().device_of(gaudi::device_address(address));
-    auto engine = gaudi::expect(gaudi::find_open_device(*index)->copies());
+    auto engine = engine_at(address);
     const auto bytes = numbered(size, seed);
     gaudi::expect(gaudi::expect(engine.write(gaudi::device_address(address), bytes)).wait());
 }
@@ -396,7 +394,7 @@ TEST_F(uct_ipc, a_process_that_does_not_answer_is_an_error_in_time_and_forgiven)
 
 TEST_F(uct_ipc, a_setting_says_how_many_imports_are_kept) {
     const auto kept_with = [&](const char* limit) {
-        ::setenv("UCX_GAUDI_IPC_IMPORTS", limit, 1);
+        const setting imports("UCX_GAUDI_IPC_IMPORTS", limit);
         const memory_domain limited("gaudi_ipc", "gaudi_ipc");
         auto host = numbered(size, 12);
         for (const char kind : {'k', 'K'}) { // two handles of one memory
@@ -405,7 +403,6 @@ TEST_F(uct_ipc, a_setting_says_how_many_imports_are_kept) {
             EXPECT_EQ(move(false, host.data(), once.rkey), UCS_OK);
             uct_rkey_release(ipc.component, &once);
         }
-        ::unsetenv("UCX_GAUDI_IPC_IMPORTS");
         return gaudi::ipc_counters().imports;
     };
     EXPECT_EQ(kept_with("1"), 1U);

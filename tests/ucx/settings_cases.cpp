@@ -2,37 +2,16 @@
 // What the settings of gaudi_copy do. Runs in the lab, under either UCX.
 #include "tests/ucx/uct_case.hpp"
 
-#include <gaudi/device.hpp>
-
-#include <cstdlib>
-#include <map>
-#include <set>
-
 namespace {
 
 using namespace testing_ucx;
-
-class setting {
-public:
-    setting(const char* name, const char* value) : name_(name) { ::setenv(name, value, 1); }
-    ~setting() { ::unsetenv(name_); }
-    setting(const setting&) = delete;
-    setting& operator=(const setting&) = delete;
-
-private:
-    const char* name_;
-};
-
-std::shared_ptr<gaudi::device> device_of(const allocated& memory) {
-    return gaudi::find_open_device(*gaudi::known_memory().device_of(gaudi::device_address(memory.number())));
-}
 
 TEST(uct_settings, the_heap_takes_chunks_of_the_size_that_is_set) {
     for (const auto& [value, bytes] : {std::pair("1g", 1ULL << 30), std::pair("2g", 2ULL << 30)}) {
         const setting chunk("UCX_GAUDI_COPY_HEAP_CHUNK", value);
         const memory_domain domain("gaudi_copy", "gaudi_copy");
         const allocated memory(domain, 4096);
-        const auto device = device_of(memory);
+        const auto device = device_at(memory.number());
         const auto page = device->info().allocation_page;
         const auto held = device->heap().statistics();
         EXPECT_EQ(held.chunks, 1U);
@@ -58,20 +37,14 @@ TEST(uct_settings, a_large_copy_uses_as_many_queues_as_are_set) {
             const allocated memory(domain, large);
             std::optional<gaudi::copy_engine> theirs;
             if (by_others_first)
-                theirs = gaudi::expect(device_of(memory)->copies());
+                theirs = engine_at(memory.number());
             copier copies(domain);
             for (const bool put : {true, false}) {
-                auto engine = gaudi::expect(device_of(memory)->copies());
-                std::map<std::uint32_t, std::uint64_t> before;
-                for (const auto& each : engine.queues())
-                    before[each.queue] = each.bytes;
-                ASSERT_EQ(complete(copies, put, bytes.data(), large, memory.number()), UCS_OK);
-                numbers used;
-                for (const auto& each : engine.queues()) {
+                const auto used = queues_used(memory.number(), [&] {
+                    ASSERT_EQ(complete(copies, put, bytes.data(), large, memory.number()), UCS_OK);
+                });
+                for (const auto& each : engine_at(memory.number()).queues())
                     EXPECT_EQ(each.depth, 0U);
-                    if (each.bytes > before[each.queue])
-                        used.insert(each.queue);
-                }
                 EXPECT_EQ(used, put ? down : up) << value << (put ? " down" : " up");
             }
         }
@@ -82,7 +55,7 @@ TEST(uct_settings, a_device_is_the_one_that_is_set) {
         const setting chosen("UCX_GAUDI_COPY_DEVICE", value);
         const memory_domain domain("gaudi_copy", "gaudi_copy");
         const allocated memory(domain, 4096);
-        EXPECT_EQ(device_of(memory)->info().bus_id, "0000:1a:00.0") << value;
+        EXPECT_EQ(device_at(memory.number())->info().bus_id, "0000:1a:00.0") << value;
     }
 }
 

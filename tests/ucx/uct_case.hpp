@@ -1,15 +1,55 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <gaudi/device.hpp>
+
 #include "tests/ucx/uct_fixture.hpp"
 #include "ucx/base/key.hpp"
 
+#include <cstdlib>
+#include <functional>
 #include <gtest/gtest.h>
+#include <map>
 #include <optional>
+#include <set>
 
 namespace testing_ucx {
 
 using gaudi_ucx::memory_key;
+
+// A setting of UCX while it lives.
+class setting {
+public:
+    setting(const char* name, const char* value) : name_(name) { ::setenv(name, value, 1); }
+    ~setting() { ::unsetenv(name_); }
+    setting(const setting&) = delete;
+    setting& operator=(const setting&) = delete;
+
+private:
+    const char* name_;
+};
+
+inline std::shared_ptr<gaudi::device> device_at(uint64_t address) {
+    return gaudi::find_open_device(gaudi::known_memory().device_of(gaudi::device_address(address)).value());
+}
+// The engine that copies from and to this address.
+inline gaudi::copy_engine engine_at(uint64_t address) {
+    return gaudi::expect(device_at(address)->copies());
+}
+
+// The queues that carried more bytes after a copy than before it.
+inline std::set<std::uint32_t> queues_used(uint64_t address, const std::function<void()>& copy) {
+    auto engine = engine_at(address);
+    std::map<std::uint32_t, std::uint64_t> before;
+    for (const auto& queue : engine.queues())
+        before[queue.queue] = queue.bytes;
+    copy();
+    std::set<std::uint32_t> used;
+    for (const auto& queue : engine.queues())
+        if (queue.bytes > before[queue.queue])
+            used.insert(queue.queue);
+    return used;
+}
 
 constexpr uint64_t dmabuf = UCT_MD_MEM_ATTR_V2_FIELD_DMABUF_FD | UCT_MD_MEM_ATTR_V2_FIELD_DMABUF_OFFSET;
 

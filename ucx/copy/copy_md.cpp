@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <string_view>
 #include <thread>
 #include <unistd.h>
 
