@@ -40,13 +40,14 @@ gaudi_status guarded(F&& body) noexcept {
     }
 }
 
-// Copies as much of a structure as its caller knows of.
+// Copies as much of a structure as its caller knows of; what only the caller knows of is zero.
 template <typename T>
 gaudi_status give(const T& made, T* into) {
     const auto known = into->struct_size;
     if (known < sizeof(std::size_t) + 1 || known > 4096)
         return refused(fmt::format("struct_size is {}; set it to sizeof of the structure", known));
-    std::memcpy(into, &made, std::min(known, sizeof(T)));
+    std::memset(static_cast<void*>(into), 0, known);
+    std::memcpy(static_cast<void*>(into), &made, std::min(known, sizeof(T)));
     into->struct_size = known;
     return GAUDI_OK;
 }

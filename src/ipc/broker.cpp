@@ -12,6 +12,8 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/random.h>
+#include <sys/socket.h>
+#include <thread>
 #include <utility>
 
 namespace gaudi {
@@ -124,6 +126,14 @@ void broker::end() {
     }
     for (const auto deadline = clock::now() + std::chrono::seconds(5); !quiet() && clock::now() < deadline;)
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    std::vector<std::uint64_t> bases;
+    {
+        const std::lock_guard guard(mutex_);
+        for (const auto& [base, each] : shared_)
+            bases.push_back(base);
+    }
+    for (const auto base : bases)
+        wait_for_importers(base);
     {
         const std::lock_guard guard(mutex_);
         ending_ = true;
@@ -157,6 +167,52 @@ void broker::unwatch(int socket) {
     const std::lock_guard guard(mutex_);
     if (watched_.erase(socket) != 0)
         ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, socket, nullptr);
+}
+
+int broker::bell() {
+    const std::lock_guard guard(mutex_);
+    int ends[2];
+    if (!bell_ && ::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) == 0) {
+        bell_ = lone_fd(unique_fd(ends[0]));
+        bell_to_pass_ = lone_fd(unique_fd(ends[1]));
+        if (!add(bell_.get(), EPOLLIN)) {
+            bell_.reset();
+            bell_to_pass_.reset();
+        }
+    }
+    return bell_to_pass_.get();
+}
+
+void broker::client::revoke(std::uint32_t slot, lease& held) const {
+    held.revoked = true;
+    word(slot).revoked.store(1);
+    if (bell) // whatever it is that was passed: this does not block
+        (void)::send(bell.get(), "", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+void broker::wait_for_importers(std::uint64_t base) {
+    constexpr auto limit = std::chrono::milliseconds(500);
+    const auto deadline = clock::now() + limit;
+    for (;;) {
+        bool left = false;
+        {
+            const std::lock_guard guard(mutex_);
+            const auto known = shared_.find(base);
+            if (known == shared_.end())
+                return;
+            const bool late = clock::now() >= deadline;
+            for (auto& each : clients_)
+                for (const auto& [slot, held] : each.leases)
+                    if (held.given && held.is_of(known->first, known->second) && each.bell && !each.dead &&
+                        !each.silent) {
+                        left = true;
+                        each.silent = late;
+                    }
+            if (!left || late)
+                return;
+        }
+        std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
 }
 
 result<void> broker::begin_to_listen() {
@@ -313,6 +369,7 @@ bool broker::memory_goes(device_address base, std::uint64_t length) {
     }
     (void)revoke(base);
     const bool quiet = wait(base, until::quiet, std::chrono::seconds(5));
+    wait_for_importers(base.value());
     const std::lock_guard guard(mutex_);
     shared_.erase(base.value());
     return quiet;

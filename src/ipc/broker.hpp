@@ -53,6 +53,8 @@ public:
     // The watcher hears of it once. errc::system_call_failed.
     result<void> watch(int socket, const std::shared_ptr<hangup_watcher>& watcher);
     void unwatch(int socket);
+    // To be passed to owners, which ring it when they revoke a lease; -1: there is none.
+    int bell();
     void count(ipc_statistics& into);
 
     void window_opens(const memory_window&) override {}
@@ -76,6 +78,7 @@ private:
         // What counts; the board, which the importer can write, only tells it.
         bool revoked = false;
         bool closing = false; // when its copies have ended
+        bool given = false;   // a DMA-BUF, of which the importer has something still
         unsigned copies = 0;  // that this process makes for it
         [[nodiscard]] bool is_of(std::uint64_t at, const shared_allocation& allocation) const {
             return base == at && generation == allocation.generation;
@@ -100,6 +103,8 @@ private:
         bool greeted = false, dead = false;
         bool given = false; // a descriptor: it copies itself, and counts itself in
         shared_memory board;
+        lone_fd bell;        // rung when a lease is revoked: it lets go of what it has of the memory
+        bool silent = false; // it was waited for in vain, and has not been heard of since
         std::map<std::uint32_t, lease> leases; // by slot of the board
         std::uint32_t next_slot = 0;
         std::vector<guest> guests;
@@ -115,10 +120,7 @@ private:
         [[nodiscard]] unsigned in_flight(std::uint32_t slot, const lease& held) const {
             return held.copies + (given ? word(slot).in_flight.load() : 0);
         }
-        void revoke(std::uint32_t slot, lease& held) const {
-            held.revoked = true;
-            word(slot).revoked.store(1);
-        }
+        void revoke(std::uint32_t slot, lease& held) const;
         [[nodiscard]] lease_word& word(std::uint32_t slot) const {
             return reinterpret_cast<lease_word*>(board.data())[slot];
         }
@@ -132,8 +134,8 @@ private:
     void wake();
     [[nodiscard]] bool serves(std::uint32_t user) const;
     void run();
-    // Whoever hung up is told afterwards, without the lock.
-    void dispatch(int fd, std::vector<std::shared_ptr<hangup_watcher>>& hung_up);
+    // Whoever hung up is told afterwards, without the lock; so are imports that were revoked.
+    void dispatch(int fd, std::vector<std::shared_ptr<hangup_watcher>>& hung_up, bool& revoked);
     void accept_all(int listener);
     void make_room_for_one();
     void send_one_away(int listener);
@@ -141,7 +143,7 @@ private:
     // Reads what the client sent. False: it has to go.
     bool serve(client& from);
     answer carry_out(client& from, const wire_request& asked, received_message& with, wire_reply& reply);
-    answer open_lease(client& from, const wire_request& asked, wire_reply& reply);
+    answer open_lease(client& from, const wire_request& asked, received_message& with, wire_reply& reply);
     answer open_context(client& from, const wire_request& asked, wire_reply& reply);
     answer open_dmabuf(client& from, const wire_request& asked, wire_reply& reply);
     answer open_device(client& from, const wire_request& asked, wire_reply& reply);
@@ -157,6 +159,8 @@ private:
     void condemn(client& gone);
     void close_lease(client& from, std::uint32_t slot);
     void close_window_if_unused(const lease& ended);
+    // Importers that were told to let go do so in a moment. One that does not is not waited for again.
+    void wait_for_importers(std::uint64_t base);
     void finish_copies(client& of);
     // Nothing that it began can touch memory any more.
     [[nodiscard]] static bool is_harmless(const client& gone);
@@ -171,7 +175,8 @@ private:
 
     std::mutex mutex_;
     lone_fd epoll_, wake_, listener_;
-    lone_fd spare_; // a number to give free when there are no others
+    lone_fd bell_, bell_to_pass_; // two ends
+    lone_fd spare_;               // a number to give free when there are no others
     std::thread thread_;
     bool ending_ = false;
     ipc_settings settings_;

@@ -37,7 +37,7 @@ broker::answer broker::carry_out(client& from, const wire_request& asked, receiv
     };
     switch (asked.head.ask) {
     case wire_ask::open_lease:
-        return open_lease(from, asked, reply);
+        return open_lease(from, asked, with, reply);
     case wire_ask::open_context:
         return open_context(from, asked, reply);
     case wire_ask::open_dmabuf:
@@ -50,13 +50,15 @@ broker::answer broker::carry_out(client& from, const wire_request& asked, receiv
     case wire_ask::copy_in:
         return nothing(start_copy(from, asked, reply));
     case wire_ask::close_lease:
+    case wire_ask::let_go:
         break;
     }
     return tl::unexpected(
         error(errc::handle_invalid, fmt::format("request {}", static_cast<int>(asked.head.ask))));
 }
 
-broker::answer broker::open_lease(client& from, const wire_request& asked, wire_reply& reply) {
+broker::answer broker::open_lease(client& from, const wire_request& asked, received_message& with,
+                                  wire_reply& reply) {
     const auto handle = read_handle(std::as_bytes(std::span(&asked.handle, 1)));
     if (!handle)
         return tl::unexpected(handle.error());
@@ -76,6 +78,8 @@ broker::answer broker::open_lease(client& from, const wire_request& asked, wire_
             return tl::unexpected(board.error());
         from.board = std::move(*board);
     }
+    if (!from.bell && with.descriptors == 1)
+        from.bell = lone_fd(std::move(with.passed[0]));
     std::vector<int> passed;
     while (from.leases.contains(from.next_slot))
         from.next_slot = (from.next_slot + 1) % leases_per_client;
@@ -104,7 +108,7 @@ broker::answer broker::open_dmabuf(client& from, const wire_request& asked, wire
         return tl::unexpected(error(errc::not_given, "the owner gives no DMA-BUF away"));
     if (auto opened = open_window(base, *known); !opened)
         return tl::unexpected(opened.error());
-    from.given = true;
+    from.given = from.leases[asked.lease].given = true;
     reply.skip = known->skip;
     reply.window = known->window_length;
     return std::vector<int>{known->window.get()};

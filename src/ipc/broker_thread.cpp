@@ -3,6 +3,7 @@
 #include "src/ipc/broker.hpp"
 
 #include "src/hl/hl_device.hpp"
+#include "src/ipc/importer.hpp"
 
 #include <algorithm>
 #include <cerrno>
@@ -11,6 +12,7 @@
 #include <fmt/format.h>
 #include <poll.h>
 #include <sys/epoll.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 
 namespace gaudi {
@@ -61,12 +63,13 @@ void broker::run() {
         epoll_event ready[32];
         const int count = ::epoll_wait(epoll_.get(), ready, 32, sleep);
         std::vector<std::shared_ptr<hangup_watcher>> hung_up;
+        bool revoked = false;
         std::vector<std::shared_ptr<device>>
             used; // the last reference to a device is not for us to drop under the lock
         std::unique_lock lock(mutex_);
         std::erase_if(offered_, [](const auto& each) { return each.second.context.expired(); });
         for (int i = 0; i < count; ++i)
-            dispatch(ready[i].data.fd, hung_up);
+            dispatch(ready[i].data.fd, hung_up, revoked);
         for (auto& each : clients_) {
             finish_copies(each);
             let_go_of_lost_devices(each);
@@ -78,6 +81,8 @@ void broker::run() {
         lock.unlock();
         for (const auto& each : hung_up)
             each->hung_up();
+        if (revoked)
+            importer::self().let_go_of_revoked();
     }
 }
 
@@ -98,10 +103,16 @@ void broker::let_go_of_lost_devices(client& of) {
     }
 }
 
-void broker::dispatch(int fd, std::vector<std::shared_ptr<hangup_watcher>>& hung_up) {
+void broker::dispatch(int fd, std::vector<std::shared_ptr<hangup_watcher>>& hung_up, bool& revoked) {
     if (fd == wake_.get()) {
         std::uint64_t ignored = 0;
         (void)!::read(fd, &ignored, sizeof(ignored));
+        return;
+    }
+    if (fd == bell_.get()) {
+        char rung[1];
+        for (int times = 0; times < 64 && ::recv(fd, rung, sizeof(rung), MSG_DONTWAIT) >= 0; ++times)
+            revoked = true;
         return;
     }
     if (fd == listener_.get())
@@ -211,12 +222,20 @@ bool broker::serve(client& from) {
         if (got->bytes != sizeof(asked) || asked.head.magic != wire_head::magic_value)
             return false;
         from.parked.clear(); // whoever asks on has fetched them
+        from.silent = false;
         wire_reply reply;
         reply.head = asked.head;
         reply.head.version = wire_head::current_version;
-        if (asked.head.ask == wire_ask::close_lease && asked.head.version == wire_head::current_version) {
-            close_lease(from, asked.lease);
-            continue;
+        if (asked.head.version == wire_head::current_version) {
+            if (asked.head.ask == wire_ask::close_lease) {
+                close_lease(from, asked.lease);
+                continue;
+            }
+            if (asked.head.ask == wire_ask::let_go) {
+                if (const auto held = from.leases.find(asked.lease); held != from.leases.end())
+                    held->second.given = false;
+                continue;
+            }
         }
         const auto done = carry_out(from, asked, *got, reply);
         if (!done) {

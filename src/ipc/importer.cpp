@@ -127,6 +127,19 @@ result<std::shared_ptr<lease_core>> importer::open(const handle_record& handle) 
     return made;
 }
 
+void importer::let_go_of_revoked() {
+    std::vector<std::shared_ptr<lease_core>> affected; // let go without the lock
+    {
+        const std::lock_guard guard(mutex_);
+        for (const auto& [which, each] : in_use_)
+            if (auto alive = each.lock(); alive && alive->gone())
+                affected.push_back(std::move(alive));
+        std::erase_if(leases_, [](const auto& each) { return each.second.lease->gone(); });
+    }
+    for (const auto& each : affected)
+        each->let_go();
+}
+
 bool importer::lost(const std::array<std::uint64_t, 2>& owner) {
     const std::lock_guard guard(mutex_);
     return lost_.contains(owner);

@@ -12,6 +12,15 @@ lease_reach::~lease_reach() {
     for (auto& [card, region] : regions)
         if (!region.first->core()->ours())
             (void)region.second.release(); // a child of fork leaves it alone
+    if (!link || !dmabuf || forks != fork_count())
+        return;
+    regions.clear();
+    imports.clear();
+    dmabuf.reset();
+    wire_request request;
+    request.head.ask = wire_ask::let_go;
+    request.lease = slot;
+    link->tell(request);
 }
 
 lease_core::lease_core(const handle_record& handle) : handle_(handle), forks_(fork_count()) {}
@@ -22,7 +31,9 @@ result<std::shared_ptr<lease_core>> lease_core::open(const std::shared_ptr<owner
     request.head.ask = wire_ask::open_lease;
     request.handle = handle;
     request.wants = link->board() == nullptr ? wants_board : 0;
-    auto answer = link->ask(request);
+    const auto service = broker::running();
+    const int bell[] = {request.wants != 0 && service ? service->bell() : -1};
+    auto answer = link->ask(request, std::span(bell, bell[0] >= 0 ? 1 : 0));
     if (!answer)
         return tl::unexpected(answer.error());
     const auto& reply = answer->reply;
@@ -120,6 +131,9 @@ result<void> lease_core::fetch_dmabuf(lease_reach& reach) {
             reach.no_dmabuf = answer.error();
         return tl::unexpected(answer.error());
     }
+    reach.link = link_;
+    reach.slot = slot_;
+    reach.forks = fork_count();
     reach.dmabuf = lone_fd(std::move(answer->passed[0]));
     reach.skip = answer->reply.skip;
     reach.window = answer->reply.window;

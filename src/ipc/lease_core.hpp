@@ -17,6 +17,10 @@ struct lease_reach {
     std::optional<error> no_import; // the driver cannot
     std::optional<error> no_dmabuf; // the owner gives none
     std::map<const nic*, std::pair<std::shared_ptr<nic>, mr_handle>> regions;
+    // Who hears when the last of it is gone, and as what.
+    std::shared_ptr<owner_link> link;
+    std::uint32_t slot = 0;
+    unsigned forks = 0;
 
     ~lease_reach();
 };
@@ -53,7 +57,7 @@ public:
     result<std::uint32_t> key_on(lease_reach& reach, const std::shared_ptr<nic>& card);
     // Kept by copies under way.
     [[nodiscard]] std::shared_ptr<lease_reach> reach() const;
-    // The owner is gone: its device must not stay busy because of us.
+    // The owner is gone, or takes the memory back: its device must not stay busy because of us.
     void let_go();
 
 private:

@@ -46,6 +46,7 @@ engine_transfer::~engine_transfer() {
 std::optional<result<void>> engine_transfer::look() {
     if (!ticket_.done())
         return std::nullopt;
+    reach_.reset(); // whoever keeps the ticket does not keep the memory
     return ticket_.wait();
 }
 
@@ -63,8 +64,10 @@ nic_transfer::~nic_transfer() {
 }
 
 std::optional<result<void>> nic_transfer::look() {
-    if (copier_->poll() >= number_)
+    if (copier_->poll() >= number_) {
+        reach_.reset(); // whoever keeps the ticket does not keep the memory
         return result<void>();
+    }
     // The queue pair's own timeout and retries end sooner, unless the NIC itself is gone and says nothing
     // more.
     constexpr auto patience = std::chrono::seconds(30);

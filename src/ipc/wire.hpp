@@ -10,14 +10,15 @@ namespace gaudi {
 // What importers ask of an owner's broker, and what it answers. Every message has one size.
 
 enum class wire_ask : std::uint16_t {
-    open_lease = 1, // handle; wants: whether to pass the board
+    open_lease = 1, // handle; wants: whether to pass the board, and passes a bell for it
     close_lease,    // lease; no answer
     open_context,   // lease: the device it lies on; answered with the device's descriptor and its ledger
     attach_slab,    // passes shared memory of `length` bytes that copies go through
     copy_out,       // lease: [offset, offset + length) to slab_offset
     copy_in,        // and back
     open_dmabuf,    // lease: answered with a DMA-BUF of its pages
-    open_device     // offset: the node; answered as open_context
+    open_device,    // offset: the node; answered as open_context
+    let_go          // lease: of the DMA-BUF that was given for it nothing is left; no answer
 };
 
 struct wire_head {

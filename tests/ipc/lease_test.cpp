@@ -345,6 +345,40 @@ TEST_F(ipc_test, imports_are_kept_and_the_oldest_go_first) {
     EXPECT_EQ(leases, 16U);
 }
 
+// It cannot let go: its owner goes on without it, and does not wait for it each time.
+TEST_F(ipc_test, an_importer_that_is_stopped_is_waited_for_once) {
+    describe("gaudis = 1\nhcas = 1");
+    ipc_settings settings;
+    settings.give = ipc_give::dmabuf;
+    set_ipc(settings);
+    const auto own = expect(open_device(by_index{0}));
+    std::vector<device_buffer> buffers;
+    std::vector<memory_handle> handles;
+    for (unsigned i = 0; i < 4; ++i) {
+        buffers.push_back(expect(own->heap().allocate(4096)));
+        handles.push_back(expect(share(buffers.back())));
+    }
+    gate imported;
+    child stopped([&] {
+        std::vector<std::byte> host(4096);
+        for (const auto& handle : handles)
+            expect(expect(expect(import_memory(handle)).read(host)).wait());
+        imported.open();
+        ::raise(SIGSTOP);
+        return 0;
+    });
+    ASSERT_TRUE(imported.wait());
+    ASSERT_TRUE(soon_true([&] {
+        int status = 0;
+        return ::waitpid(stopped.pid(), &status, WUNTRACED | WNOHANG) == stopped.pid() && WIFSTOPPED(status);
+    }));
+    const auto begin = clock_type::now();
+    buffers.clear();
+    EXPECT_LT(clock_type::now() - begin, std::chrono::milliseconds(1500));
+    stopped.kill_it();
+    (void)stopped.wait();
+}
+
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr bool under_a_sanitizer = true;
 #else
@@ -389,6 +423,10 @@ TEST_F(ipc_test, cycles_and_deaths_leave_nothing) {
         expect(expect(expect(import_memory(handle)).read(seen)).wait());
         EXPECT_EQ(other.revoke(0), 0U);
     };
+    { // what is opened once for a device is open from now on
+        owner brief(1);
+        expect(expect(expect(import_memory(brief.share(4096, 2))).read(seen)).wait());
+    }
     const auto owner_dies = [&] {
         const auto held = open_descriptors();
         {

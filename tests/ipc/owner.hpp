@@ -127,6 +127,10 @@ public:
     std::uint64_t leases(unsigned buffer) { return ask({'l', buffer, 0}).value; }
     std::uint64_t wait_for_leases(unsigned buffer, unsigned ms) { return ask({'w', buffer, ms}).value; }
     memory_handle share_again(unsigned buffer) { return ask({'a', buffer, 0}).handle; }
+    // Frees everything and closes its device.
+    void close() { ask({'C', 0, 0}); }
+    // Opens it again at once; how much of it is free, or 0: it cannot be opened.
+    std::uint64_t open_again() { return ask({'C', 1, 0}).value; }
     std::uint64_t descriptors() { return ask({'o', 0, 0}).value; }
     std::uint64_t mappings() { return ask({'m', 0, 0}).value; }
     std::uint64_t resident() { return ask({'R', 0, 0}).value; }
@@ -161,8 +165,8 @@ private:
 
     static int serve(int socket, unsigned index, const ipc_settings& settings) {
         set_ipc(settings);
-        const auto card = expect(open_device(by_index{index}));
-        auto engine = expect(card->copies());
+        auto card = expect(open_device(by_index{index}));
+        std::optional<copy_engine> engine = expect(card->copies());
         std::vector<device_buffer> buffers;
         std::optional<all_descriptors> taken;
         for (order wanted; ::recv(socket, &wanted, sizeof(wanted), 0) == sizeof(wanted);) {
@@ -172,7 +176,7 @@ private:
             case 's': {
                 buffers.push_back(expect(card->heap().allocate(wanted.first)));
                 const auto bytes = pattern(wanted.first, static_cast<unsigned>(wanted.second));
-                expect(expect(engine.write(buffers.back().address(), bytes)).wait());
+                expect(expect(engine->write(buffers.back().address(), bytes)).wait());
                 said.handle = expect(gaudi::share(buffers.back()));
                 break;
             }
@@ -181,17 +185,29 @@ private:
                 break;
             case 'f': {
                 const auto bytes = pattern(buffer->size(), static_cast<unsigned>(wanted.second));
-                expect(expect(engine.write(buffer->address(), bytes)).wait());
+                expect(expect(engine->write(buffer->address(), bytes)).wait());
                 break;
             }
             case 'h': {
                 std::vector<std::byte> bytes(buffer->size());
-                expect(expect(engine.read(bytes, buffer->address())).wait());
+                expect(expect(engine->read(bytes, buffer->address())).wait());
                 said.value = bytes == pattern(bytes.size(), static_cast<unsigned>(wanted.second)) ? 1 : 0;
                 break;
             }
             case 'd':
                 *buffer = {};
+                break;
+            case 'C':
+                buffers.clear();
+                engine.reset();
+                card.reset();
+                if (wanted.first == 0)
+                    break;
+                if (auto again = open_device(by_index{index})) {
+                    card = *again;
+                    engine = expect(card->copies());
+                    said.value = card->info().memory_free;
+                }
                 break;
             case 'u':
                 said.value = code_of(free_shared(*buffer, if_leased::refuse));
@@ -229,7 +245,7 @@ private:
                 std::vector<std::byte> bytes(4096);
                 std::vector<copy_ticket> tickets;
                 for (unsigned i = 0; i < wanted.second; ++i)
-                    tickets.push_back(expect(engine.read(bytes, buffer->address())));
+                    tickets.push_back(expect(engine->read(bytes, buffer->address())));
                 said.value = 1;
                 for (auto& each : tickets)
                     said.value &= each.wait() ? 1U : 0U;

@@ -88,6 +88,59 @@ TEST_P(way_test, moves_every_byte_both_ways) {
     EXPECT_GE(ipc_counters().bytes[index] - before.bytes[index], 20 * mebibyte);
 }
 
+// What importers have of the memory, in use or kept for the next import, does not keep the device busy.
+TEST_P(way_test, the_owner_closes_its_device_and_opens_it_again_at_once) {
+    describe("gaudis = 2\nhcas = 1\ndmabuf_import = yes");
+    ipc_settings settings;
+    settings.give = GetParam().give;
+    owner other(0, settings);
+    const auto own = expect(open_device(by_index{1}));
+    const import_options only{GetParam().way};
+    const auto local = expect(own->heap().allocate(mebibyte));
+    std::vector<std::byte> host(mebibyte);
+    const auto free = other.open_again();
+    ASSERT_GT(free, 0U);
+    for (const bool kept : {false, true})
+        for (unsigned round = 0; round < 10; ++round) {
+            std::optional<imported_buffer> imported = expect(import_memory(other.share(mebibyte, 7), only));
+            const auto read = [&] {
+                return GetParam().device ? imported->read(local.address(), 0, mebibyte)
+                                         : imported->read(host);
+            };
+            auto reading = read();
+            ASSERT_TRUE(reading) << reading.error().message();
+            ASSERT_TRUE(reading->wait());
+            if (!kept) {
+                reading = ipc_ticket{};
+                imported.reset();
+            }
+            EXPECT_EQ(other.open_again(), free) << round;
+            if (kept) {
+                EXPECT_TRUE(imported->gone());
+                EXPECT_EQ(read().error().code(), errc::lease_revoked);
+            }
+        }
+}
+
+TEST_P(way_test, a_device_that_its_owner_closed_is_free_for_others) {
+    describe("gaudis = 2\nhcas = 1\ndmabuf_import = yes");
+    ipc_settings settings;
+    settings.give = GetParam().give;
+    owner other(0, settings);
+    const auto own = expect(open_device(by_index{1}));
+    const auto local = expect(own->heap().allocate(4096));
+    std::vector<std::byte> host(4096);
+    {
+        auto imported = expect(import_memory(other.share(4096, 7), import_options{GetParam().way}));
+        auto reading =
+            expect(GetParam().device ? imported.read(local.address(), 0, 4096) : imported.read(host));
+        ASSERT_TRUE(reading.wait());
+    }
+    EXPECT_EQ(open_device(by_index{0}).error().code(), errc::device_busy);
+    other.close();
+    EXPECT_TRUE(soon_true([&] { return open_device(by_index{0}).has_value(); }));
+}
+
 // Which way is taken where nobody says.
 ipc_way chosen(owner& other, bool device, const std::shared_ptr<gaudi::device>& own) {
     auto imported = expect(import_memory(other.share(4096, 1)));
