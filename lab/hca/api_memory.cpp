@@ -97,8 +97,9 @@ answer<ibv_mr*> make_region(ibv_pd* pd, const wanted_region& wanted) {
     mr.iova = wanted.iova;
     mr.length = wanted.length;
     mr.address = wanted.address;
-    mr.generation = mr.generation % 255 + 1; // never 0, so that no key is 0
-    const auto key = *place << 8 | mr.generation;
+    const auto before = mr.registrations.load(std::memory_order_relaxed);
+    mr.registrations.store(before + 1, std::memory_order_relaxed);
+    const auto key = *place << 8 | static_cast<std::uint32_t>(before % 255 + 1); // never 0
     made->seen.context = pd->context;
     made->seen.pd = pd;
     made->seen.addr = reinterpret_cast<void*>(wanted.address);

@@ -72,7 +72,7 @@ void clear_connection(shared_qp& qp) {
     qp.qkey = 0;
     qp.rq.sender_waits = qp.waits = qp.attention = qp.rq.taken = 0;
     qp.rq.taken_sequence = 0;
-    qp.remote = 0;
+    qp.remote = qp.established = 0;
     qp.sent = qp.expected = qp.tries = 0;
     qp.drains_to = qp.tell_drained = 0;
     qp.next_try_ns = 0;
@@ -295,6 +295,7 @@ void reset(queue_pair& pair) {
         pair.home->own()->srqs[qp.srq].queue.released.fetch_add(1);
     clear_connection(qp);
     pair.other.reset();
+    pair.way = {};
     pair.last_receive_told = false;
     pair.flushed = false;
     pair.attributes = {};

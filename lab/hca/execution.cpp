@@ -65,7 +65,10 @@ private:
             if (!receives(qp))
                 return false;
         }
-        return are_connected(requester_, responder_);
+        if (!are_connected(requester_, responder_))
+            return false;
+        note_established(responder_);
+        return true;
     }
 
     // A request that the responder must refuse: what a wrong key is to RC, and nothing at all to UC.
@@ -304,36 +307,50 @@ verdict execute(process& here, const endpoint& requester, const endpoint& respon
     return execution(here, requester, responder, request).run();
 }
 
-bool write_at_once(process& here, const endpoint& requester, const endpoint& responder,
+bool write_at_once(process& here, const endpoint& requester, const endpoint& responder, short_way& way,
                    const ibv_send_wr& wr) {
     auto& qp = *requester.qp;
     constexpr std::uint32_t small = 4096;
     if (wr.opcode != IBV_WR_RDMA_WRITE || qp.type != IBV_QPT_RC || wr.num_sge != 1 ||
         wr.sg_list->length - 1 >= small || mode_is_set.load(std::memory_order_relaxed) ||
         qp.remote.load(std::memory_order_relaxed) != 0 ||
-        qp.state.load(std::memory_order_acquire) != IBV_QPS_RTS || !is_there(requester, responder) ||
-        !receives(*responder.qp) || !are_connected(requester, responder) ||
-        (responder.qp->access & IBV_ACCESS_REMOTE_WRITE) == 0)
+        qp.state.load(std::memory_order_acquire) != IBV_QPS_RTS || !is_there(requester, responder))
         return false;
-    const auto length = wr.sg_list->length;
-    const auto to = find_direct(here, responder.memory(), wr.wr.rdma.rkey, wr.wr.rdma.remote_addr, length,
-                                responder.qp->pd, IBV_ACCESS_REMOTE_WRITE);
-    const auto from =
-        (wr.send_flags & IBV_SEND_INLINE) != 0
-            ? direct{reinterpret_cast<std::byte*>(wr.sg_list->addr), false}
-            : find_direct(here, requester.memory(), wr.sg_list->lkey, wr.sg_list->addr, length, qp.pd, 0);
-    const bool apart = to.at + length <= from.at || from.at + length <= to.at;
-    if (to.at == nullptr || from.at == nullptr || !apart) // what overlaps is copied by way of the ring
+    const auto& far = *responder.qp;
+    if (far.state.load(std::memory_order_acquire) != IBV_QPS_RTS ||
+        (far.access & IBV_ACCESS_REMOTE_WRITE) == 0)
         return false;
-    copy_local(to.at, from.at, length);
+    if (!way.connected || way.life != far.life.load(std::memory_order_relaxed)) {
+        if (!are_connected(requester, responder))
+            return false;
+        way = {true, far.life.load(std::memory_order_relaxed), {}, {}};
+    }
+    const auto& sge = *wr.sg_list;
+    auto* to = way.to.find(wr.wr.rdma.rkey, wr.wr.rdma.remote_addr, sge.length);
+    if (to == nullptr) {
+        way.to = find_stretch(here, responder.memory(), wr.wr.rdma.rkey, wr.wr.rdma.remote_addr, sge.length,
+                              far.pd, IBV_ACCESS_REMOTE_WRITE);
+        to = way.to.find(wr.wr.rdma.rkey, wr.wr.rdma.remote_addr, sge.length);
+    }
+    const bool inlined = (wr.send_flags & IBV_SEND_INLINE) != 0;
+    auto* from =
+        inlined ? reinterpret_cast<std::byte*>(sge.addr) : way.from.find(sge.lkey, sge.addr, sge.length);
+    if (from == nullptr) {
+        way.from = find_stretch(here, requester.memory(), sge.lkey, sge.addr, sge.length, qp.pd, 0);
+        from = way.from.find(sge.lkey, sge.addr, sge.length);
+    }
+    const bool apart = to + sge.length <= from || from + sge.length <= to;
+    if (to == nullptr || from == nullptr || !apart) // what overlaps is copied by way of the ring
+        return false;
+    copy_local(to, from, sge.length);
     moved sum;
-    sum.mapped = length;
-    sum.to_hbm = to.hbm ? length : 0;
-    sum.from_hbm = from.hbm ? length : 0;
+    sum.mapped = sge.length;
+    sum.to_hbm = way.to.hbm ? sge.length : 0;
+    sum.from_hbm = !inlined && way.from.hbm ? sge.length : 0;
     count(qp, sum);
     const auto place = qp.sq.posted.load(std::memory_order_relaxed);
     if (qp.signal_all != 0 || (wr.send_flags & IBV_SEND_SIGNALED) != 0)
-        complete_send(requester, place, {wr.wr_id, IBV_WR_RDMA_WRITE, IBV_WC_SUCCESS, length});
+        complete_send(requester, place, {wr.wr_id, IBV_WR_RDMA_WRITE, IBV_WC_SUCCESS, sge.length});
     qp.sq.posted.store(place + 1, std::memory_order_relaxed);
     qp.sq.done.store(place + 1, std::memory_order_release);
     return true;

@@ -200,22 +200,35 @@ void copy_local(std::byte* to, const std::byte* from, std::uint64_t length) {
     std::memmove(to, from, length);
 }
 
-direct find_direct(process& here, const segment& owner, std::uint32_t key, std::uint64_t address,
-                   std::uint64_t length, std::uint32_t pd, std::uint32_t rights) {
+stretch find_stretch(process& here, const segment& owner, std::uint32_t key, std::uint64_t address,
+                     std::uint64_t length, std::uint32_t pd, std::uint32_t rights) {
     const auto* found = find_region(owner, key, pd, rights);
     if (found == nullptr || !holds(*found, address, length))
         return {};
     const auto& mr = *found;
-    const auto offset = address - mr.iova;
-    if (mr.kind == mr_kind::host && &owner == &here.own())
-        return {reinterpret_cast<std::byte*>(mr.address + offset), false};
+    stretch made{&mr, mr.registrations.load(std::memory_order_relaxed), key};
+    if (mr.kind == mr_kind::host && &owner == &here.own()) {
+        made.begin = mr.iova;
+        made.length = mr.length;
+        made.at = reinterpret_cast<std::byte*>(mr.address);
+        return made;
+    }
     if (mr.kind != mr_kind::hbm || mr.piece_count != 1)
         return {};
     const auto* view = here.hbm(mr.gaudi, mr.hbm_size);
-    const auto at = owner.at<const hbm_piece>(mr.pieces)->offset + offset;
+    const auto first = owner.at<const hbm_piece>(mr.pieces)->offset; // of the region
+    const auto at = first + (address - mr.iova);
     if (view == nullptr || gaudi_lab_hbm_prepare(view->fd, view->base, view->size, at, length) != 0)
         return {};
-    return {reinterpret_cast<std::byte*>(view->base + at), true};
+    // As far as it is prepared: whole granules.
+    constexpr std::uint64_t granule = GAUDI_LAB_GRANULE;
+    const auto begin = std::max(first, at / granule * granule);
+    const auto end = std::min(first + mr.length, (at + length + granule - 1) / granule * granule);
+    made.hbm = true;
+    made.begin = mr.iova + (begin - first);
+    made.length = end - begin;
+    made.at = reinterpret_cast<std::byte*>(view->base + begin);
+    return made;
 }
 
 reach find_memory(process& here, const segment& owner, std::uint32_t key, std::uint64_t address,

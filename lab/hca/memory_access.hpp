@@ -66,14 +66,30 @@ struct moved {
     std::uint64_t from_hbm = 0, to_hbm = 0; // of these, from and to DMA-BUF regions
 };
 
-// Memory that lies in one piece where this process can touch it; none: it does not, or may not be reached.
-struct direct {
-    std::byte* at = nullptr;
+// Memory of a region that lies in one piece where this process can touch it. It stays there as long as the
+// region does: who keeps one has nothing else to look at.
+struct stretch {
+    const shared_mr* region = nullptr;
+    std::uint64_t registration = 0; // when it was found
+    std::uint32_t key = 0;
     bool hbm = false;
+    std::uint64_t begin = 0, length = 0; // as requests know it
+    std::byte* at = nullptr;
+
+    // None: it is not in here, or the region is gone.
+    [[nodiscard]] std::byte* find(std::uint32_t with, std::uint64_t address, std::uint64_t bytes) const {
+        const auto offset = address - begin;
+        const bool inside = region != nullptr && with == key && offset <= length && bytes <= length - offset;
+        const bool there = inside && region->key.load(std::memory_order_seq_cst) == key &&
+                           region->registrations.load(std::memory_order_relaxed) == registration;
+        return there ? at + offset : nullptr;
+    }
 };
-[[nodiscard]] direct find_direct(process& here, const segment& owner, std::uint32_t key,
-                                 std::uint64_t address, std::uint64_t length, std::uint32_t pd,
-                                 std::uint32_t rights);
+// What holds all of (key, address, length), and what lies around it; none: it is not in one piece, or may not
+// be reached.
+[[nodiscard]] stretch find_stretch(process& here, const segment& owner, std::uint32_t key,
+                                   std::uint64_t address, std::uint64_t length, std::uint32_t pd,
+                                   std::uint32_t rights);
 // Bytes of this process; what is as large as a word as one store, so that nobody sees half of it.
 void copy_local(std::byte* to, const std::byte* from, std::uint64_t length);
 

@@ -83,6 +83,13 @@ struct message_head {
            qp.receive_psn == own.send_psn && answers_to(qp, own.destination);
 }
 
+// The first request that reaches a queue pair before it may send: its program hears that the peer is there.
+inline void note_established(const endpoint& responder) {
+    auto& qp = *responder.qp;
+    if (qp.state.load(std::memory_order_acquire) == IBV_QPS_RTR && qp.established.exchange(1) == 0)
+        call_attention(responder, event_established);
+}
+
 // Under the requester's lock: nobody else writes them.
 inline void count(shared_qp& requester, const moved& sum) {
     const auto add = [](std::atomic<std::uint64_t>& to, std::uint64_t value) {

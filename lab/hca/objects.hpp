@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-#include "lab/hca/endpoint.hpp"
+#include "lab/hca/execution.hpp"
 #include "lab/hca/verbs.hpp"
 #include "lab/world/description.hpp"
 
@@ -124,6 +124,7 @@ struct queue_pair {
         other; // of a connected pair, from RTR on; changed under home->objects and both queues' locks
     ibv_qp_init_attr made_with;
     ibv_qp_attr attributes;
+    short_way way; // of its writes
     std::uint32_t events_read = 0;
     bool last_receive_told = false;
     std::atomic<bool> flushed{false}; // in the error state, and all is told

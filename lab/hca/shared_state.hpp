@@ -166,14 +166,16 @@ struct shared_qp {
     std::uint32_t access;
     std::uint32_t peer_number;
     std::uint32_t receive_psn;
+    std::atomic<std::uint32_t> life;        // counts resets
     std::uint32_t send_cq, receive_cq, srq; // indices; srq may be no_index
     std::uint16_t own_lid;
     std::uint8_t min_rnr_timer, dest_rd_atomic;
     std::uint32_t device;
     std::uint32_t port;
     std::uint32_t qkey;
-    std::atomic<std::uint32_t> remote; // the peer is on another host
-    std::uint8_t own_gids[2][16];      // what its port answers to
+    std::atomic<std::uint32_t> remote;      // the peer is on another host
+    std::atomic<std::uint32_t> established; // a request came before it could send
+    std::uint8_t own_gids[2][16];           // what its port answers to
     // What the requester needs.
     alignas(64) std::atomic<std::uint64_t> peer_incarnation; // 0: not yet met
     route destination;
@@ -186,11 +188,10 @@ struct shared_qp {
     std::uint32_t tries;
     std::atomic<std::uint64_t> waits_since_ns;
     std::uint64_t next_try_ns;
-    std::uint32_t sent;              // remote: requests before this one are on their way
-    std::uint32_t expected;          // remote: the sequence number of the peer's next request
-    std::atomic<std::uint32_t> life; // counts resets
-    std::uint64_t link;              // remote: the connection that the requests on their way went over
-    std::uint64_t progress_ns;       // remote: when one was last sent or answered
+    std::uint32_t sent;        // remote: requests before this one are on their way
+    std::uint32_t expected;    // remote: the sequence number of the peer's next request
+    std::uint64_t link;        // remote: the connection that the requests on their way went over
+    std::uint64_t progress_ns; // remote: when one was last sent or answered
     // In the state SQD: requests before this one had begun and come to their end; the program wants to hear
     // it.
     std::atomic<std::uint32_t> drains_to;
@@ -257,11 +258,11 @@ struct hbm_piece {
 
 struct shared_mr {
     std::atomic<std::uint32_t> key; // 0: invalid
-    std::uint32_t generation;       // of the last key made
     std::uint32_t pd;
     std::uint32_t access;
     mr_kind kind;
-    std::uint32_t gaudi; // index of the card, for hbm
+    std::atomic<std::uint64_t> registrations; // at this place, ever: keys come again
+    std::uint32_t gaudi;                      // index of the card, for hbm
     std::uint64_t iova;
     std::uint64_t length;
     std::uint64_t address;  // in the owner, for host

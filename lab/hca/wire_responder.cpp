@@ -65,6 +65,7 @@ void wire::begin_request(link& from) {
         target.qp->peer_number != head.source_qp || target.qp->receive_psn != head.status ||
         !is_from_peer(from, *target.qp))
         return;
+    note_established(target);
     auto& qp = *target.qp;
     from.rnr_timer_ = qp.min_rnr_timer;
     from.life_ = qp.life;

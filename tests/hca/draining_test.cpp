@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // What has to wait for something else: drained send queues, fences, destruction before events are
-// acknowledged.
+// acknowledged; and the event of a peer that did not wait.
 #include "tests/hca/two_hosts.hpp"
 
 namespace {
@@ -211,6 +211,56 @@ TEST_F(draining_test, a_shared_receive_queue_waits_for_its_events) {
         EXPECT_EQ(event.element.srq, srq);
     }
     expect_to_wait([&] { EXPECT_EQ(ibv_destroy_srq(srq), 0); }, [&] { ibv_ack_async_event(&event); });
+}
+
+TEST_F(draining_test, a_request_before_it_may_send_tells_that_the_peer_is_there) {
+    for (const auto type : {IBV_QPT_RC, IBV_QPT_UC})
+        for (const auto opcode : {IBV_WR_SEND, IBV_WR_RDMA_WRITE}) {
+            SCOPED_TRACE(fmt::format("type {} opcode {}", static_cast<int>(type), static_cast<int>(opcode)));
+            node left, right;
+            qp_options how;
+            how.type = type;
+            const auto a = left.make_qp(how), b = right.make_qp(how);
+            const auto near = left.address_of(a.get()), far = right.address_of(b.get());
+            connect(a.get(), near, far);
+            const auto once = [&] {
+                ASSERT_EQ(post_receive(b.get(), {right.entry(0, 8)}), 0);
+                ASSERT_EQ(request(opcode).from(left.entry(0, 8)).at(far.memory, far.key).post(a.get()), 0);
+                (void)left.expect_wc();
+            };
+            for (int life = 0; life < 2; ++life) {
+                ASSERT_EQ(to_init(b.get()), 0);
+                ASSERT_EQ(to_rtr(b.get(), near), 0);
+                once();
+                EXPECT_EQ(next_event(right.context.get()), IBV_EVENT_COMM_EST);
+                once();
+                ASSERT_EQ(to_rts(b.get(), far.psn), 0);
+                once();
+                EXPECT_EQ(next_event(right.context.get(), moment), std::nullopt) << "it is told once";
+                ASSERT_EQ(to_state(b.get(), IBV_QPS_RESET), 0);
+            }
+        }
+}
+
+TEST_F(draining_between_hosts, a_request_before_it_may_send_tells_that_the_peer_is_there) {
+    EXPECT_EQ(on_both(
+                  [&](node& here, ibv_qp* qp) {
+                      ASSERT_TRUE(is_said(1));
+                      ASSERT_EQ(request(IBV_WR_SEND).from(here.entry(0, 8)).post(qp), 0);
+                      (void)here.expect_wc();
+                      say(2);
+                  },
+                  [&](node& there, ibv_qp* qp) {
+                      ASSERT_EQ(to_state(qp, IBV_QPS_RESET), 0);
+                      ASSERT_EQ(to_init(qp), 0);
+                      ASSERT_EQ(to_rtr(qp, shared[0]), 0);
+                      ASSERT_EQ(post_receive(qp, {there.entry(0, 8)}), 0);
+                      say(1);
+                      EXPECT_EQ(next_event(there.context.get()), IBV_EVENT_COMM_EST);
+                      EXPECT_EQ(there.expect_wc().byte_len, 8U);
+                      EXPECT_TRUE(is_said(2));
+                  }),
+              0);
 }
 
 } // namespace

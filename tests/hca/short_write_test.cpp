@@ -2,6 +2,7 @@
 // Small writes, which are carried out without a place in the ring: nothing else may differ.
 #include "tests/hca/verbs_node.hpp"
 
+#include <optional>
 #include <thread>
 
 namespace {
@@ -123,6 +124,122 @@ TEST_F(short_write_test, a_full_queue_is_full_for_it_too) {
     EXPECT_GE(taken, 16U);
     EXPECT_LT(taken, 1000U) << "unsignalled requests hold their places";
     EXPECT_EQ(post(0), ENOMEM);
+}
+
+// What the first of two writes found out is kept for the second.
+class second_short_write : public test_lab {
+protected:
+    void expect_first() { ASSERT_EQ(write(remote.memory, remote.key), IBV_WC_SUCCESS); }
+    ibv_wc_status write(std::uint64_t address, std::uint32_t key) {
+        both->left.memory[0] = ++number;
+        EXPECT_EQ(
+            request(IBV_WR_RDMA_WRITE).from(both->left.entry(0, 1)).at(address, key).post(both->a.get()), 0);
+        const auto done = both->left.wait();
+        return done ? done->status : IBV_WC_GENERAL_ERR;
+    }
+    void SetUp() override {
+        test_lab::SetUp();
+        connect_options soon;
+        soon.timeout = 10;
+        soon.retries = 1;
+        both.emplace(qp_options{}, soon, soon);
+        remote = both->right.address_of(both->b.get());
+    }
+    void TearDown() override {
+        both.reset();
+        test_lab::TearDown();
+    }
+    std::optional<two_nodes> both;
+    address remote;
+    unsigned char number = 0;
+};
+
+TEST_F(second_short_write, to_a_region_that_is_gone_is_refused) {
+    std::vector<unsigned char> memory(4096);
+    mr_handle region(ibv_reg_mr(both->right.pd.get(), memory.data(), memory.size(), all_access));
+    const auto at = reinterpret_cast<std::uint64_t>(memory.data());
+    const auto key = region->rkey;
+    ASSERT_EQ(write(at, key), IBV_WC_SUCCESS);
+    region.reset();
+    EXPECT_EQ(write(at, key), IBV_WC_REM_ACCESS_ERR);
+    EXPECT_EQ(memory[0], 1);
+}
+
+TEST_F(second_short_write, behind_the_end_of_the_region_is_refused) {
+    expect_first();
+    EXPECT_EQ(write(remote.memory + both->right.memory.size() - 1, remote.key), IBV_WC_SUCCESS);
+    EXPECT_EQ(write(remote.memory + both->right.memory.size(), remote.key), IBV_WC_REM_ACCESS_ERR);
+}
+
+TEST_F(second_short_write, from_a_region_that_is_gone_is_refused) {
+    unsigned char byte = 9;
+    mr_handle region(ibv_reg_mr(both->left.pd.get(), &byte, 1, all_access));
+    const ibv_sge entry{reinterpret_cast<std::uint64_t>(&byte), 1, region->lkey};
+    const auto post = [&] {
+        EXPECT_EQ(request(IBV_WR_RDMA_WRITE).from(entry).at(remote.memory, remote.key).post(both->a.get()),
+                  0);
+        return both->left.wait()->status;
+    };
+    EXPECT_EQ(post(), IBV_WC_SUCCESS);
+    region.reset();
+    EXPECT_EQ(post(), IBV_WC_LOC_PROT_ERR);
+}
+
+TEST_F(second_short_write, finds_the_region_that_has_the_key_now) {
+    std::vector<unsigned char> memory(2 * 4096);
+    // The same address for requests, whichever of the two pages is behind it.
+    const auto at = (1ULL << 40) + reinterpret_cast<std::uint64_t>(memory.data()) % 4096;
+    const auto registered = [&](std::size_t offset) {
+        return mr_handle(ibv_reg_mr_iova(both->right.pd.get(), memory.data() + offset, 1, at, all_access));
+    };
+    auto region = registered(0);
+    const auto key = region->rkey;
+    ASSERT_EQ(write(at, key), IBV_WC_SUCCESS);
+    // With every other place taken it gets its own again and again.
+    std::vector<mr_handle> others;
+    while (mr_handle other{ibv_reg_mr(both->right.pd.get(), memory.data(), 1, 0)})
+        others.push_back(std::move(other));
+    EXPECT_EQ(errno, ENOMEM);
+    int tries = 0;
+    do {
+        region.reset();
+        region = registered(4096);
+    } while (region->rkey != key && ++tries < 1000);
+    ASSERT_EQ(region->rkey, key) << "keys come again";
+    ASSERT_EQ(write(at, key), IBV_WC_SUCCESS);
+    EXPECT_EQ(memory[0], 1);
+    EXPECT_EQ(memory[4096], 2);
+}
+
+TEST_F(second_short_write, after_the_right_is_withdrawn_is_refused) {
+    expect_first();
+    ibv_qp_attr values{};
+    values.qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ;
+    ASSERT_EQ(ibv_modify_qp(both->b.get(), &values, IBV_QP_ACCESS_FLAGS), 0);
+    EXPECT_EQ(write(remote.memory, remote.key), IBV_WC_REM_ACCESS_ERR);
+    EXPECT_EQ(both->right.memory[0], 1);
+}
+
+TEST_F(second_short_write, to_a_queue_pair_that_has_another_peer_now_does_not_arrive) {
+    expect_first();
+    const auto third = both->left.make_qp({});
+    ASSERT_EQ(to_state(both->b.get(), IBV_QPS_RESET), 0);
+    connect(both->b.get(), remote, both->left.address_of(third.get()));
+    EXPECT_EQ(write(remote.memory, remote.key), IBV_WC_RETRY_EXC_ERR);
+    EXPECT_EQ(both->right.memory[0], 1);
+}
+
+TEST_F(second_short_write, after_a_reset_goes_to_the_new_peer) {
+    expect_first();
+    node third;
+    const auto c = third.make_qp({});
+    const auto own = both->left.address_of(both->a.get()), other = third.address_of(c.get());
+    ASSERT_EQ(to_state(both->a.get(), IBV_QPS_RESET), 0);
+    connect(both->a.get(), own, other);
+    connect(c.get(), other, own);
+    ASSERT_EQ(write(other.memory, other.key), IBV_WC_SUCCESS);
+    EXPECT_EQ(both->right.memory[0], 1);
+    EXPECT_EQ(third.memory[0], 2);
 }
 
 } // namespace
