@@ -51,6 +51,22 @@ int main(void) {
     EXPECT(gaudi_query_memory(two, &unset) == GAUDI_INVALID &&
            strstr(gaudi_last_error(), "struct_size") != NULL);
 
+    /* A program that was built when the structure was shorter, and one for which it is longer. */
+    struct {
+        gaudi_memory_info known;
+        uint64_t more[4];
+    } longer;
+    memset(&longer, 0xab, sizeof(longer));
+    longer.known.struct_size = offsetof(gaudi_memory_info, generation);
+    EXPECT(gaudi_query_memory(two, &longer.known) == GAUDI_OK);
+    EXPECT(longer.known.struct_size == offsetof(gaudi_memory_info, generation) &&
+           longer.known.length == size);
+    EXPECT(longer.known.generation == 0xabababababababab && longer.more[0] == 0xabababababababab);
+    longer.known.struct_size = sizeof(longer);
+    EXPECT(gaudi_query_memory(two, &longer.known) == GAUDI_OK);
+    EXPECT(longer.known.struct_size == sizeof(longer) && longer.known.generation == memory.generation);
+    EXPECT(longer.more[0] == 0 && longer.more[3] == 0); /* what this library does not know of */
+
     gaudi_dmabuf dmabuf = {.struct_size = sizeof(dmabuf)};
     EXPECT(gaudi_export(device, one + 4096, 8192, &dmabuf) == GAUDI_OK);
     EXPECT(dmabuf.fd >= 0 && dmabuf.iova == one + 4096 && dmabuf.length == 8192 && dmabuf.offset % 4096 == 0);

@@ -3,6 +3,7 @@
 #include "tests/judges/two_programs.hpp"
 
 #include <algorithm>
+#include <functional>
 
 namespace {
 
@@ -51,7 +52,10 @@ protected:
             all.push_back(word);
         return all;
     }
-    void expect_both(const std::string& options, const std::string& server, const std::string& client) {
+    // `meanwhile` runs when both are at work.
+    both_results run_on_both(const std::string& options, const std::string& server, const std::string& client,
+                             const std::function<void()>& meanwhile = {},
+                             std::chrono::seconds limit = std::chrono::seconds(60)) {
         const unsigned port = 21000;
         // A process of the far host shows its ports.
         child holder([&] {
@@ -60,9 +64,18 @@ protected:
             return 1;
         });
         const auto tables = fmt::format("/proc/{}/net", holder.pid());
-        const auto both =
+        std::thread beside([&] {
+            if (meanwhile)
+                meanwhile();
+        });
+        auto both =
             run_both(on(far_, "far", options, fmt::format("{} -p {}", server, port)),
-                     on(near_, "near", options, fmt::format("{} -p {}", client, port)), port, tables);
+                     on(near_, "near", options, fmt::format("{} -p {}", client, port)), port, tables, limit);
+        beside.join();
+        return both;
+    }
+    void expect_both(const std::string& options, const std::string& server, const std::string& client) {
+        const auto both = run_on_both(options, server, client);
         EXPECT_EQ(both.server.status, 0) << both.server.output;
         EXPECT_EQ(both.client.status, 0) << both.client.output;
     }
@@ -95,6 +108,36 @@ INSTANTIATE_TEST_SUITE_P(debian, two_hosts,
                                            std::pair("", "ib_read_lat -d vhca0 -F"),
                                            std::pair("", "ib_atomic_lat -d vhca0 -F")),
                          name_of_pair);
+
+// No packet says that the other is gone. Who only waits for what will never come is not told: as with a real
+// cable.
+class cut_cable : public two_hosts {};
+TEST_P(cut_cable, is_a_retry_error_in_bounded_time) {
+    const std::string program = GetParam().second;
+    const auto counter = (root() / "sent").string();
+    const auto both = run_on_both(
+        "", program, program + " 10.77.0.2",
+        [&] {
+            std::uint64_t sent = 0, received = 0;
+            for (int i = 0; i < 1000 && sent + received < 64 << 20; ++i) {
+                ::usleep(10000);
+                (void)shell(fmt::format("ip netns exec {} sh -c 'cd /sys/class/net/gdv0/statistics; "
+                                        "cat tx_bytes rx_bytes > {}'",
+                                        near_, counter));
+                std::ifstream(counter) >> sent >> received;
+            }
+            EXPECT_GE(sent + received, 64U << 20);
+            EXPECT_EQ(shell(fmt::format("ip -n {} link set gdv1 down", far_)), 0);
+        },
+        std::chrono::seconds(8));
+    EXPECT_EQ(both.client.status, 1) << "it ended by itself, with an error";
+    EXPECT_NE(both.client.output.find("Failed status 12"), std::string::npos) << both.client.output;
+}
+INSTANTIATE_TEST_SUITE_P(debian, cut_cable, ::testing::Values(std::pair("", "ib_write_bw -d vhca0 -F -D 15")),
+                         name_of_pair);
+INSTANTIATE_TEST_SUITE_P(whole_matrix, cut_cable,
+                         ::testing::Values(std::pair("", "ib_read_bw -d vhca0 -F -D 15")), name_of_pair);
+
 #ifdef UCX_PREFIX
 // Every byte, between two Gaudis of two hosts.
 class gaudis_of_two_hosts : public two_hosts {};

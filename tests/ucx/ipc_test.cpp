@@ -97,12 +97,12 @@ TEST_F(ucx_test, gaudi_dma_stands_alone_and_beside_the_others) {
         }
 }
 
-class ipc_on_both_versions : public ucx_test, public ::testing::WithParamInterface<const char*> {};
+class ipc_on_both_versions : public both_versions {};
 INSTANTIATE_TEST_SUITE_P(ucx, ipc_on_both_versions, ::testing::Values("1.22", "1.23"),
                          [](const auto& each) { return name_of(each.param); });
 
 TEST_P(ipc_on_both_versions, is_listed) {
-    const auto shown = run(prefix_of(GetParam()), "ucx_info -d");
+    const auto shown = run(prefix(), "ucx_info -d");
     EXPECT_HAS(shown.output, "#      Transport: gaudi_dma\n");
     const auto at = shown.output.find("# Memory domain: gaudi_ipc\n");
     ASSERT_NE(at, std::string::npos) << shown.output;
@@ -113,11 +113,11 @@ TEST_P(ipc_on_both_versions, is_listed) {
           "error handling: peer failure, ep_check"})
         EXPECT_HAS(block, line);
     describe_lab("gaudis = 1\ngeneration = gaudi3\n");
-    const auto third = run(prefix_of(GetParam()), "ucx_info -d", {"UCX_LOG_LEVEL=diag"});
+    const auto third = run(prefix(), "ucx_info -d", {"UCX_LOG_LEVEL=diag"});
     EXPECT_HAS_NOT(third.output, "gaudi_dma\n");
     EXPECT_HAS(third.output,
                "gaudi_dma is absent: the driver of 0000:19:00.0 offers no queue for user submissions");
-    const auto settings = run(prefix_of(GetParam()), "ucx_info -cf");
+    const auto settings = run(prefix(), "ucx_info -cf");
     for (const auto* line :
          {"UCX_GAUDI_IPC_GIVE=auto\n", "UCX_GAUDI_IPC_ALLOW=\n", "UCX_GAUDI_IPC_IMPORTS=256\n",
           "UCX_GAUDI_IPC_STATISTICS=n\n", "UCX_GAUDI_IPC_REQUIRE=none\n", "UCX_GAUDI_DMA_QUEUES=2\n",
@@ -127,9 +127,8 @@ TEST_P(ipc_on_both_versions, is_listed) {
 
 TEST_P(ipc_on_both_versions, ucp_takes_it_before_shared_memory_and_before_a_nic) {
     // Nobody says which transports to use.
-    const auto done =
-        run(prefix_of(GetParam()), fmt::format("{} --operations tag --rounds 1 --sizes 1m", UCP_PEERS),
-            {"UCX_PROTO_INFO=y", "UCX_NET_DEVICES=lo,vhca0:1"});
+    const auto done = run(prefix(), fmt::format("{} --operations tag --rounds 1 --sizes 1m", UCP_PEERS),
+                          {"UCX_PROTO_INFO=y", "UCX_NET_DEVICES=lo,vhca0:1"});
     EXPECT_EQ(done.status, 0) << done.output;
     EXPECT_TRUE(std::regex_search(
         done.output,
@@ -139,9 +138,9 @@ TEST_P(ipc_on_both_versions, ucp_takes_it_before_shared_memory_and_before_a_nic)
 
 TEST_P(ipc_on_both_versions, more_copies_at_once_than_the_owner_makes_wait_for_room) {
     describe_lab("gaudis = 2\nhcas = 0\n");
-    const auto done = peers(prefix_of(GetParam()), "posix,gaudi_ipc",
-                            "--operations put,get,tag --rounds 3 --threads 6 --sizes 64k,3m",
-                            {"UCX_GAUDI_IPC_GIVE=nothing"});
+    const auto done =
+        peers(prefix(), "posix,gaudi_ipc", "--operations put,get,tag --rounds 3 --threads 6 --sizes 64k,3m",
+              {"UCX_GAUDI_IPC_GIVE=nothing"});
     EXPECT_EQ(done.status, 0) << done.output;
 }
 
@@ -151,8 +150,8 @@ TEST_P(ipc_on_both_versions, estimates_rank_gaudi_dma_and_gaudi_cpy) {
         forget_counts();
         auto environment = counting();
         environment.insert(environment.end(), estimates.begin(), estimates.end());
-        expect_right(peers(prefix_of(GetParam()), "posix,gaudi_dma", "--operations tag --rounds 1 --sizes 4m",
-                           environment));
+        expect_right(
+            peers(prefix(), "posix,gaudi_dma", "--operations tag --rounds 1 --sizes 4m", environment));
         return ways_of();
     };
     const auto dma = by_dma({"UCX_GAUDI_DMA_BW=60000MBs"});
@@ -166,7 +165,7 @@ TEST_P(ipc_on_both_versions, estimates_rank_gaudi_dma_and_gaudi_cpy) {
 TEST_P(ipc_on_both_versions, zero_copy_may_be_required) {
     const auto with = [&](const char* description, const char* give) {
         describe_lab(description);
-        return peers(prefix_of(GetParam()), "posix,gaudi_ipc", "--operations put --rounds 1 --sizes 1m",
+        return peers(prefix(), "posix,gaudi_ipc", "--operations put --rounds 1 --sizes 1m",
                      {"UCX_GAUDI_IPC_REQUIRE=zero-copy", give});
     };
     EXPECT_EQ(with("gaudis = 2\nhcas = 1\n", "UCX_GAUDI_IPC_GIVE=context").status, 0);
@@ -176,23 +175,22 @@ TEST_P(ipc_on_both_versions, zero_copy_may_be_required) {
 }
 
 TEST_P(ipc_on_both_versions, a_worker_that_sleeps_is_woken) {
-    const auto done = peers(prefix_of(GetParam()), "posix,gaudi_ipc",
-                            "--operations tag,put --rounds 1 --sleep --sizes 4096,4m");
+    const auto done =
+        peers(prefix(), "posix,gaudi_ipc", "--operations tag,put --rounds 1 --sleep --sizes 4096,4m");
     EXPECT_EQ(done.status, 0) << done.output;
 }
 
 TEST_P(ipc_on_both_versions, settings_without_sense_are_refused) {
-    const auto prefix = prefix_of(GetParam());
     for (const auto& [setting, said] :
          {std::pair("UCX_GAUDI_IPC_GIVE=all", "all: use context, dmabuf or nothing"),
           std::pair("UCX_GAUDI_IPC_ALLOW=root", "root: use numbers of users"),
           std::pair("UCX_GAUDI_IPC_IMPORTS=0", "UCX_GAUDI_IPC_IMPORTS=0: use 1 or more")}) {
-        const auto shown = run(prefix, "ucx_info -d", {setting});
+        const auto shown = run(prefix(), "ucx_info -d", {setting});
         EXPECT_HAS(shown.output, said);
         EXPECT_HAS_NOT(shown.output, "Transport: gaudi_ipc");
         EXPECT_HAS(shown.output, "Transport: gaudi_cpy"); // nothing else suffers
     }
-    const auto shown = run(prefix, "ucx_info -d", {"UCX_GAUDI_IPC_REQUIRE=all"});
+    const auto shown = run(prefix(), "ucx_info -d", {"UCX_GAUDI_IPC_REQUIRE=all"});
     EXPECT_HAS(shown.output, "UCX_GAUDI_IPC_REQUIRE=all: use none or zero-copy");
 }
 

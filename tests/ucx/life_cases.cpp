@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Resets, vfs, SynapseAI, a Gaudi3, and what is left at the end. Runs in the lab, under either UCX.
+#include "tests/ucx/fake_synapse.hpp"
 #include "tests/ucx/uct_case.hpp"
 
 #include <gaudi/device.hpp>
 
 #include <algorithm>
 #include <chrono>
-#include <dlfcn.h>
 #include <filesystem>
 #include <unistd.h>
 
@@ -115,33 +115,6 @@ TEST(uct_life, a_hundred_openings_leave_nothing) {
     EXPECT_EQ(descriptors(), before);
 }
 
-// SynapseAI with a device of this process.
-class fake_synapse {
-public:
-    fake_synapse() {
-        library_ = ::dlopen(FAKE_SYNAPSE, RTLD_NOW | RTLD_GLOBAL);
-        const auto acquire = find<int(const char*, uint64_t)>("fake_synapse_acquire");
-        check(acquire(gaudi::expect(gaudi::list_devices()).at(0).bus_id.c_str(), 1536ULL << 20) == 0
-                  ? UCS_OK
-                  : UCS_ERR_NO_DEVICE,
-              "fake_synapse_acquire");
-        pool = find<uint64_t()>("fake_synapse_pool")();
-    }
-    ~fake_synapse() { find<void()>("fake_synapse_release")(); }
-    fake_synapse(const fake_synapse&) = delete;
-    fake_synapse& operator=(const fake_synapse&) = delete;
-    uint64_t pool = 0;
-
-private:
-    template <typename F>
-    F* find(const char* name) const {
-        auto* const found = library_ != nullptr ? ::dlsym(library_, name) : nullptr;
-        check(found != nullptr ? UCS_OK : UCS_ERR_NO_ELEM, name);
-        return reinterpret_cast<F*>(found);
-    }
-    void* library_ = nullptr;
-};
-
 // There and back through a transport, every byte compared.
 void expect_there_and_back(copier& by, uint64_t address, std::size_t length) {
     auto out = numbered(length, 4);
@@ -153,8 +126,8 @@ void expect_there_and_back(copier& by, uint64_t address, std::size_t length) {
 
 TEST(uct_life, memory_of_synapse_is_found_whenever_it_comes) {
     memory_domain domain("gaudi_copy", "gaudi_copy");
-    const fake_synapse synapse;
-    const auto address = synapse.pool;
+    const fake_synapse synapse(FAKE_SYNAPSE);
+    const auto address = synapse.pool();
     ucs_memory_info_t info{};
     // Unknown, not missing: UCX asks us.
     EXPECT_EQ(ucs_memtype_cache_lookup(reinterpret_cast<void*>(address), 4096, &info), UCS_OK);
@@ -208,7 +181,7 @@ TEST(uct_gaudi3, gaudi_dma_is_there_where_synapse_copies) {
         return found;
     };
     EXPECT_FALSE(offered());
-    const fake_synapse synapse;
+    const fake_synapse synapse(FAKE_SYNAPSE);
     EXPECT_TRUE(offered()); // its copies are tested on Gaudi2: the fake one needs a queue
 }
 

@@ -21,7 +21,7 @@ struct options {
     std::vector<std::string> operations{"put", "get", "tag", "stream", "am"};
     std::vector<std::size_t> sizes{1, 7, 256, 4095, 4096, 4097, 65536, 1 << 20, (9 << 20) + 5};
     std::string here = "gaudi", there = "gaudi"; // kinds of memory of the active and the passive side
-    unsigned devices = 0;                        // of these, memory from our library instead of ucp_mem_map
+    source of;                                   // device memory
     bool sleep = false;
     unsigned threads = 1;
     bool one_worker = false; // for all threads
@@ -42,8 +42,7 @@ public:
                     ++seed_;
                     const auto what = fmt::format("{} of {} bytes, {} to {}, round {}", operation, size,
                                                   options_.here, options_.there, round);
-                    memory mine(context_, peer_.active() ? options_.here : options_.there, size,
-                                options_.devices);
+                    memory mine(context_, peer_.active() ? options_.here : options_.there, size, options_.of);
                     one(operation, mine, size, what);
                     bytes_ += size;
                     peer_.meet();
@@ -264,8 +263,9 @@ int main(int argc, char** argv) try {
     app.add_option("--sizes", what.sizes)->delimiter(',')->transform(CLI::AsSizeValue(false));
     app.add_option("--here", what.here)->check(CLI::IsMember({"host", "gaudi"}));
     app.add_option("--there", what.there)->check(CLI::IsMember({"host", "gaudi"}));
-    app.add_flag("--library{1}", what.devices, "device memory from libgaudi-direct, not from UCX");
-    app.add_option("--devices", what.devices, "the same, on so many devices in turn");
+    app.add_flag("--library{1}", what.of.devices, "device memory from libgaudi-direct, not from UCX");
+    app.add_option("--devices", what.of.devices, "the same, on so many devices in turn");
+    app.add_option("--synapse", what.of.synapse, "device memory from SynapseAI: this library");
     app.add_flag("--sleep", what.sleep);
     app.add_option("--threads", what.threads);
     app.add_flag("--one-worker", what.one_worker, "all threads share a worker and an endpoint");

@@ -2,6 +2,8 @@
 // One side of a test of two or more processes: memory, a worker, notes that UCX is not asked to carry.
 #pragma once
 
+#include "tests/ucx/fake_synapse.hpp"
+
 #include <gaudi/device.hpp>
 
 #include <atomic>
@@ -65,21 +67,27 @@ private:
     ucp_context_h handle_ = nullptr;
 };
 
+// Whose memory it is: of so many devices of this process in turn, by our library; out of the pool of
+// SynapseAI, by its library; UCX's own otherwise.
+struct source {
+    unsigned devices = 0;
+    std::string synapse;
+};
+
 // Host or device memory with UCX's handle for it.
 class memory {
 public:
-    // With devices: memory of the library, on so many devices of this process in turn.
-    memory(const context& owner, const std::string& kind, std::size_t size, unsigned devices = 0)
+    memory(const context& owner, const std::string& kind, std::size_t size, const source& of = {})
         : context_(owner.handle()), device_(kind == "gaudi"), size_(size) {
         ucp_mem_map_params_t params{};
         params.field_mask = UCP_MEM_MAP_PARAM_FIELD_LENGTH | UCP_MEM_MAP_PARAM_FIELD_FLAGS |
                             UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE;
         params.length = size;
         params.memory_type = device_ ? UCS_MEMORY_TYPE_GAUDI : UCS_MEMORY_TYPE_HOST;
-        if (device_ && devices != 0) {
-            buffer_ = gaudi::expect(next_of(devices).heap().allocate(size));
+        if (device_ && (of.devices != 0 || !of.synapse.empty())) {
             params.field_mask |= UCP_MEM_MAP_PARAM_FIELD_ADDRESS;
-            params.address = reinterpret_cast<void*>(buffer_.address().value());
+            params.address =
+                reinterpret_cast<void*>(of.synapse.empty() ? of_library(of.devices) : of_synapse(of.synapse));
         } else
             params.flags = UCP_MEM_MAP_ALLOCATE;
         check(ucp_mem_map(context_, &params, &handle_), "ucp_mem_map");
@@ -137,6 +145,20 @@ public:
     }
 
 private:
+    std::uint64_t of_library(unsigned devices) {
+        buffer_ = gaudi::expect(next_of(devices).heap().allocate(size_));
+        return buffer_.address().value();
+    }
+    // Its parts in turn: nobody keeps one for long.
+    [[nodiscard]] std::uint64_t of_synapse(const std::string& library) const {
+        static const fake_synapse all(library.c_str());
+        static std::mutex mutex;
+        static std::uint64_t next = 0;
+        const std::lock_guard guard(mutex);
+        if (next + size_ > fake_synapse::pool_size)
+            next = 0;
+        return all.pool() + std::exchange(next, next + (size_ + 65535) / 65536 * 65536);
+    }
     static gaudi::device& next_of(unsigned count) {
         // Open until the end: registrations that UCX caches keep a device busy.
         static const auto open = [&] {

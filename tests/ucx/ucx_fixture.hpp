@@ -127,4 +127,23 @@ inline std::string name_of(const auto& info) {
     return made;
 }
 
+// Under 1.22 and under 1.23.
+class both_versions : public ucx_test, public ::testing::WithParamInterface<const char*> {
+protected:
+    [[nodiscard]] std::string prefix() const { return prefix_of(GetParam()); }
+};
+
+// A run of a program: over what, with what arguments, in what environment.
+struct way {
+    const char* version;
+    const char* transports;
+    const char* more;
+    const char* environment;
+};
+
+inline std::string name_of_way(const ::testing::TestParamInfo<way>& info) {
+    return name_of(fmt::format("{} {} {} {}", info.param.version, info.param.transports, info.param.more,
+                               info.param.environment));
+}
+
 } // namespace testing_support

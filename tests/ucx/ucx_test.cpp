@@ -6,12 +6,9 @@
 namespace {
 
 using namespace testing_support;
+
 // ---- what a user sees first ----
 
-class both_versions : public ucx_test, public ::testing::WithParamInterface<const char*> {
-protected:
-    [[nodiscard]] std::string prefix() const { return prefix_of(GetParam()); }
-};
 INSTANTIATE_TEST_SUITE_P(ucx, both_versions, ::testing::Values("1.22", "1.23"),
                          [](const auto& each) { return name_of(each.param); });
 
@@ -103,22 +100,11 @@ TEST_P(both_versions, host_memory_goes_its_way_without_a_gaudi) {
 
 // ---- every byte, every way ----
 
-struct way {
-    const char* version;
-    const char* transports;
-    const char* more;
-    const char* environment;
-};
-
 class data : public ucx_test, public ::testing::WithParamInterface<way> {};
 TEST_P(data, is_right) {
     const auto& [version, transports, more, environment] = GetParam();
     const auto prefix = prefix_of(version);
     expect_right(peers(prefix, transports, more, words(environment)));
-}
-std::string name_of_way(const ::testing::TestParamInfo<way>& info) {
-    return name_of(fmt::format("{} {} {} {}", info.param.version, info.param.transports, info.param.more,
-                               info.param.environment));
 }
 INSTANTIATE_TEST_SUITE_P(
     staged, data,
@@ -201,6 +187,45 @@ TEST_F(ucx_test, data_is_right_over_roce) {
     expect_right(peers(new_ucx, "ud_v", "--rounds 1 --sizes 8,4097,1m"));
 }
 
+// What a program computes on: memory of SynapseAI, which UCX is given by its address.
+TEST_F(ucx_test, data_is_right_in_memory_of_synapse) {
+    for (const auto& [version, transports] : {std::pair("1.22", "tcp"), std::pair("1.22", "posix,gaudi_ipc"),
+                                              std::pair("1.23", "posix,cma"), std::pair("1.23", "rc_v")}) {
+        SCOPED_TRACE(fmt::format("{} {}", version, transports));
+        expect_right(peers(prefix_of(version), transports, "--rounds 1 --synapse " FAKE_SYNAPSE));
+    }
+    const auto direct =
+        peers(new_ucx, "rc_v", "--sizes 1m --rounds 1 --operations put,get,tag --synapse " FAKE_SYNAPSE,
+              counting());
+    EXPECT_EQ(direct.status, 0) << direct.output;
+    EXPECT_EQ(ways_of().from_dmabuf, 3U << 20);
+    EXPECT_EQ(ways_of().to_dmabuf, 3U << 20);
+    EXPECT_EQ(ways_of().staged, 0U);
+}
+
+// ---- how a process ends ----
+
+using version_and_end = std::tuple<const char*, const char*>;
+class process_end : public ucx_test, public ::testing::WithParamInterface<version_and_end> {};
+TEST_P(process_end, disturbs_nothing) {
+    const auto prefix = prefix_of(std::get<0>(GetParam()));
+    const std::string how = std::get<1>(GetParam());
+    const auto ended = run(prefix, fmt::format("{} {}/lib/libucp.so.0 {}", EXIT_ORDER, prefix, how));
+    EXPECT_EQ(ended.status, 0) << ended.output;
+    EXPECT_EQ(ended.output,
+              how == "by_a_handler_from_before" ? "ends now\nclosed by the handler\n" : "ends now\n");
+}
+INSTANTIATE_TEST_SUITE_P(
+    ucx, process_end,
+    ::testing::Combine(::testing::Values("1.22", "1.23"),
+                       ::testing::Values("everything_open", "a_copy_under_way", "statics_of_the_program",
+                                         "the_library_before_ucx", "ucx_before_the_library",
+                                         "ucx_unloaded_while_open", "ucx_opened_again",
+                                         "by_a_handler_from_before", "at_once")),
+    [](const auto& each) {
+        return name_of(fmt::format("{} {}", std::get<0>(each.param), std::get<1>(each.param)));
+    });
+
 // ---- zero-copy, proved ----
 
 TEST_F(ucx_test, zero_copy_is_what_the_nic_counts) {
@@ -273,250 +298,6 @@ TEST_F(ucx_test, the_lower_layer_alone_moves_memory_without_a_copy) {
     EXPECT_HAS(shown.output, "put_zcopy of 1048576 bytes from HBM to HBM over rc_verbs: data right");
     EXPECT_EQ(ways_of().from_dmabuf, 1U << 20);
     EXPECT_EQ(ways_of().to_dmabuf, 1U << 20);
-}
-
-// ---- ucx_perftest ----
-
-class perftest_test : public ucx_test, public ::testing::WithParamInterface<way> {};
-TEST_P(perftest_test, passes) {
-    const auto& [version, transports, more, environment] = GetParam();
-    const auto prefix = prefix_of(version);
-    const auto port = free_port();
-    const auto program = fmt::format("env {} UCX_TLS={},gaudi_cpy {} ucx_perftest -p {} -w 5 {}",
-                                     devices_for(transports), transports, environment, port, more);
-    const auto both = run_both(lab(prefix, program), lab(prefix, program + " localhost"), port);
-    EXPECT_EQ(both.server.status, 0) << both.server.output;
-    EXPECT_EQ(both.client.status, 0) << both.client.output;
-    EXPECT_HAS(both.client.output, "Final:");
-    EXPECT_HAS_NOT(both.client.output, "ERROR");
-    EXPECT_HAS_NOT(both.server.output, "ERROR");
-}
-INSTANTIATE_TEST_SUITE_P(
-    ucx, perftest_test,
-    ::testing::Values(way{"1.22", "tcp", "-t tag_bw -m gaudi -n 20 -s 1048576", ""},
-                      way{"1.22", "tcp", "-t tag_lat -m gaudi,host -n 50", ""},
-                      way{"1.22", "posix,cma", "-t ucp_put_bw -m gaudi -n 20 -s 65536", ""},
-                      way{"1.22", "posix,cma", "-t ucp_get -m host,gaudi -n 20 -s 65536", ""},
-                      way{"1.22", "tcp", "-t stream_bw -m gaudi -n 20 -s 65536", ""},
-                      way{"1.23", "tcp", "-t tag_bw -m gaudi -n 20 -s 1048576", ""},
-                      way{"1.23", "posix,cma", "-t tag_bw -m host,gaudi -n 20 -s 1048576", ""},
-                      way{"1.23", "rc_v", "-t stream_bw -m gaudi -n 20 -s 65536", ""},
-                      way{"1.23", "rc_v", "-t ucp_am_lat -m gaudi,host -n 20", ""},
-                      way{"1.23", "rc_v", "-t tag_bw -m gaudi -n 50 -s 1048576 -T 3", ""},
-                      way{"1.23", "rc_v", "-t tag_bw -m gaudi -n 50 -s 1048576", ""},
-                      way{"1.23", "rc_v", "-t tag_lat -m gaudi -n 50", ""},
-                      way{"1.23", "rc_v", "-t ucp_put_bw -m gaudi,host -n 50 -s 1048576", ""},
-                      way{"1.23", "rc_v", "-t ucp_put_lat -m gaudi -n 20", ""},
-                      way{"1.23", "rc_v", "-t ucp_get -m host,gaudi -n 50 -s 1048576", ""},
-                      way{"1.23", "rc_v", "-t ucp_am_bw -m gaudi -n 50 -s 1048576", ""},
-                      way{"1.23", "rc_v", "-t tag_lat -m gaudi -n 50 -E sleep", ""},
-                      way{"1.23", "ud_v", "-t tag_bw -m gaudi -n 20 -s 65536", ""}),
-    name_of_way);
-
-// ---- NIXL ----
-
-class nixl : public ucx_test, public ::testing::WithParamInterface<const char*> {};
-TEST_P(nixl, moves_memory_of_the_library) {
-    const std::string folder = NIXL_FOLDER;
-    auto environment = counting();
-    environment.push_back(fmt::format("UCX_TLS={},gaudi_cpy", GetParam()));
-    environment.push_back(devices_for(GetParam()));
-    environment.push_back("NIXL_PLUGIN_DIR=" + folder + "/.nixl_cu12.mesonpy.libs/plugins");
-    const std::vector<std::size_t> sizes = {4096, 1 << 20, 256 << 20};
-    const auto done = run(new_ucx,
-                          fmt::format("/usr/bin/python3 {}/tests/ucx/nixl_peers.py {}/nixl_cu12 {} {}",
-                                      SOURCE_FOLDER, folder, LIBGAUDI_DIRECT, fmt::join(sizes, " ")),
-                          environment, 120);
-    EXPECT_EQ(done.status, 0) << done.output;
-    EXPECT_HAS(done.output, "active: ");
-    EXPECT_HAS(done.output, "passive: ");
-    std::uint64_t moved = 0;
-    for (const auto size : sizes)
-        moved += 2 * size; // READ and WRITE
-    const auto counted = ways_of();
-    const bool network = std::string_view(GetParam()) == "rc_v";
-    EXPECT_EQ(counted.to_dmabuf, moved);
-    if (network)
-        EXPECT_EQ(counted.from_dmabuf, moved);
-    else // the NIC in loopback copies the pieces that UCX sends, and reads a byte behind each that it writes
-        EXPECT_GE(counted.from_dmabuf, moved);
-    if (network)
-        EXPECT_EQ(counted.staged, 0U);
-    else // twice that, unless NIXL leaves a context open at its end, whose domain then says nothing
-        EXPECT_GE(counted.staged, moved);
-}
-INSTANTIATE_TEST_SUITE_P(over, nixl, ::testing::Values("tcp", "rc_v"),
-                         [](const auto& each) { return name_of(each.param); });
-
-// ---- what is refused, and how ----
-
-TEST_F(ucx_test, an_unknown_version_is_declined_and_ucx_works_on) {
-    const auto shown = run(new_ucx, "env LD_PRELOAD=" OTHER_VERSION " ucx_info -d");
-    EXPECT_EQ(shown.status, 0);
-    EXPECT_HAS(shown.output, "libuct_gaudi is not used: UCX 1.99.0");
-    EXPECT_HAS(shown.output, "known are 1.22 and 1.23");
-    EXPECT_HAS(shown.output, "# Memory domain: self");
-    EXPECT_HAS_NOT(shown.output, "Memory domain: gaudi_copy");
-}
-
-TEST_P(both_versions, other_sizes_than_known_are_declined_and_ucx_works_on) {
-    const auto shown = run(prefix(), "env LD_PRELOAD=" OTHER_SIZES " ucx_info -d");
-    EXPECT_EQ(shown.status, 0);
-    const std::regex line(
-        "libuct_gaudi is not used: UCX " + std::string(GetParam()) +
-        R"(\.0 \(interface of (\d+) bytes, endpoint of (\d+)\).*1\.23 \((\d+) and (\d+)\))");
-    std::smatch sizes;
-    ASSERT_TRUE(std::regex_search(shown.output, sizes, line)) << shown.output;
-    EXPECT_EQ(std::stoul(sizes[1]), std::stoul(sizes[3]) + sizeof(void*)) << "of interfaces";
-    EXPECT_EQ(sizes[2], sizes[4]) << "of endpoints";
-    EXPECT_HAS(shown.output, "# Memory domain: self");
-    EXPECT_HAS_NOT(shown.output, "Memory domain: gaudi_copy");
-}
-
-TEST_F(ucx_test, two_ucx_in_one_process_share_the_devices) {
-    // UCX's default: two of them that patch relocations instead patch each other's, with any plugin or none.
-    const auto shown =
-        run(new_ucx, fmt::format("{} {}/lib/libucp.so.0 {}/lib/libucp.so.0", TWO_UCX, old_ucx, new_ucx),
-            {"UCX_MEM_MMAP_HOOK_MODE=bistro"});
-    EXPECT_EQ(shown.status, 0) << shown.output;
-    EXPECT_HAS(shown.output, "UCX 1.22.0\nUCX 1.23.0\n");
-    EXPECT_HAS(shown.output, "both right");
-    EXPECT_HAS_NOT(shown.output, "ERROR");
-}
-
-struct bad_setting {
-    const char* setting;
-    const char* said;
-};
-
-TEST_F(ucx_test, settings_without_sense_are_named) {
-    for (const auto& [setting, said] :
-         {bad_setting{"UCX_GAUDI_COPY_QUEUES=9", "UCX_GAUDI_COPY_QUEUES=9: use 1 to 4"},
-          bad_setting{"UCX_GAUDI_COPY_DEVICE=first", "UCX_GAUDI_COPY_DEVICE=first: use auto, an index"},
-          bad_setting{"UCX_GAUDI_COPY_HEAP_CHUNK=0", "UCX_GAUDI_COPY_HEAP_CHUNK=0: use 1 to"},
-          bad_setting{"UCX_GAUDI_COPY_LOG_LEVEL=loud", "UCX_GAUDI_COPY_LOG_LEVEL=loud: use a level"},
-          bad_setting{"UCX_GAUDI_COPY_NIC_MAX=2m", "UCX_GAUDI_COPY_NIC_MAX=2097152: use 0 to 1048576 bytes"},
-          bad_setting{"UCX_GAUDI_COPY_DMABUF=often", "often"}}) {
-        const auto shown = peers(old_ucx, "tcp", "--sizes 8 --rounds 1 --operations tag", {setting});
-        EXPECT_NE(shown.status, 0) << setting;
-        EXPECT_HAS(shown.output, said);
-    }
-}
-
-// Of a transport: the domain is there, and the transport does not open.
-class bad_transport_setting : public ucx_test, public ::testing::WithParamInterface<bad_setting> {};
-TEST_P(bad_transport_setting, is_named_and_refused) {
-    const auto& [setting, said] = GetParam();
-    const auto shown = run(old_ucx, "ucx_info -d", {setting});
-    EXPECT_HAS(shown.output, std::string("ERROR ") + said);
-    const auto* transport =
-        std::string_view(setting).starts_with("UCX_GAUDI_DMA") ? "gaudi_dma" : "gaudi_cpy";
-    const auto at = shown.output.find(fmt::format("#      Transport: {}\n", transport));
-    ASSERT_NE(at, std::string::npos) << shown.output;
-    EXPECT_HAS(shown.output.substr(at, 400), "failed to open interface");
-}
-INSTANTIATE_TEST_SUITE_P(
-    ucx, bad_transport_setting,
-    ::testing::Values(
-        bad_setting{"UCX_GAUDI_COPY_SHORT_MAX=0", "UCX_GAUDI_COPY_SHORT_MAX=0: use 1 to 1m"},
-        bad_setting{"UCX_GAUDI_COPY_SHORT_MAX=2m", "UCX_GAUDI_COPY_SHORT_MAX=2097152: use 1 to 1m"},
-        bad_setting{"UCX_GAUDI_COPY_BCOPY_MAX=1", "UCX_GAUDI_COPY_BCOPY_MAX=1: use SHORT_MAX (256) to 1g"},
-        bad_setting{"UCX_GAUDI_COPY_ZCOPY_MAX=1k",
-                    "UCX_GAUDI_COPY_ZCOPY_MAX=1024: use BCOPY_MAX (32768) or more, or inf"},
-        bad_setting{"UCX_GAUDI_COPY_ZCOPY_MAX=auto", "UCX_GAUDI_COPY_ZCOPY_MAX=auto: use BCOPY_MAX"},
-        bad_setting{"UCX_GAUDI_COPY_BW_TO_DEVICE=0MBs",
-                    "UCX_GAUDI_COPY_BW_TO_DEVICE=0: use a bandwidth of more than 0"},
-        bad_setting{"UCX_GAUDI_COPY_BW_FROM_DEVICE=nanMBs",
-                    "UCX_GAUDI_COPY_BW_FROM_DEVICE=nan: use a bandwidth"},
-        bad_setting{"UCX_GAUDI_COPY_BW_WITHIN=-1MBs", "UCX_GAUDI_COPY_BW_WITHIN=-1048576: use a bandwidth"},
-        bad_setting{"UCX_GAUDI_COPY_LATENCY=-1us", "UCX_GAUDI_COPY_LATENCY=-1e-06: use a time of 0 or more"},
-        bad_setting{"UCX_GAUDI_COPY_NIC_LATENCY=nanus", "UCX_GAUDI_COPY_NIC_LATENCY=nan: use a time"},
-        bad_setting{"UCX_GAUDI_COPY_OVERHEAD=infs", "UCX_GAUDI_COPY_OVERHEAD=inf: use a time"},
-        bad_setting{"UCX_GAUDI_DMA_QUEUES=0", "UCX_GAUDI_DMA_QUEUES=0: use 1 to 4"},
-        bad_setting{"UCX_GAUDI_DMA_QUEUES=5", "UCX_GAUDI_DMA_QUEUES=5: use 1 to 4"},
-        bad_setting{"UCX_GAUDI_DMA_BATCH=0", "UCX_GAUDI_DMA_BATCH=0: use 1 to 256"},
-        bad_setting{"UCX_GAUDI_DMA_BATCH=257", "UCX_GAUDI_DMA_BATCH=257: use 1 to 256"},
-        bad_setting{"UCX_GAUDI_DMA_IN_FLIGHT=0", "UCX_GAUDI_DMA_IN_FLIGHT=0: use 1 or more"},
-        bad_setting{"UCX_GAUDI_DMA_STRIPE=1k", "UCX_GAUDI_DMA_STRIPE=1024: use 64k or more"},
-        bad_setting{"UCX_GAUDI_DMA_BW=0MBs",
-                    "UCX_GAUDI_DMA_BW=0: use a bandwidth of more than 0 bytes per second"},
-        bad_setting{"UCX_GAUDI_DMA_BW=nanMBs", "UCX_GAUDI_DMA_BW=nan: use a bandwidth"},
-        bad_setting{"UCX_GAUDI_DMA_STRIPE=auto", "UCX_GAUDI_DMA_STRIPE="}),
-    [](const auto& each) { return name_of(each.param.setting); });
-
-TEST_F(ucx_test, no_gaudi_a_busy_one_and_a_full_one_are_said) {
-    describe_lab("gaudis = 1\nhcas = 1\n");
-    const auto busy = peers(old_ucx, "tcp", "--sizes 8 --rounds 1 --operations tag");
-    EXPECT_NE(busy.status, 0);
-    EXPECT_HAS(busy.output, "another process has the device open (busy)");
-    describe_lab("gaudis = 2\nhcas = 1\n");
-    const auto large = peers(old_ucx, "tcp", "--sizes 200g --rounds 1 --operations put");
-    EXPECT_NE(large.status, 0);
-    EXPECT_HAS(large.output, "buffer of 214748364800 bytes");
-    describe_lab("gaudis = 0\nhcas = 1\n");
-    const auto port = free_port();
-    const auto program = fmt::format("timeout -s KILL 4 ucx_perftest -t tag_bw -m gaudi -p {}", port);
-    const auto none = run_both(lab(old_ucx, program), lab(old_ucx, program + " localhost"), port).client;
-    EXPECT_NE(none.status, 0);
-    EXPECT_HAS(none.output, "no Gaudi: the driver finds none");
-}
-
-TEST_F(ucx_test, perftest_ends_with_a_status_where_no_device_has_queues) {
-    describe_lab("gaudis = 2\ngeneration = gaudi3\nhcas = 1\n");
-    const auto port = free_port();
-    const auto program = fmt::format("timeout -s KILL 4 ucx_perftest -t tag_bw -m gaudi -p {}", port);
-    const auto both = run_both(lab(old_ucx, program), lab(old_ucx, program + " localhost"), port);
-    EXPECT_HAS(both.client.output, "Gaudi memory: no device has a queue for copies");
-    EXPECT_NE(both.client.status, 0);
-}
-
-TEST_F(ucx_test, a_nic_without_dmabufs_carries_staged_memory) {
-    describe_lab("gaudis = 2\nhcas = 1\n[hca 0]\ndmabuf = no\n");
-    const auto done = peers(new_ucx, "rc_v", "--sizes 8,1m --rounds 1", counting());
-    EXPECT_EQ(done.status, 0) << done.output;
-    const auto counted = ways_of();
-    EXPECT_EQ(counted.from_dmabuf + counted.to_dmabuf, 0U);
-    EXPECT_GE(counted.staged, 5U << 20); // five operations
-}
-
-TEST_F(ucx_test, a_plugin_folder_that_is_not_there_disturbs_nobody) {
-    const auto shown = run(new_ucx, "env UCX_PLUGIN_PATH=/no/such/folder:/nor/this/one ucx_info -d");
-    EXPECT_EQ(shown.status, 0);
-    EXPECT_HAS(shown.output, "# Memory domain: self");
-    EXPECT_HAS_NOT(shown.output, "ERROR");
-    EXPECT_HAS_NOT(shown.output, "gaudi_copy");
-}
-
-TEST_F(ucx_test, an_export_that_fails_is_an_error_only_where_it_must_work) {
-    std::ofstream(root() / "faults") << "hlthunk_device_mapped_memory_export_dmabuf_fd 1+ errno ENODEV\n";
-    const auto faults = "GAUDI_LAB_FAULTS=@" + (root() / "faults").string();
-    const auto must = peers(new_ucx, "rc_v", "--sizes 8 --rounds 1 --operations tag",
-                            {faults, "UCX_GAUDI_COPY_DMABUF=yes"});
-    EXPECT_NE(must.status, 0);
-    EXPECT_HAS(must.output, "UCX_GAUDI_COPY_DMABUF=yes: the driver does not export the memory as a DMA-BUF");
-    const auto may = peers(old_ucx, "tcp", "--sizes 8,1m --rounds 1 --operations tag,put", {faults});
-    expect_right(may);
-    // UCX has counted on it by then: the NIC is given a bare address, and the user told what to do.
-    const auto late = peers(new_ucx, "rc_v", "--sizes 1m --rounds 1 --operations tag", {faults});
-    EXPECT_NE(late.status, 0);
-    EXPECT_HAS(late.output,
-               "no NIC will reach this memory (UCX_GAUDI_COPY_DMABUF=no stages all of it instead)");
-    expect_right(peers(new_ucx, "rc_v", "--sizes 8,1m --rounds 1 --operations tag,put",
-                       {faults, "UCX_GAUDI_COPY_DMABUF=no"}));
-}
-
-TEST_F(ucx_test, an_hlthunk_that_cannot_export_is_staged) {
-    auto variables = counting();
-    variables.emplace_back("UCX_TLS=rc_v,gaudi_cpy");
-    const auto done = run(new_ucx,
-                          fmt::format("env GAUDI_DIRECT_HLTHUNK={} {} --sizes 8,1m --rounds 1 "
-                                      "--operations tag,put,get,am",
-                                      HLTHUNK_WITHOUT_EXPORT, UCP_PEERS),
-                          variables);
-    EXPECT_EQ(done.status, 0) << done.output;
-    const auto counted = ways_of();
-    EXPECT_EQ(counted.from_dmabuf + counted.to_dmabuf, 0U);
-    EXPECT_GE(counted.staged, 4U << 20);
 }
 
 } // namespace

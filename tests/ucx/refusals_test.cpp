@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What the plugin refuses under stock UCX, and how.
+#include "tests/ucx/ucx_fixture.hpp"
+
+namespace {
+
+using namespace testing_support;
+
+TEST_F(ucx_test, an_unknown_version_is_declined_and_ucx_works_on) {
+    const auto shown = run(new_ucx, "env LD_PRELOAD=" OTHER_VERSION " ucx_info -d");
+    EXPECT_EQ(shown.status, 0);
+    EXPECT_HAS(shown.output, "libuct_gaudi is not used: UCX 1.99.0");
+    EXPECT_HAS(shown.output, "known are 1.22 and 1.23");
+    EXPECT_HAS(shown.output, "# Memory domain: self");
+    EXPECT_HAS_NOT(shown.output, "Memory domain: gaudi_copy");
+}
+
+TEST_P(both_versions, other_sizes_than_known_are_declined_and_ucx_works_on) {
+    const auto shown = run(prefix(), "env LD_PRELOAD=" OTHER_SIZES " ucx_info -d");
+    EXPECT_EQ(shown.status, 0);
+    const std::regex line(
+        "libuct_gaudi is not used: UCX " + std::string(GetParam()) +
+        R"(\.0 \(interface of (\d+) bytes, endpoint of (\d+)\).*1\.23 \((\d+) and (\d+)\))");
+    std::smatch sizes;
+    ASSERT_TRUE(std::regex_search(shown.output, sizes, line)) << shown.output;
+    EXPECT_EQ(std::stoul(sizes[1]), std::stoul(sizes[3]) + sizeof(void*)) << "of interfaces";
+    EXPECT_EQ(sizes[2], sizes[4]) << "of endpoints";
+    EXPECT_HAS(shown.output, "# Memory domain: self");
+    EXPECT_HAS_NOT(shown.output, "Memory domain: gaudi_copy");
+}
+
+TEST_F(ucx_test, two_ucx_in_one_process_share_the_devices) {
+    // UCX's default: two of them that patch relocations instead patch each other's, with any plugin or none.
+    const auto shown =
+        run(new_ucx, fmt::format("{} {}/lib/libucp.so.0 {}/lib/libucp.so.0", TWO_UCX, old_ucx, new_ucx),
+            {"UCX_MEM_MMAP_HOOK_MODE=bistro"});
+    EXPECT_EQ(shown.status, 0) << shown.output;
+    EXPECT_HAS(shown.output, "UCX 1.22.0\nUCX 1.23.0\n");
+    EXPECT_HAS(shown.output, "both right");
+    EXPECT_HAS_NOT(shown.output, "ERROR");
+}
+
+struct bad_setting {
+    const char* setting;
+    const char* said;
+};
+
+TEST_F(ucx_test, settings_without_sense_are_named) {
+    for (const auto& [setting, said] :
+         {bad_setting{"UCX_GAUDI_COPY_QUEUES=9", "UCX_GAUDI_COPY_QUEUES=9: use 1 to 4"},
+          bad_setting{"UCX_GAUDI_COPY_DEVICE=first", "UCX_GAUDI_COPY_DEVICE=first: use auto, an index"},
+          bad_setting{"UCX_GAUDI_COPY_HEAP_CHUNK=0", "UCX_GAUDI_COPY_HEAP_CHUNK=0: use 1 to"},
+          bad_setting{"UCX_GAUDI_COPY_LOG_LEVEL=loud", "UCX_GAUDI_COPY_LOG_LEVEL=loud: use a level"},
+          bad_setting{"UCX_GAUDI_COPY_NIC_MAX=2m", "UCX_GAUDI_COPY_NIC_MAX=2097152: use 0 to 1048576 bytes"},
+          bad_setting{"UCX_GAUDI_COPY_DMABUF=often", "often"}}) {
+        const auto shown = peers(old_ucx, "tcp", "--sizes 8 --rounds 1 --operations tag", {setting});
+        EXPECT_NE(shown.status, 0) << setting;
+        EXPECT_HAS(shown.output, said);
+    }
+}
+
+// Of a transport: the domain is there, and the transport does not open.
+class bad_transport_setting : public ucx_test, public ::testing::WithParamInterface<bad_setting> {};
+TEST_P(bad_transport_setting, is_named_and_refused) {
+    const auto& [setting, said] = GetParam();
+    const auto shown = run(old_ucx, "ucx_info -d", {setting});
+    EXPECT_HAS(shown.output, std::string("ERROR ") + said);
+    const auto* transport =
+        std::string_view(setting).starts_with("UCX_GAUDI_DMA") ? "gaudi_dma" : "gaudi_cpy";
+    const auto at = shown.output.find(fmt::format("#      Transport: {}\n", transport));
+    ASSERT_NE(at, std::string::npos) << shown.output;
+    EXPECT_HAS(shown.output.substr(at, 400), "failed to open interface");
+}
+INSTANTIATE_TEST_SUITE_P(
+    ucx, bad_transport_setting,
+    ::testing::Values(
+        bad_setting{"UCX_GAUDI_COPY_SHORT_MAX=0", "UCX_GAUDI_COPY_SHORT_MAX=0: use 1 to 1m"},
+        bad_setting{"UCX_GAUDI_COPY_SHORT_MAX=2m", "UCX_GAUDI_COPY_SHORT_MAX=2097152: use 1 to 1m"},
+        bad_setting{"UCX_GAUDI_COPY_BCOPY_MAX=1", "UCX_GAUDI_COPY_BCOPY_MAX=1: use SHORT_MAX (256) to 1g"},
+        bad_setting{"UCX_GAUDI_COPY_ZCOPY_MAX=1k",
+                    "UCX_GAUDI_COPY_ZCOPY_MAX=1024: use BCOPY_MAX (32768) or more, or inf"},
+        bad_setting{"UCX_GAUDI_COPY_ZCOPY_MAX=auto", "UCX_GAUDI_COPY_ZCOPY_MAX=auto: use BCOPY_MAX"},
+        bad_setting{"UCX_GAUDI_COPY_BW_TO_DEVICE=0MBs",
+                    "UCX_GAUDI_COPY_BW_TO_DEVICE=0: use a bandwidth of more than 0"},
+        bad_setting{"UCX_GAUDI_COPY_BW_FROM_DEVICE=nanMBs",
+                    "UCX_GAUDI_COPY_BW_FROM_DEVICE=nan: use a bandwidth"},
+        bad_setting{"UCX_GAUDI_COPY_BW_WITHIN=-1MBs", "UCX_GAUDI_COPY_BW_WITHIN=-1048576: use a bandwidth"},
+        bad_setting{"UCX_GAUDI_COPY_LATENCY=-1us", "UCX_GAUDI_COPY_LATENCY=-1e-06: use a time of 0 or more"},
+        bad_setting{"UCX_GAUDI_COPY_NIC_LATENCY=nanus", "UCX_GAUDI_COPY_NIC_LATENCY=nan: use a time"},
+        bad_setting{"UCX_GAUDI_COPY_OVERHEAD=infs", "UCX_GAUDI_COPY_OVERHEAD=inf: use a time"},
+        bad_setting{"UCX_GAUDI_DMA_QUEUES=0", "UCX_GAUDI_DMA_QUEUES=0: use 1 to 4"},
+        bad_setting{"UCX_GAUDI_DMA_QUEUES=5", "UCX_GAUDI_DMA_QUEUES=5: use 1 to 4"},
+        bad_setting{"UCX_GAUDI_DMA_BATCH=0", "UCX_GAUDI_DMA_BATCH=0: use 1 to 256"},
+        bad_setting{"UCX_GAUDI_DMA_BATCH=257", "UCX_GAUDI_DMA_BATCH=257: use 1 to 256"},
+        bad_setting{"UCX_GAUDI_DMA_IN_FLIGHT=0", "UCX_GAUDI_DMA_IN_FLIGHT=0: use 1 or more"},
+        bad_setting{"UCX_GAUDI_DMA_STRIPE=1k", "UCX_GAUDI_DMA_STRIPE=1024: use 64k or more"},
+        bad_setting{"UCX_GAUDI_DMA_BW=0MBs",
+                    "UCX_GAUDI_DMA_BW=0: use a bandwidth of more than 0 bytes per second"},
+        bad_setting{"UCX_GAUDI_DMA_BW=nanMBs", "UCX_GAUDI_DMA_BW=nan: use a bandwidth"},
+        bad_setting{"UCX_GAUDI_DMA_STRIPE=auto", "UCX_GAUDI_DMA_STRIPE="}),
+    [](const auto& each) { return name_of(each.param.setting); });
+
+TEST_F(ucx_test, no_gaudi_a_busy_one_and_a_full_one_are_said) {
+    describe_lab("gaudis = 1\nhcas = 1\n");
+    const auto busy = peers(old_ucx, "tcp", "--sizes 8 --rounds 1 --operations tag");
+    EXPECT_NE(busy.status, 0);
+    EXPECT_HAS(busy.output, "another process has the device open (busy)");
+    describe_lab("gaudis = 2\nhcas = 1\n");
+    const auto large = peers(old_ucx, "tcp", "--sizes 200g --rounds 1 --operations put");
+    EXPECT_NE(large.status, 0);
+    EXPECT_HAS(large.output, "buffer of 214748364800 bytes");
+    describe_lab("gaudis = 0\nhcas = 1\n");
+    const auto port = free_port();
+    const auto program = fmt::format("timeout -s KILL 4 ucx_perftest -t tag_bw -m gaudi -p {}", port);
+    const auto none = run_both(lab(old_ucx, program), lab(old_ucx, program + " localhost"), port).client;
+    EXPECT_NE(none.status, 0);
+    EXPECT_HAS(none.output, "no Gaudi: the driver finds none");
+}
+
+TEST_F(ucx_test, perftest_ends_with_a_status_where_no_device_has_queues) {
+    describe_lab("gaudis = 2\ngeneration = gaudi3\nhcas = 1\n");
+    const auto port = free_port();
+    const auto program = fmt::format("timeout -s KILL 4 ucx_perftest -t tag_bw -m gaudi -p {}", port);
+    const auto both = run_both(lab(old_ucx, program), lab(old_ucx, program + " localhost"), port);
+    EXPECT_HAS(both.client.output, "Gaudi memory: no device has a queue for copies");
+    EXPECT_NE(both.client.status, 0);
+}
+
+TEST_F(ucx_test, a_nic_without_dmabufs_carries_staged_memory) {
+    describe_lab("gaudis = 2\nhcas = 1\n[hca 0]\ndmabuf = no\n");
+    const auto done = peers(new_ucx, "rc_v", "--sizes 8,1m --rounds 1", counting());
+    EXPECT_EQ(done.status, 0) << done.output;
+    const auto counted = ways_of();
+    EXPECT_EQ(counted.from_dmabuf + counted.to_dmabuf, 0U);
+    EXPECT_GE(counted.staged, 5U << 20); // five operations
+}
+
+TEST_F(ucx_test, a_plugin_folder_that_is_not_there_disturbs_nobody) {
+    const auto shown = run(new_ucx, "env UCX_PLUGIN_PATH=/no/such/folder:/nor/this/one ucx_info -d");
+    EXPECT_EQ(shown.status, 0);
+    EXPECT_HAS(shown.output, "# Memory domain: self");
+    EXPECT_HAS_NOT(shown.output, "ERROR");
+    EXPECT_HAS_NOT(shown.output, "gaudi_copy");
+}
+
+TEST_F(ucx_test, a_plugin_that_cannot_be_read_disturbs_nobody) {
+    const auto folder = root() / "plugins";
+    const auto plugin = folder / "libuct_gaudi.so.0";
+    std::filesystem::create_directory(folder);
+    // Root may read everything, unless it has given that up.
+    const std::string rights = "-dac_override,-dac_read_search";
+    const auto shown = [&] {
+        return run(new_ucx, fmt::format("setpriv --bounding-set={0} --inh-caps={0} env UCX_PLUGIN_PATH={1} "
+                                        "ucx_info -d",
+                                        rights, folder.string()));
+    };
+    const auto expect_undisturbed = [&](const char* why) {
+        SCOPED_TRACE(why);
+        const auto found = shown();
+        EXPECT_EQ(found.status, 0) << found.output;
+        EXPECT_HAS(found.output, "# Memory domain: self");
+        EXPECT_HAS_NOT(found.output, "ERROR");
+        EXPECT_HAS_NOT(found.output, "gaudi_copy");
+    };
+    using std::filesystem::perms;
+    std::filesystem::create_symlink(PLUGIN_FOLDER "/libuct_gaudi.so.0", plugin);
+    EXPECT_HAS(shown().output, "# Memory domain: gaudi_copy");
+    std::filesystem::permissions(folder, perms::none);
+    expect_undisturbed("a folder without rights");
+    std::filesystem::permissions(folder, perms::owner_all);
+    std::filesystem::remove(plugin);
+    std::filesystem::copy_file(PLUGIN_FOLDER "/libuct_gaudi.so.0", plugin);
+    std::filesystem::permissions(plugin, perms::none);
+    expect_undisturbed("a file without rights");
+    std::filesystem::permissions(plugin, perms::owner_all);
+    std::ofstream(plugin) << "no library at all\n";
+    expect_undisturbed("another file");
+}
+
+TEST_F(ucx_test, an_export_that_fails_is_an_error_only_where_it_must_work) {
+    std::ofstream(root() / "faults") << "hlthunk_device_mapped_memory_export_dmabuf_fd 1+ errno ENODEV\n";
+    const auto faults = "GAUDI_LAB_FAULTS=@" + (root() / "faults").string();
+    const auto must = peers(new_ucx, "rc_v", "--sizes 8 --rounds 1 --operations tag",
+                            {faults, "UCX_GAUDI_COPY_DMABUF=yes"});
+    EXPECT_NE(must.status, 0);
+    EXPECT_HAS(must.output, "UCX_GAUDI_COPY_DMABUF=yes: the driver does not export the memory as a DMA-BUF");
+    const auto may = peers(old_ucx, "tcp", "--sizes 8,1m --rounds 1 --operations tag,put", {faults});
+    expect_right(may);
+    // UCX has counted on it by then: the NIC is given a bare address, and the user told what to do.
+    const auto late = peers(new_ucx, "rc_v", "--sizes 1m --rounds 1 --operations tag", {faults});
+    EXPECT_NE(late.status, 0);
+    EXPECT_HAS(late.output,
+               "no NIC will reach this memory (UCX_GAUDI_COPY_DMABUF=no stages all of it instead)");
+    expect_right(peers(new_ucx, "rc_v", "--sizes 8,1m --rounds 1 --operations tag,put",
+                       {faults, "UCX_GAUDI_COPY_DMABUF=no"}));
+}
+
+TEST_F(ucx_test, an_hlthunk_that_cannot_export_is_staged) {
+    auto variables = counting();
+    variables.emplace_back("UCX_TLS=rc_v,gaudi_cpy");
+    const auto done = run(new_ucx,
+                          fmt::format("env GAUDI_DIRECT_HLTHUNK={} {} --sizes 8,1m --rounds 1 "
+                                      "--operations tag,put,get,am",
+                                      HLTHUNK_WITHOUT_EXPORT, UCP_PEERS),
+                          variables);
+    EXPECT_EQ(done.status, 0) << done.output;
+    const auto counted = ways_of();
+    EXPECT_EQ(counted.from_dmabuf + counted.to_dmabuf, 0U);
+    EXPECT_GE(counted.staged, 4U << 20);
+}
+
+} // namespace
