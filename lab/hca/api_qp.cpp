@@ -323,6 +323,7 @@ bool change(queue_pair& pair, const ibv_qp_attr& values, int mask, ibv_qp_state 
     if (qp.state.load() != static_cast<std::uint32_t>(from))
         return false; // a peer broke it meanwhile
     take_values(pair, values, mask);
+    pair.way = {};
     if (remote)
         qp.remote = 1;
     if (other) {

@@ -318,7 +318,7 @@ bool write_at_once(process& here, const endpoint& requester, const endpoint& res
         return false;
     const auto& far = *responder.qp;
     if (far.state.load(std::memory_order_acquire) != IBV_QPS_RTS ||
-        (far.access & IBV_ACCESS_REMOTE_WRITE) == 0)
+        (far.access & IBV_ACCESS_REMOTE_WRITE) == 0 || !answers_to(far, qp.destination))
         return false;
     if (!way.connected || way.life != far.life.load(std::memory_order_relaxed)) {
         if (!are_connected(requester, responder))

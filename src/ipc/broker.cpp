@@ -132,8 +132,7 @@ void broker::end() {
         for (const auto& [base, each] : shared_)
             bases.push_back(base);
     }
-    for (const auto base : bases)
-        wait_for_importers(base);
+    wait_for_importers(bases);
     {
         const std::lock_guard guard(mutex_);
         ending_ = true;
@@ -165,53 +164,55 @@ result<void> broker::watch(int socket, const std::shared_ptr<hangup_watcher>& wa
 
 void broker::unwatch(int socket) {
     const std::lock_guard guard(mutex_);
-    if (watched_.erase(socket) != 0)
+    if (watched_.erase(socket) + bells_.erase(socket) != 0)
         ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, socket, nullptr);
 }
 
-int broker::bell() {
+result<void> broker::watch_bell(int socket) {
     const std::lock_guard guard(mutex_);
-    int ends[2];
-    if (!bell_ && ::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) == 0) {
-        bell_ = lone_fd(unique_fd(ends[0]));
-        bell_to_pass_ = lone_fd(unique_fd(ends[1]));
-        if (!add(bell_.get(), EPOLLIN)) {
-            bell_.reset();
-            bell_to_pass_.reset();
-        }
-    }
-    return bell_to_pass_.get();
+    if (auto added = add(socket, EPOLLIN); !added)
+        return added;
+    bells_.insert(socket);
+    return {};
 }
 
-void broker::client::revoke(std::uint32_t slot, lease& held) const {
+void broker::flush_soon() {
+    unsent_ = true;
+    wake();
+}
+
+void broker::client::revoke(std::uint32_t slot, lease& held) {
     held.revoked = true;
     word(slot).revoked.store(1);
-    if (bell) // whatever it is that was passed: this does not block
-        (void)::send(bell.get(), "", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (bell && ::send(bell.get(), "", 1, MSG_DONTWAIT | MSG_NOSIGNAL) < 0 && errno != EAGAIN)
+        bell.reset(); // nobody hears it; a full one is heard all the same
 }
 
-void broker::wait_for_importers(std::uint64_t base) {
+void broker::wait_for_importers(const std::vector<std::uint64_t>& bases) {
+    if (std::this_thread::get_id() == thread_.get_id()) // which would hear of it
+        return;
     constexpr auto limit = std::chrono::milliseconds(500);
     const auto deadline = clock::now() + limit;
-    for (;;) {
+    for (auto pause = std::chrono::microseconds(20);;
+         pause = std::min(pause * 2, std::chrono::microseconds(1000))) {
         bool left = false;
         {
             const std::lock_guard guard(mutex_);
-            const auto known = shared_.find(base);
-            if (known == shared_.end())
-                return;
             const bool late = clock::now() >= deadline;
-            for (auto& each : clients_)
-                for (const auto& [slot, held] : each.leases)
-                    if (held.given && held.is_of(known->first, known->second) && each.bell && !each.dead &&
-                        !each.silent) {
-                        left = true;
-                        each.silent = late;
-                    }
+            for (auto& each : clients_) {
+                const bool waited_for = each.bell && !each.dead && !each.silent;
+                const bool holds =
+                    waited_for && std::any_of(each.leases.begin(), each.leases.end(), [&](const auto& one) {
+                        return one.second.given && one.second.revoked &&
+                               std::find(bases.begin(), bases.end(), one.second.base) != bases.end();
+                    });
+                left = left || holds;
+                each.silent = each.silent || (holds && late);
+            }
             if (!left || late)
                 return;
         }
-        std::this_thread::sleep_for(std::chrono::microseconds(20));
+        std::this_thread::sleep_for(pause);
     }
 }
 
@@ -369,7 +370,7 @@ bool broker::memory_goes(device_address base, std::uint64_t length) {
     }
     (void)revoke(base);
     const bool quiet = wait(base, until::quiet, std::chrono::seconds(5));
-    wait_for_importers(base.value());
+    wait_for_importers({base.value()});
     const std::lock_guard guard(mutex_);
     shared_.erase(base.value());
     return quiet;

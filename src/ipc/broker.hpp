@@ -13,6 +13,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <sys/socket.h>
 #include <thread>
 
@@ -23,6 +24,8 @@ class hangup_watcher {
 public:
     virtual ~hangup_watcher() = default;
     virtual void hung_up() = 0;
+    // Sends what could not be sent before. False: there is more.
+    virtual bool flush() { return true; }
 };
 
 // The owner's side of sharing: one per process, a thread that answers importers on a socket of a name that
@@ -53,8 +56,10 @@ public:
     // The watcher hears of it once. errc::system_call_failed.
     result<void> watch(int socket, const std::shared_ptr<hangup_watcher>& watcher);
     void unwatch(int socket);
-    // To be passed to owners, which ring it when they revoke a lease; -1: there is none.
-    int bell();
+    // An owner rings it when it revokes a lease. errc::system_call_failed.
+    result<void> watch_bell(int socket);
+    // The watcher has something left to send.
+    void flush_soon();
     void count(ipc_statistics& into);
 
     void window_opens(const memory_window&) override {}
@@ -120,7 +125,7 @@ private:
         [[nodiscard]] unsigned in_flight(std::uint32_t slot, const lease& held) const {
             return held.copies + (given ? word(slot).in_flight.load() : 0);
         }
-        void revoke(std::uint32_t slot, lease& held) const;
+        void revoke(std::uint32_t slot, lease& held);
         [[nodiscard]] lease_word& word(std::uint32_t slot) const {
             return reinterpret_cast<lease_word*>(board.data())[slot];
         }
@@ -134,8 +139,9 @@ private:
     void wake();
     [[nodiscard]] bool serves(std::uint32_t user) const;
     void run();
-    // Whoever hung up is told afterwards, without the lock; so are imports that were revoked.
+    // Whoever hung up is told afterwards, without the lock; imports that were revoked are let go.
     void dispatch(int fd, std::vector<std::shared_ptr<hangup_watcher>>& hung_up, bool& revoked);
+    void flush_all();
     void accept_all(int listener);
     void make_room_for_one();
     void send_one_away(int listener);
@@ -143,7 +149,7 @@ private:
     // Reads what the client sent. False: it has to go.
     bool serve(client& from);
     answer carry_out(client& from, const wire_request& asked, received_message& with, wire_reply& reply);
-    answer open_lease(client& from, const wire_request& asked, received_message& with, wire_reply& reply);
+    answer open_lease(client& from, const wire_request& asked, wire_reply& reply);
     answer open_context(client& from, const wire_request& asked, wire_reply& reply);
     answer open_dmabuf(client& from, const wire_request& asked, wire_reply& reply);
     answer open_device(client& from, const wire_request& asked, wire_reply& reply);
@@ -160,7 +166,7 @@ private:
     void close_lease(client& from, std::uint32_t slot);
     void close_window_if_unused(const lease& ended);
     // Importers that were told to let go do so in a moment. One that does not is not waited for again.
-    void wait_for_importers(std::uint64_t base);
+    void wait_for_importers(const std::vector<std::uint64_t>& bases);
     void finish_copies(client& of);
     // Nothing that it began can touch memory any more.
     [[nodiscard]] static bool is_harmless(const client& gone);
@@ -175,8 +181,9 @@ private:
 
     std::mutex mutex_;
     lone_fd epoll_, wake_, listener_;
-    lone_fd bell_, bell_to_pass_; // two ends
-    lone_fd spare_;               // a number to give free when there are no others
+    std::set<int> bells_; // of owners
+    std::atomic<bool> unsent_{false};
+    lone_fd spare_; // a number to give free when there are no others
     std::thread thread_;
     bool ending_ = false;
     ipc_settings settings_;

@@ -7,6 +7,7 @@
 
 #include <cstring>
 #include <fmt/format.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 namespace gaudi {
@@ -37,7 +38,7 @@ broker::answer broker::carry_out(client& from, const wire_request& asked, receiv
     };
     switch (asked.head.ask) {
     case wire_ask::open_lease:
-        return open_lease(from, asked, with, reply);
+        return open_lease(from, asked, reply);
     case wire_ask::open_context:
         return open_context(from, asked, reply);
     case wire_ask::open_dmabuf:
@@ -57,8 +58,7 @@ broker::answer broker::carry_out(client& from, const wire_request& asked, receiv
         error(errc::handle_invalid, fmt::format("request {}", static_cast<int>(asked.head.ask))));
 }
 
-broker::answer broker::open_lease(client& from, const wire_request& asked, received_message& with,
-                                  wire_reply& reply) {
+broker::answer broker::open_lease(client& from, const wire_request& asked, wire_reply& reply) {
     const auto handle = read_handle(std::as_bytes(std::span(&asked.handle, 1)));
     if (!handle)
         return tl::unexpected(handle.error());
@@ -78,8 +78,6 @@ broker::answer broker::open_lease(client& from, const wire_request& asked, recei
             return tl::unexpected(board.error());
         from.board = std::move(*board);
     }
-    if (!from.bell && with.descriptors == 1)
-        from.bell = lone_fd(std::move(with.passed[0]));
     std::vector<int> passed;
     while (from.leases.contains(from.next_slot))
         from.next_slot = (from.next_slot + 1) % leases_per_client;
@@ -95,6 +93,14 @@ broker::answer broker::open_lease(client& from, const wire_request& asked, recei
     if ((asked.wants & wants_board) != 0) {
         reply.given |= wants_board;
         passed.push_back(from.board.descriptor());
+        int ends[2];
+        if (!from.bell &&
+            ::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) == 0) {
+            from.bell = lone_fd(unique_fd(ends[0]));
+            from.parked.emplace_back(ends[1]); // until it is passed
+            reply.given |= gives_bell;
+            passed.push_back(ends[1]);
+        }
     }
     return passed;
 }

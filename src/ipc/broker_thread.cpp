@@ -83,10 +83,27 @@ void broker::run() {
             each->hung_up();
         if (revoked)
             importer::self().let_go_of_revoked();
+        if (unsent_.exchange(false))
+            flush_all();
     }
 }
 
+void broker::flush_all() {
+    std::vector<std::shared_ptr<hangup_watcher>> all;
+    {
+        const std::lock_guard guard(mutex_);
+        for (const auto& [socket, each] : watched_)
+            if (auto watcher = each.lock())
+                all.push_back(std::move(watcher));
+    }
+    for (const auto& each : all)
+        if (!each->flush())
+            unsent_ = true;
+}
+
 int broker::patience() const {
+    if (unsent_)
+        return 1;
     const auto any = [&](auto&& is) { return std::any_of(clients_.begin(), clients_.end(), is); };
     if (any([](const client& each) { return each.dead || !each.greeted || !each.copies.empty(); }))
         return 1;
@@ -109,10 +126,15 @@ void broker::dispatch(int fd, std::vector<std::shared_ptr<hangup_watcher>>& hung
         (void)!::read(fd, &ignored, sizeof(ignored));
         return;
     }
-    if (fd == bell_.get()) {
+    if (bells_.contains(fd)) {
         char rung[1];
-        for (int times = 0; times < 64 && ::recv(fd, rung, sizeof(rung), MSG_DONTWAIT) >= 0; ++times)
+        ssize_t got = 0;
+        for (int times = 0; times < 64 && (got = ::recv(fd, rung, sizeof(rung), MSG_DONTWAIT)) > 0; ++times)
             revoked = true;
+        if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) { // nobody will ring it any more
+            bells_.erase(fd);
+            ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
+        }
         return;
     }
     if (fd == listener_.get())
@@ -254,6 +276,8 @@ bool broker::serve(client& from) {
 bool broker::send_reply(client& to, wire_reply& reply, std::span<const int> passed) {
     const auto bytes = std::as_bytes(std::span(&reply, 1));
     auto sent = send_message(to.socket.get(), bytes, passed, {});
+    if (sent && !passed.empty())
+        to.parked.clear(); // they are on their way
     if (sent || passed.empty())
         return sent.has_value();
     // Descriptors cannot be sent at the moment (too many in flight): the other side may fetch them itself, if

@@ -121,6 +121,12 @@ result<std::shared_ptr<lease_core>> importer::open(const handle_record& handle) 
             return made;
     }
     const std::lock_guard guard(mutex_);
+    if (const auto found = in_use_.find(wanted); found != in_use_.end())
+        if (auto faster = found->second.lock(); faster && !faster->gone()) { // another thread's
+            dropped.push_back(std::move(*made));
+            leases_[wanted] = {faster, ++uses_};
+            return faster;
+        }
     leases_[wanted] = {*made, ++uses_};
     in_use_[wanted] = *made;
     evict(std::max<std::size_t>(settings->imports, 1), dropped);
@@ -128,16 +134,22 @@ result<std::shared_ptr<lease_core>> importer::open(const handle_record& handle) 
 }
 
 void importer::let_go_of_revoked() {
-    std::vector<std::shared_ptr<lease_core>> affected; // let go without the lock
+    std::vector<std::shared_ptr<lease_core>> all; // let go without the lock
     {
         const std::lock_guard guard(mutex_);
         for (const auto& [which, each] : in_use_)
-            if (auto alive = each.lock(); alive && alive->gone())
-                affected.push_back(std::move(alive));
-        std::erase_if(leases_, [](const auto& each) { return each.second.lease->gone(); });
+            if (auto alive = each.lock())
+                all.push_back(std::move(alive));
+        for (auto each = leases_.begin(); each != leases_.end();) {
+            const bool gone = each->second.lease->gone();
+            if (gone)
+                all.push_back(std::move(each->second.lease));
+            each = gone ? leases_.erase(each) : std::next(each);
+        }
     }
-    for (const auto& each : affected)
-        each->let_go();
+    for (const auto& each : all)
+        if (each->gone())
+            each->let_go();
 }
 
 bool importer::lost(const std::array<std::uint64_t, 2>& owner) {

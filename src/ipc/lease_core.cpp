@@ -12,7 +12,7 @@ lease_reach::~lease_reach() {
     for (auto& [card, region] : regions)
         if (!region.first->core()->ours())
             (void)region.second.release(); // a child of fork leaves it alone
-    if (!link || !dmabuf || forks != fork_count())
+    if (!link || forks != fork_count())
         return;
     regions.clear();
     imports.clear();
@@ -31,15 +31,15 @@ result<std::shared_ptr<lease_core>> lease_core::open(const std::shared_ptr<owner
     request.head.ask = wire_ask::open_lease;
     request.handle = handle;
     request.wants = link->board() == nullptr ? wants_board : 0;
-    const auto service = broker::running();
-    const int bell[] = {request.wants != 0 && service ? service->bell() : -1};
-    auto answer = link->ask(request, std::span(bell, bell[0] >= 0 ? 1 : 0));
+    auto answer = link->ask(request);
     if (!answer)
         return tl::unexpected(answer.error());
     const auto& reply = answer->reply;
     if ((reply.given & wants_board) != 0)
         if (auto taken = link->take_board(std::move(answer->passed[0])); !taken)
             return tl::unexpected(taken.error());
+    if ((reply.given & gives_bell) != 0)
+        link->take_bell(std::move(answer->passed[1]));
     if (link->board() == nullptr || reply.lease >= leases_per_client)
         return tl::unexpected(error(errc::handle_invalid, fmt::format("lease {} of the owner", reply.lease)));
     auto made = std::make_shared<lease_core>(handle);
@@ -108,9 +108,9 @@ std::shared_ptr<lease_reach> lease_core::reach() const {
 }
 
 void lease_core::let_go() {
-    const auto none = std::make_shared<lease_reach>();
+    auto last = std::make_shared<lease_reach>(); // what it becomes goes without the lock
     const std::lock_guard guard(mutex_);
-    reach_ = none;
+    reach_.swap(last);
 }
 
 // Asked for when a way first needs it; with the mutex of the reach held.
@@ -121,6 +121,10 @@ result<void> lease_core::fetch_dmabuf(lease_reach& reach) {
         return tl::unexpected(*reach.no_dmabuf);
     if (gone())
         return tl::unexpected(gone_error());
+    // From now on the owner may believe that we have something.
+    reach.link = link_;
+    reach.slot = slot_;
+    reach.forks = fork_count();
     wire_request request;
     request.head.ask = wire_ask::open_dmabuf;
     request.lease = slot_;
@@ -131,9 +135,6 @@ result<void> lease_core::fetch_dmabuf(lease_reach& reach) {
             reach.no_dmabuf = answer.error();
         return tl::unexpected(answer.error());
     }
-    reach.link = link_;
-    reach.slot = slot_;
-    reach.forks = fork_count();
     reach.dmabuf = lone_fd(std::move(answer->passed[0]));
     reach.skip = answer->reply.skip;
     reach.window = answer->reply.window;

@@ -63,7 +63,9 @@ result<std::shared_ptr<owner_link>> owner_link::connect(std::string_view name, c
 
 owner_link::~owner_link() {
     if (const auto service = broker::running())
-        service->unwatch(socket_.get());
+        for (const auto* each : {&socket_, &bell_})
+            if (*each)
+                service->unwatch(each->get());
 }
 
 void owner_link::give_up() {
@@ -99,8 +101,9 @@ result<std::uint64_t> owner_link::post(wire_request& request, std::span<const in
         return tl::unexpected(gone_error());
     const std::lock_guard guard(mutex_);
     request.head.id = next_id_++;
-    const auto sent = send_message(socket_.get(), std::as_bytes(std::span(&request, 1)), passed,
-                                   clock::now() + settings_.patience);
+    const auto deadline = clock::now() + settings_.patience;
+    (void)send_unsent(deadline);
+    const auto sent = send_message(socket_.get(), std::as_bytes(std::span(&request, 1)), passed, deadline);
     if (!sent && sent.error().code() == errc::peer_gone) {
         const auto said = collect(); // it may have said why
         return tl::unexpected(said ? gone_error() : said.error());
@@ -110,8 +113,32 @@ result<std::uint64_t> owner_link::post(wire_request& request, std::span<const in
     return request.head.id;
 }
 
-void owner_link::tell(wire_request& request) {
-    (void)post(request);
+bool owner_link::send_unsent(channel_deadline deadline) {
+    for (; !unsent_.empty(); unsent_.pop_front())
+        if (const auto sent =
+                send_message(socket_.get(), std::as_bytes(std::span(&unsent_.front(), 1)), {}, deadline);
+            !sent && sent.error().code() == errc::peer_silent)
+            return false;
+    return true; // or the connection is gone, and nobody will miss it
+}
+
+void owner_link::tell(const wire_request& request) {
+    if (gone())
+        return;
+    {
+        const std::lock_guard guard(mutex_);
+        unsent_.push_back(request);
+        unsent_.back().head.id = next_id_++;
+        if (send_unsent({}))
+            return;
+    }
+    if (const auto service = broker::running())
+        service->flush_soon();
+}
+
+bool owner_link::flush() {
+    const std::lock_guard guard(mutex_);
+    return gone() || send_unsent({});
 }
 
 result<owner_link::answered> owner_link::fetched(const wire_reply& reply, received_message& with) {
@@ -234,6 +261,17 @@ result<void> owner_link::take_board(unique_fd descriptor) {
     board_memory_ = std::move(*memory);
     board_.store(reinterpret_cast<lease_word*>(board_memory_.data()), std::memory_order_release);
     return {};
+}
+
+void owner_link::take_bell(unique_fd descriptor) {
+    int domain = 0;
+    socklen_t length = sizeof(domain);
+    const auto service = broker::running();
+    const std::lock_guard guard(mutex_);
+    bell_ = lone_fd(std::move(descriptor));
+    const bool socket = ::getsockopt(bell_.get(), SOL_SOCKET, SO_DOMAIN, &domain, &length) == 0;
+    if (!service || !socket || domain != AF_UNIX || !service->watch_bell(bell_.get()))
+        bell_.reset(); // the owner finds nobody there, and does not wait
 }
 
 result<std::shared_ptr<hl_device>> owner_link::join(const std::shared_ptr<const hlthunk_api>& api,

@@ -5,6 +5,7 @@
 
 #include "src/ipc/broker.hpp"
 
+#include <deque>
 #include <functional>
 
 namespace gaudi {
@@ -36,8 +37,9 @@ public:
     std::optional<result<answered>> answer_to(std::uint64_t id);
     // Sleeps until something came, or the time is over.
     void wait(std::chrono::milliseconds limit);
-    // No answer is expected.
-    void tell(wire_request& request);
+    // No answer is expected. Does not wait: what the owner has no room for is sent later.
+    void tell(const wire_request& request);
+    bool flush() override;
 
     [[nodiscard]] bool gone() const { return gone_.load(std::memory_order_acquire); }
     [[nodiscard]] error gone_error() const;
@@ -46,6 +48,8 @@ public:
     // The board, once the first lease brought it.
     [[nodiscard]] lease_word* board();
     result<void> take_board(unique_fd descriptor);
+    // What the owner rings when it takes a lease back.
+    void take_bell(unique_fd descriptor);
     // The context that an answer passed: descriptor, ledger and place.
     static result<std::shared_ptr<hl_device>> join(const std::shared_ptr<const hlthunk_api>& api,
                                                    answered& passed, std::shared_ptr<void> host = {});
@@ -69,16 +73,19 @@ private:
                                                        const ipc_settings& settings,
                                                        std::function<void()> when_gone);
     result<void> collect();
+    // With the mutex held. False: there is more, and no room for it in time.
+    bool send_unsent(channel_deadline deadline);
     result<answered> fetched(const wire_reply& reply, received_message& with);
 
     const process_identity owner_;
     const ipc_settings settings_;
-    lone_fd socket_;
+    lone_fd socket_, bell_;
     std::function<void()> when_gone_; // called once
     std::optional<error> refusal_;    // set before gone_
     std::atomic<bool> gone_{false};
     std::mutex mutex_;
     std::uint64_t next_id_ = 1;
+    std::deque<wire_request> unsent_; // in their order, before anything else
     std::map<std::uint64_t, result<answered>> answers_;
     std::map<std::uint64_t, wire_ask> abandoned_; // whose answers nobody waits for any more
     std::atomic<lease_word*> board_{nullptr};

@@ -73,8 +73,10 @@ std::optional<result<void>> nic_transfer::look() {
     constexpr auto patience = std::chrono::seconds(30);
     if (clock::now() - started_ > patience)
         copier_->end(error(errc::connection_broken, "the NIC says nothing about a transfer to itself"));
-    if (auto why = copier_->broken())
+    if (auto why = copier_->broken()) {
+        reach_.reset();
         return result<void>(tl::unexpected(*why));
+    }
     return std::nullopt;
 }
 

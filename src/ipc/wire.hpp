@@ -10,7 +10,7 @@ namespace gaudi {
 // What importers ask of an owner's broker, and what it answers. Every message has one size.
 
 enum class wire_ask : std::uint16_t {
-    open_lease = 1, // handle; wants: whether to pass the board, and passes a bell for it
+    open_lease = 1, // handle; wants: whether to pass the board, and with the first one the bell
     close_lease,    // lease; no answer
     open_context,   // lease: the device it lies on; answered with the device's descriptor and its ledger
     attach_slab,    // passes shared memory of `length` bytes that copies go through
@@ -31,6 +31,7 @@ struct wire_head {
 };
 
 constexpr std::uint32_t wants_board = 1;
+constexpr std::uint32_t gives_bell = 2;
 
 struct wire_request {
     wire_head head;
@@ -45,7 +46,7 @@ struct wire_reply {
     std::uint32_t failed = 0; // 0, or an errc + 1
     std::int32_t system_error = 0;
     std::uint32_t lease = 0;
-    std::uint32_t given = 0;  // whether the board is passed
+    std::uint32_t given = 0;  // whether the board is passed, and the bell
     std::uint64_t skip = 0;   // from the beginning of the DMA-BUF to that of the allocation
     std::uint64_t window = 0; // length of the DMA-BUF
     std::uint32_t place = 0;  // a guest's

@@ -242,4 +242,17 @@ TEST_F(second_short_write, after_a_reset_goes_to_the_new_peer) {
     EXPECT_EQ(third.memory[0], 2);
 }
 
+TEST_F(second_short_write, to_an_address_that_is_another_one_now_does_not_arrive) {
+    expect_first();
+    ASSERT_EQ(to_state(both->a.get(), IBV_QPS_SQD), 0);
+    ibv_qp_attr values{};
+    ibv_qp_init_attr init{};
+    ASSERT_EQ(ibv_query_qp(both->a.get(), &values, IBV_QP_AV, &init), 0);
+    values.ah_attr.dlid = static_cast<std::uint16_t>(values.ah_attr.dlid + 7);
+    ASSERT_EQ(ibv_modify_qp(both->a.get(), &values, IBV_QP_AV), 0) << std::strerror(errno);
+    ASSERT_EQ(to_state(both->a.get(), IBV_QPS_RTS), 0);
+    EXPECT_EQ(write(remote.memory, remote.key), IBV_WC_RETRY_EXC_ERR);
+    EXPECT_EQ(both->right.memory[0], 1);
+}
+
 } // namespace
