@@ -124,6 +124,10 @@ bool of_the_lab() {
     return driver && is_virtual(driver->path);
 }
 
+bool known_to_ucx(const gaudi::device_info& card) {
+    return card.generation != gaudi::generation::gaudi;
+}
+
 void print_table(const gaudi::device_info& card, const figures& found) {
     fmt::print("gaudi-direct {}: {} hardware\n", gaudi::version(), of_the_lab() ? "virtual" : "real");
     fmt::print("gaudi {}, {} {}: copies of 64 MiB, the best of {}\n\n", card.index,
@@ -138,7 +142,8 @@ void print_table(const gaudi::device_info& card, const figures& found) {
     row("within the device", found.few.within, found.many.within);
     fmt::print("{:<24}  {:>7.1f} us\n", "a copy of 4 KiB", found.small_copy * 1e6);
     fmt::print("{:<24}  {:>7.1f} us of CPU time\n", "beginning a copy", found.begin * 1e6);
-    fmt::print("\nUCX reckons with this after: eval \"$(gaudi-direct measure --env)\"\n");
+    if (known_to_ucx(card))
+        fmt::print("\nUCX reckons with this after: eval \"$(gaudi-direct measure --env)\"\n");
 }
 
 } // namespace
@@ -157,8 +162,17 @@ int measure(const measure_options& options) {
         fmt::print(stderr, "gaudi-direct: {}\n", card.error().message());
         return failed;
     }
+    const bool for_ucx = known_to_ucx((*card)->info());
+    if (options.as_environment && !for_ucx) {
+        fmt::print(
+            stderr,
+            "gaudi-direct: --env: gaudi {} is of the first generation, and UCX knows Gaudi2 and later; "
+            "measure shows its figures without it\n",
+            (*card)->info().index);
+        return failed;
+    }
     const auto found = measurement(**card).all();
-    const auto settings = settings_of(found);
+    const auto settings = for_ucx ? settings_of(found) : std::vector<setting>{};
     if (options.as_json) {
         nlohmann::ordered_json report = {{"kind", of_the_lab() ? "virtual" : "real"},
                                          {"device", (*card)->info().bus_id}};

@@ -120,6 +120,17 @@ TEST_F(tool_test, measure) {
         tool({"lab", "run", "--lab", "third", "--generation", "gaudi3", "--", GAUDI_DIRECT_TOOL, "measure"});
     EXPECT_EQ(third.status, 1);
     EXPECT_HAS(third.output, "offers no queue for user submissions; copy through SynapseAI");
+    const auto first = [&](std::vector<std::string> more) {
+        std::vector<std::string> all{"lab",   "run", "--lab",           "first",  "--generation",
+                                     "gaudi", "--",  GAUDI_DIRECT_TOOL, "measure"};
+        all.insert(all.end(), more.begin(), more.end());
+        return tool(all);
+    };
+    EXPECT_HAS(first({}).output, "from the device ");
+    EXPECT_HAS_NOT(first({}).output, "UCX");
+    EXPECT_HAS_NOT(first({"--json"}).output, "settings");
+    EXPECT_EQ(first({"--env"}).status, 1);
+    EXPECT_HAS(first({"--env"}).output, "gaudi 0 is of the first generation, and UCX knows Gaudi2 and later");
 }
 
 TEST_F(tool_test, info_shows_the_described_numa_node) {
