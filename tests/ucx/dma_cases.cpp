@@ -89,6 +89,7 @@ struct waiter {
     uct_pending_req_t request{};
     copier* with = nullptr;
     uint64_t remote = 0;
+    uct_rkey_t key = UCT_INVALID_RKEY;
     std::vector<std::byte> bytes = numbered(4096, 1);
     finished done;
     int calls = 0;
@@ -97,8 +98,7 @@ struct waiter {
         auto& self = *reinterpret_cast<waiter*>(request);
         ++self.calls;
         uct_iov_t iov{self.bytes.data(), self.bytes.size(), nullptr, 0, 1};
-        const auto begun =
-            uct_ep_put_zcopy(self.with->ep, &iov, 1, self.remote, UCT_INVALID_RKEY, &self.done.comp);
+        const auto begun = uct_ep_put_zcopy(self.with->ep, &iov, 1, self.remote, self.key, &self.done.comp);
         return begun == UCS_INPROGRESS ? UCS_OK : begun;
     }
 };
@@ -108,21 +108,22 @@ TEST_F(uct_dma, who_finds_no_room_waits_for_it) {
     copier dma(domain, "gaudi_dma", "gaudi_dma");
     ::unsetenv("UCX_GAUDI_DMA_IN_FLIGHT");
     const allocated memory(domain, 64 << 20);
+    const own_key key(domain, memory);
     waiter late, never;
     for (auto* each : {&late, &never}) {
         each->request.func = waiter::go;
         each->with = &dma;
         each->remote = memory.number();
+        each->key = key.rkey();
     }
     EXPECT_EQ(uct_ep_pending_add(dma.ep, &late.request, 0), UCS_ERR_BUSY) << "there is room: try again now";
     auto out = numbered(16 << 20, 8);
     finished four[4];
     uct_iov_t iov{out.data(), out.size(), nullptr, 0, 1};
     for (auto& each : four)
-        ASSERT_EQ(uct_ep_put_zcopy(dma.ep, &iov, 1, memory.number(), UCT_INVALID_RKEY, &each.comp),
-                  UCS_INPROGRESS);
+        ASSERT_EQ(uct_ep_put_zcopy(dma.ep, &iov, 1, memory.number(), key.rkey(), &each.comp), UCS_INPROGRESS);
     finished fifth;
-    EXPECT_EQ(uct_ep_put_zcopy(dma.ep, &iov, 1, memory.number(), UCT_INVALID_RKEY, &fifth.comp),
+    EXPECT_EQ(uct_ep_put_zcopy(dma.ep, &iov, 1, memory.number(), key.rkey(), &fifth.comp),
               UCS_ERR_NO_RESOURCE);
     ASSERT_EQ(uct_ep_pending_add(dma.ep, &late.request, 0), UCS_OK);
     ASSERT_EQ(uct_ep_pending_add(dma.ep, &never.request, 0), UCS_OK);
@@ -160,21 +161,23 @@ TEST_F(uct_dma, endpoints_take_turns) {
     params.iface_addr = reinterpret_cast<uct_iface_addr_t*>(&address);
     check(uct_ep_create(&params, &second), "uct_ep_create");
     const allocated memory(domain, 1 << 20);
+    const own_key key(domain, memory);
     auto bytes = numbered(4096, 1);
     finished first;
     uct_iov_t iov{bytes.data(), bytes.size(), nullptr, 0, 1};
-    ASSERT_EQ(uct_ep_put_zcopy(dma.ep, &iov, 1, memory.number(), UCT_INVALID_RKEY, &first.comp),
-              UCS_INPROGRESS);
+    ASSERT_EQ(uct_ep_put_zcopy(dma.ep, &iov, 1, memory.number(), key.rkey(), &first.comp), UCS_INPROGRESS);
     waiter many[8], single;
     for (auto& each : many) {
         each.request.func = waiter::go;
         each.with = &dma;
         each.remote = memory.number() + 4096;
+        each.key = key.rkey();
         ASSERT_EQ(uct_ep_pending_add(dma.ep, &each.request, 0), UCS_OK);
     }
     single.request.func = waiter::go;
     single.with = &dma;
     single.remote = memory.number() + 8192;
+    single.key = key.rkey();
     ASSERT_EQ(uct_ep_pending_add(second, &single.request, 0), UCS_OK);
     while (single.done.times == 0)
         dma.progress();
@@ -184,6 +187,38 @@ TEST_F(uct_dma, endpoints_take_turns) {
     while (uct_iface_flush(dma.iface, 0, nullptr) == UCS_INPROGRESS || many[7].done.times == 0)
         dma.progress();
     uct_ep_destroy(second);
+}
+
+// UCX stages with endpoints that have nowhere to wait: what they were refused they would take for copied.
+TEST_F(uct_dma, there_is_always_room_for_what_ucx_stages) {
+    ::setenv("UCX_GAUDI_DMA_IN_FLIGHT", "2", 1);
+    copier dma(domain, "gaudi_dma", "gaudi_dma");
+    ::unsetenv("UCX_GAUDI_DMA_IN_FLIGHT");
+    constexpr std::size_t copies = 100, each = 65536;
+    const allocated memory(domain, copies * each);
+    const own_key key(domain, memory);
+    auto out = numbered(copies * each, 1), in = numbered(copies * each, 2);
+    std::vector<finished> done(copies);
+    waiter patient;
+    patient.request.func = waiter::go;
+    patient.with = &dma;
+    patient.remote = memory.number();
+    patient.key = key.rkey();
+    patient.bytes.assign(out.begin(), out.begin() + 4096);
+    for (std::size_t i = 0; i < copies; ++i) {
+        uct_iov_t iov{out.data() + i * each, each, nullptr, 0, 1};
+        ASSERT_EQ(
+            uct_ep_put_zcopy(dma.ep, &iov, 1, memory.number() + i * each, UCT_INVALID_RKEY, &done[i].comp),
+            UCS_INPROGRESS)
+            << i;
+        if (i == copies / 2) {
+            ASSERT_EQ(uct_ep_pending_add(dma.ep, &patient.request, 0), UCS_OK);
+        }
+    }
+    while (uct_iface_flush(dma.iface, 0, nullptr) == UCS_INPROGRESS || patient.done.times == 0)
+        dma.progress();
+    whole(dma, false, in, memory.number());
+    EXPECT_EQ(in, out);
 }
 
 TEST_F(uct_dma, more_than_the_driver_takes_is_queued_here) {
@@ -213,6 +248,7 @@ struct greedy {
     uct_completion_t comp{};
     copier* with = nullptr;
     uint64_t remote = 0;
+    uct_rkey_t key = UCT_INVALID_RKEY;
     std::vector<std::byte>* bytes = nullptr;
     int ended = 0;
     bool refused = false;
@@ -227,7 +263,7 @@ struct greedy {
         };
         comp.count = 1;
         comp.status = UCS_OK;
-        refused = uct_ep_put_zcopy(with->ep, &iov, 1, remote, UCT_INVALID_RKEY, &comp) != UCS_INPROGRESS;
+        refused = uct_ep_put_zcopy(with->ep, &iov, 1, remote, key, &comp) != UCS_INPROGRESS;
     }
 };
 
@@ -236,12 +272,14 @@ TEST_F(uct_dma, who_waits_for_room_is_not_overtaken) {
     copier dma(domain, "gaudi_dma", "gaudi_dma");
     ::unsetenv("UCX_GAUDI_DMA_IN_FLIGHT");
     const allocated memory(domain, 1 << 20);
+    const own_key key(domain, memory);
     auto bytes = numbered(65536, 1);
     greedy two[2];
     for (auto& each : two) {
         each.with = &dma;
         each.remote = memory.number();
         each.bytes = &bytes;
+        each.key = key.rkey();
         each.begin();
         ASSERT_FALSE(each.refused);
     }
@@ -249,6 +287,7 @@ TEST_F(uct_dma, who_waits_for_room_is_not_overtaken) {
     patient.request.func = waiter::go;
     patient.with = &dma;
     patient.remote = memory.number() + (1 << 19);
+    patient.key = key.rkey();
     ASSERT_EQ(uct_ep_pending_add(dma.ep, &patient.request, 0), UCS_OK);
     while (patient.calls == 0)
         dma.progress();

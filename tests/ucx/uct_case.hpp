@@ -51,6 +51,26 @@ inline std::set<std::uint32_t> queues_used(uint64_t address, const std::function
     return used;
 }
 
+// The key to memory of this process, as somebody has it who asks for it by a key.
+class own_key {
+public:
+    own_key(const memory_domain& domain, const allocated& memory) : component_(domain.component) {
+        memory_key key;
+        uct_md_mkey_pack_params_t params{};
+        check(uct_md_mkey_pack_v2(domain.md, memory.memory.memh, nullptr, 0, &params, &key),
+              "uct_md_mkey_pack_v2");
+        check(uct_rkey_unpack(component_, &key, &bundle_), "uct_rkey_unpack");
+    }
+    ~own_key() { uct_rkey_release(component_, &bundle_); }
+    own_key(const own_key&) = delete;
+    own_key& operator=(const own_key&) = delete;
+    [[nodiscard]] uct_rkey_t rkey() const { return bundle_.rkey; }
+
+private:
+    uct_component_h component_;
+    uct_rkey_bundle_t bundle_{};
+};
+
 constexpr uint64_t dmabuf = UCT_MD_MEM_ATTR_V2_FIELD_DMABUF_FD | UCT_MD_MEM_ATTR_V2_FIELD_DMABUF_OFFSET;
 
 class uct_case : public ::testing::Test {

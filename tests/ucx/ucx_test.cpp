@@ -125,6 +125,11 @@ INSTANTIATE_TEST_SUITE_P(
         way{"1.23", "ud_v", "--threads 3 --rounds 1 --sizes 8,4096,1m", ""},
         way{"1.23", "tcp", "--sleep --rounds 1 --sizes 8,4097,1m", ""},
         way{"1.23", "tcp", "--threads 3 --rounds 1 --sizes 8,4096,1m", ""},
+        // More fragments at once than gaudi_dma takes from whoever can wait.
+        way{"1.22", "posix,gaudi_dma", "--rounds 1 --sizes 64m --operations tag",
+            "UCX_GAUDI_DMA_IN_FLIGHT=8"},
+        way{"1.23", "posix,gaudi_dma", "--rounds 1 --sizes 64m --operations tag",
+            "UCX_GAUDI_DMA_IN_FLIGHT=8"},
         // As UCX is without our haste: code that is patched, which memory of the library comes and goes
         // under.
         way{"1.22", "tcp", "--library --rounds 1", "UCX_MEM_MMAP_HOOK_MODE=bistro"}),

@@ -37,7 +37,10 @@ public:
 
     ucs_status_t begin(uct_ep_h ep, const uct_iov_t& local, std::uint64_t remote, uct_rkey_t rkey, bool put,
                        uct_completion_t* comp) override {
-        if (under_way().running() >= config_.in_flight || under_way().others_wait())
+        // UCX's own staging, which passes no key, has nowhere to wait and would take the copy for made: there
+        // is always room for it, in the engine's queue.
+        if (rkey != UCT_INVALID_RKEY &&
+            (under_way().running() >= config_.in_flight || under_way().others_wait()))
             return UCS_ERR_NO_RESOURCE;
         return run(local, remote, rkey, put, [&](gaudi::copy_ticket& ticket) -> gaudi::result<ucs_status_t> {
             under_way().add(std::move(ticket), comp, ep);
@@ -156,7 +159,9 @@ ucs_config_field_t* iface_settings(const ucx_api& ucx) {
          offsetof(config, stripe), type.bytes()},
         {"BATCH", "256", "Copies that one submission to the driver may carry, 1 to 256.",
          offsetof(config, batch), type.unsigned_number()},
-        {"IN_FLIGHT", "256", "Copies of one interface under way; who wants more waits for room.",
+        {"IN_FLIGHT", "256",
+         "Copies of one interface under way; who wants more waits for room. UCX's own staging cannot wait, "
+         "and is not held to it.",
          offsetof(config, in_flight), type.unsigned_number()},
         {"BW", "17000MBs", "Bandwidth, for UCX's choice between this and gaudi_cpy.",
          offsetof(config, bandwidth), type.bandwidth()},
