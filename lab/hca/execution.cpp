@@ -307,6 +307,19 @@ verdict execute(process& here, const endpoint& requester, const endpoint& respon
     return execution(here, requester, responder, request).run();
 }
 
+namespace {
+
+// Where the memory is that a request names: where the last one found it, or looked for anew.
+std::byte* find_kept(stretch& kept, process& here, const segment& owner, std::uint32_t key,
+                     std::uint64_t address, std::uint64_t length, std::uint32_t pd, std::uint32_t rights) {
+    if (auto* known = kept.find(key, address, length))
+        return known;
+    kept = find_stretch(here, owner, key, address, length, pd, rights);
+    return kept.find(key, address, length);
+}
+
+} // namespace
+
 bool write_at_once(process& here, const endpoint& requester, const endpoint& responder, short_way& way,
                    const ibv_send_wr& wr) {
     auto& qp = *requester.qp;
@@ -326,19 +339,12 @@ bool write_at_once(process& here, const endpoint& requester, const endpoint& res
         way = {true, far.life.load(std::memory_order_relaxed), {}, {}};
     }
     const auto& sge = *wr.sg_list;
-    auto* to = way.to.find(wr.wr.rdma.rkey, wr.wr.rdma.remote_addr, sge.length);
-    if (to == nullptr) {
-        way.to = find_stretch(here, responder.memory(), wr.wr.rdma.rkey, wr.wr.rdma.remote_addr, sge.length,
-                              far.pd, IBV_ACCESS_REMOTE_WRITE);
-        to = way.to.find(wr.wr.rdma.rkey, wr.wr.rdma.remote_addr, sge.length);
-    }
+    auto* const to = find_kept(way.to, here, responder.memory(), wr.wr.rdma.rkey, wr.wr.rdma.remote_addr,
+                               sge.length, far.pd, IBV_ACCESS_REMOTE_WRITE);
     const bool inlined = (wr.send_flags & IBV_SEND_INLINE) != 0;
-    auto* from =
-        inlined ? reinterpret_cast<std::byte*>(sge.addr) : way.from.find(sge.lkey, sge.addr, sge.length);
-    if (from == nullptr) {
-        way.from = find_stretch(here, requester.memory(), sge.lkey, sge.addr, sge.length, qp.pd, 0);
-        from = way.from.find(sge.lkey, sge.addr, sge.length);
-    }
+    const auto* const from =
+        inlined ? reinterpret_cast<const std::byte*>(sge.addr)
+                : find_kept(way.from, here, requester.memory(), sge.lkey, sge.addr, sge.length, qp.pd, 0);
     const bool apart = to + sge.length <= from || from + sge.length <= to;
     if (to == nullptr || from == nullptr || !apart) // what overlaps is copied by way of the ring
         return false;

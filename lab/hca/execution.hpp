@@ -15,7 +15,7 @@ struct verdict {
 };
 
 // What the last small write of a queue pair found out, for the next one. Under the lock of its send queue;
-// forgotten when the queue pair is reset.
+// forgotten when the queue pair is modified or reset.
 struct short_way {
     bool connected = false;
     std::uint32_t life = 0; // of the responder: it has not been reset since

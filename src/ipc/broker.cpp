@@ -44,6 +44,19 @@ std::uint64_t new_secret() {
     return secret;
 }
 
+// Looks again and again, ever less often. False: the time is over.
+template <typename F>
+bool wait_until(std::chrono::milliseconds limit, F&& condition) {
+    const auto deadline = clock::now() + limit;
+    for (auto pause = std::chrono::microseconds(20); !condition();
+         pause = std::min(pause * 2, std::chrono::microseconds(1000))) {
+        if (clock::now() >= deadline)
+            return false;
+        std::this_thread::sleep_for(pause);
+    }
+    return true;
+}
+
 } // namespace
 
 std::string broker_name(const process_identity& owner) {
@@ -124,8 +137,7 @@ void broker::end() {
                 each.revoke(slot, held);
             }
     }
-    for (const auto deadline = clock::now() + std::chrono::seconds(5); !quiet() && clock::now() < deadline;)
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    (void)wait_until(std::chrono::seconds(5), quiet);
     std::vector<std::uint64_t> bases;
     {
         const std::lock_guard guard(mutex_);
@@ -191,29 +203,22 @@ void broker::client::revoke(std::uint32_t slot, lease& held) {
 void broker::wait_for_importers(const std::vector<std::uint64_t>& bases) {
     if (std::this_thread::get_id() == thread_.get_id()) // which would hear of it
         return;
-    constexpr auto limit = std::chrono::milliseconds(500);
-    const auto deadline = clock::now() + limit;
-    for (auto pause = std::chrono::microseconds(20);;
-         pause = std::min(pause * 2, std::chrono::microseconds(1000))) {
-        bool left = false;
-        {
-            const std::lock_guard guard(mutex_);
-            const bool late = clock::now() >= deadline;
-            for (auto& each : clients_) {
-                const bool waited_for = each.bell && !each.dead && !each.silent;
-                const bool holds =
-                    waited_for && std::any_of(each.leases.begin(), each.leases.end(), [&](const auto& one) {
-                        return one.second.given && one.second.revoked &&
-                               std::find(bases.begin(), bases.end(), one.second.base) != bases.end();
-                    });
-                left = left || holds;
-                each.silent = each.silent || (holds && late);
-            }
-            if (!left || late)
-                return;
-        }
-        std::this_thread::sleep_for(pause);
-    }
+    const auto holds = [&](const client& each) {
+        return each.bell && !each.dead && !each.silent &&
+               std::any_of(each.leases.begin(), each.leases.end(), [&](const auto& one) {
+                   return one.second.given && one.second.revoked &&
+                          std::find(bases.begin(), bases.end(), one.second.base) != bases.end();
+               });
+    };
+    const auto nobody_holds = [&] {
+        const std::lock_guard guard(mutex_);
+        return std::none_of(clients_.begin(), clients_.end(), holds);
+    };
+    if (wait_until(std::chrono::milliseconds(500), nobody_holds))
+        return;
+    const std::lock_guard guard(mutex_);
+    for (auto& each : clients_)
+        each.silent = each.silent || holds(each);
 }
 
 result<void> broker::begin_to_listen() {
@@ -346,19 +351,13 @@ bool broker::revoke(device_address address, std::uint64_t secret) {
 }
 
 bool broker::wait(device_address address, until what, std::chrono::milliseconds limit, std::uint64_t secret) {
-    const auto deadline = clock::now() + limit;
-    auto pause = std::chrono::microseconds(20);
-    for (;;) {
+    return wait_until(limit, [&] {
         const auto held = leases_of(address, secret);
-        if (what == until::closed ? held.empty()
-                                  : std::all_of(held.begin(), held.end(),
-                                                [](const lease_info& each) { return each.in_flight == 0; }))
-            return true;
-        if (clock::now() >= deadline)
-            return false;
-        std::this_thread::sleep_for(pause);
-        pause = std::min(pause * 2, std::chrono::microseconds(1000));
-    }
+        return what == until::closed ? held.empty()
+                                     : std::all_of(held.begin(), held.end(), [](const lease_info& each) {
+                                           return each.in_flight == 0;
+                                       });
+    });
 }
 
 bool broker::memory_goes(device_address base, std::uint64_t length) {

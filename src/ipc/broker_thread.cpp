@@ -82,7 +82,7 @@ void broker::run() {
         for (const auto& each : hung_up)
             each->hung_up();
         if (revoked)
-            importer::self().let_go_of_revoked();
+            importer::self().let_go_of_gone();
         if (unsent_.exchange(false))
             flush_all();
     }

@@ -47,20 +47,13 @@ result<std::shared_ptr<owner_link>> importer::link_to(const process_identity& ow
 }
 
 void importer::owner_gone(const process_identity& owner) {
-    std::vector<std::shared_ptr<lease_core>> affected; // let go without the lock
     {
         const std::lock_guard guard(mutex_);
-        for (const auto& [which, each] : in_use_)
-            if (which.owner == owner.random)
-                if (auto alive = each.lock())
-                    affected.push_back(std::move(alive));
-        std::erase_if(leases_, [&](const auto& each) { return each.first.owner == owner.random; });
         links_.erase(owner.random);
         if (lost_.size() < 4096)
             lost_.insert(owner.random);
     }
-    for (const auto& each : affected)
-        each->let_go();
+    let_go_of_gone();
 }
 
 void importer::evict(std::size_t limit, std::vector<std::shared_ptr<lease_core>>& out) {
@@ -133,7 +126,7 @@ result<std::shared_ptr<lease_core>> importer::open(const handle_record& handle) 
     return made;
 }
 
-void importer::let_go_of_revoked() {
+void importer::let_go_of_gone() {
     std::vector<std::shared_ptr<lease_core>> all; // let go without the lock
     {
         const std::lock_guard guard(mutex_);

@@ -26,8 +26,8 @@ public:
     // An engine on the context that the memory lies in.
     result<copy_engine> context_engine(const std::shared_ptr<lease_core>& lease);
     void drop_all();
-    // Owners wait for those that they revoked.
-    void let_go_of_revoked();
+    // Of leases that were revoked, or whose owner has ended: owners wait for the former.
+    void let_go_of_gone();
     // Known to be gone, because a connection to it ended.
     [[nodiscard]] bool lost(const std::array<std::uint64_t, 2>& owner);
     void count(ipc_statistics& into);

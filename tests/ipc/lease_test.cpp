@@ -101,33 +101,6 @@ TEST_F(ipc_test, freeing_waits_for_leases_where_it_is_told_to) {
     later.join();
 }
 
-// Where a test reads to: host memory, or memory of a device of its own where the way is between two devices.
-class landing {
-public:
-    landing(ipc_way way, std::size_t size) : host_(size) {
-        if (way != ipc_way::import && way != ipc_way::staged)
-            return;
-        card_ = expect(open_device(by_index{1}));
-        buffer_ = expect(card_->heap().allocate(size));
-    }
-    result<ipc_ticket> read(imported_buffer& from) {
-        return card_ ? from.read(buffer_.address(), 0, host_.size()) : from.read(host_);
-    }
-    result<ipc_ticket> write(imported_buffer& to) {
-        return card_ ? to.write(0, buffer_.address(), host_.size()) : to.write(0, host_);
-    }
-    const std::vector<std::byte>& bytes() {
-        if (card_)
-            expect(expect(expect(card_->copies()).read(host_, buffer_.address())).wait());
-        return host_;
-    }
-
-private:
-    std::vector<std::byte> host_;
-    std::shared_ptr<device> card_;
-    device_buffer buffer_;
-};
-
 constexpr ipc_way to_another_process[] = {ipc_way::context, ipc_way::import, ipc_way::nic, ipc_way::staged,
                                           ipc_way::proxy};
 
@@ -343,90 +316,6 @@ TEST_F(ipc_test, imports_are_kept_and_the_oldest_go_first) {
     for (unsigned i = 0; i < 100; ++i)
         leases += other.leases(i);
     EXPECT_EQ(leases, 16U);
-}
-
-// It cannot let go: its owner goes on without it, and does not wait for it each time.
-TEST_F(ipc_test, an_importer_that_is_stopped_is_waited_for_once) {
-    describe("gaudis = 1\nhcas = 1");
-    ipc_settings settings;
-    settings.give = ipc_give::dmabuf;
-    set_ipc(settings);
-    const auto own = expect(open_device(by_index{0}));
-    std::vector<device_buffer> buffers;
-    std::vector<memory_handle> handles;
-    for (unsigned i = 0; i < 4; ++i) {
-        buffers.push_back(expect(own->heap().allocate(4096)));
-        handles.push_back(expect(share(buffers.back())));
-    }
-    gate imported;
-    child stopped([&] {
-        std::vector<std::byte> host(4096);
-        for (const auto& handle : handles)
-            expect(expect(expect(import_memory(handle)).read(host)).wait());
-        imported.open();
-        ::raise(SIGSTOP);
-        return 0;
-    });
-    ASSERT_TRUE(imported.wait());
-    ASSERT_TRUE(soon_true([&] {
-        int status = 0;
-        return ::waitpid(stopped.pid(), &status, WUNTRACED | WNOHANG) == stopped.pid() && WIFSTOPPED(status);
-    }));
-    const auto begin = clock_type::now();
-    buffers.clear();
-    EXPECT_LT(clock_type::now() - begin, std::chrono::milliseconds(1500));
-    stopped.kill_it();
-    (void)stopped.wait();
-}
-
-// More than a socket has room for, both ways: neither side waits for the other to read.
-TEST_F(ipc_test, two_processes_take_everything_back_at_once) {
-    describe("gaudis = 2\nhcas = 1");
-    constexpr unsigned many = 300;
-    ipc_settings settings;
-    settings.give = ipc_give::dmabuf;
-    settings.imports = 2 * many;
-    struct both_sides {
-        memory_handle of[2][many];
-    };
-    auto* const handles = static_cast<both_sides*>(
-        ::mmap(nullptr, sizeof(both_sides), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
-    ASSERT_NE(handles, MAP_FAILED);
-    gate shared[2], imported[2], freed[2];
-    const auto play = [&](unsigned me) {
-        set_ipc(settings);
-        const auto own = expect(open_device(by_index{me}));
-        std::vector<device_buffer> buffers;
-        for (auto& each : handles->of[me]) {
-            buffers.push_back(expect(own->heap().allocate(4096)));
-            each = expect(share(buffers.back()));
-        }
-        shared[me].open();
-        if (!shared[1 - me].wait())
-            return false;
-        std::vector<imported_buffer> kept;
-        std::vector<std::byte> host(4096);
-        for (const auto& each : handles->of[1 - me]) {
-            kept.push_back(expect(import_memory(each)));
-            expect(expect(kept.back().read(host)).wait());
-        }
-        imported[me].open();
-        if (!imported[1 - me].wait())
-            return false;
-        const auto begin = clock_type::now();
-        for (const auto& each : buffers)
-            expect(revoke_leases(each.address()));
-        buffers.clear();
-        const auto taken = clock_type::now() - begin;
-        freed[me].open();
-        return taken < std::chrono::seconds(4) && freed[1 - me].wait() &&
-               std::all_of(kept.begin(), kept.end(), [](const auto& each) { return each.gone(); });
-    };
-    child other([&] { return play(1) ? 0 : 1; });
-    EXPECT_TRUE(play(0));
-    EXPECT_EQ(other.wait(), 0);
-    EXPECT_TRUE(soon_true([] { return ipc_counters().leases == 0; }));
-    ::munmap(handles, sizeof(both_sides));
 }
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)

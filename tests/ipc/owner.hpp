@@ -273,6 +273,35 @@ private:
     std::unique_ptr<child> process_;
 };
 
+// Where a test reads to: host memory, or memory of a device of its own where the way is between two devices.
+class landing {
+public:
+    landing(ipc_way way, std::size_t size)
+        : landing(way == ipc_way::import || way == ipc_way::staged, size) {}
+    landing(bool on_device, std::size_t size) : host_(size) {
+        if (!on_device)
+            return;
+        card_ = expect(open_device(by_index{1}));
+        buffer_ = expect(card_->heap().allocate(size));
+    }
+    result<ipc_ticket> read(imported_buffer& from) {
+        return card_ ? from.read(buffer_.address(), 0, host_.size()) : from.read(host_);
+    }
+    result<ipc_ticket> write(imported_buffer& to) {
+        return card_ ? to.write(0, buffer_.address(), host_.size()) : to.write(0, host_);
+    }
+    const std::vector<std::byte>& bytes() {
+        if (card_)
+            expect(expect(expect(card_->copies()).read(host_, buffer_.address())).wait());
+        return host_;
+    }
+
+private:
+    std::vector<std::byte> host_;
+    std::shared_ptr<device> card_;
+    device_buffer buffer_;
+};
+
 class ipc_test : public test_lab {
 protected:
     ipc_test() { ::setenv("GAUDI_DIRECT_VERBS", LAB_VHCA, 1); }

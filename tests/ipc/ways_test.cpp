@@ -12,7 +12,17 @@ struct way_case {
     ipc_give give = ipc_give::context;
 };
 
-class way_test : public ipc_test, public ::testing::WithParamInterface<way_case> {};
+// In a lab where every way is possible; the owner gives what this one needs.
+class way_test : public ipc_test, public ::testing::WithParamInterface<way_case> {
+protected:
+    void SetUp() override {
+        ipc_test::SetUp();
+        describe("gaudis = 2\nhcas = 1\ndmabuf_import = yes");
+        settings.give = GetParam().give;
+    }
+    ipc_settings settings;
+    const import_options only{GetParam().way};
+};
 
 std::string test_name(const ::testing::TestParamInfo<way_case>& of) {
     constexpr const char* names[] = {"local", "context", "import", "nic", "staged", "proxy"};
@@ -29,13 +39,9 @@ INSTANTIATE_TEST_SUITE_P(all, way_test,
                          test_name);
 
 TEST_P(way_test, moves_every_byte_both_ways) {
-    describe("gaudis = 2\nhcas = 1\ndmabuf_import = yes");
-    ipc_settings settings;
-    settings.give = GetParam().give;
     owner other(0, settings);
     const auto own = expect(open_device(by_index{1}));
     auto engine = expect(own->copies());
-    const import_options only{GetParam().way};
     unsigned number = 0;
     const auto before = ipc_counters();
     for (const std::size_t size :
@@ -90,24 +96,14 @@ TEST_P(way_test, moves_every_byte_both_ways) {
 
 // What importers have of the memory, in use or kept for the next import, does not keep the device busy.
 TEST_P(way_test, the_owner_closes_its_device_and_opens_it_again_at_once) {
-    describe("gaudis = 2\nhcas = 1\ndmabuf_import = yes");
-    ipc_settings settings;
-    settings.give = GetParam().give;
     owner other(0, settings);
-    const auto own = expect(open_device(by_index{1}));
-    const import_options only{GetParam().way};
-    const auto local = expect(own->heap().allocate(mebibyte));
-    std::vector<std::byte> host(mebibyte);
+    landing to(GetParam().device, mebibyte);
     const auto free = other.open_again();
     ASSERT_GT(free, 0U);
     for (const bool kept : {false, true})
         for (unsigned round = 0; round < 10; ++round) {
             std::optional<imported_buffer> imported = expect(import_memory(other.share(mebibyte, 7), only));
-            const auto read = [&] {
-                return GetParam().device ? imported->read(local.address(), 0, mebibyte)
-                                         : imported->read(host);
-            };
-            auto reading = read();
+            auto reading = to.read(*imported);
             ASSERT_TRUE(reading) << reading.error().message();
             ASSERT_TRUE(reading->wait());
             if (!kept) {
@@ -117,7 +113,7 @@ TEST_P(way_test, the_owner_closes_its_device_and_opens_it_again_at_once) {
             EXPECT_GT(other.open_again(), 0U) << round;
             if (kept) {
                 EXPECT_TRUE(imported->gone());
-                EXPECT_EQ(read().error().code(), errc::lease_revoked);
+                EXPECT_EQ(to.read(*imported).error().code(), errc::lease_revoked);
             }
         }
     // A moment later nothing of it is taken any more.
@@ -125,17 +121,11 @@ TEST_P(way_test, the_owner_closes_its_device_and_opens_it_again_at_once) {
 }
 
 TEST_P(way_test, a_device_that_its_owner_closed_is_free_for_others) {
-    describe("gaudis = 2\nhcas = 1\ndmabuf_import = yes");
-    ipc_settings settings;
-    settings.give = GetParam().give;
     owner other(0, settings);
-    const auto own = expect(open_device(by_index{1}));
-    const auto local = expect(own->heap().allocate(4096));
-    std::vector<std::byte> host(4096);
+    landing to(GetParam().device, 4096);
     {
-        auto imported = expect(import_memory(other.share(4096, 7), import_options{GetParam().way}));
-        auto reading =
-            expect(GetParam().device ? imported.read(local.address(), 0, 4096) : imported.read(host));
+        auto imported = expect(import_memory(other.share(4096, 7), only));
+        auto reading = expect(to.read(imported));
         ASSERT_TRUE(reading.wait());
     }
     EXPECT_EQ(open_device(by_index{0}).error().code(), errc::device_busy);

@@ -86,7 +86,7 @@ TEST_F(uct_dma, the_processor_works_on_while_the_device_copies) {
 
 // A request that waits for room, and what became of it.
 struct waiter {
-    uct_pending_req_t request{};
+    uct_pending_req_t request{go, {}};
     copier* with = nullptr;
     uint64_t remote = 0;
     uct_rkey_t key = UCT_INVALID_RKEY;
@@ -94,6 +94,12 @@ struct waiter {
     finished done;
     int calls = 0;
 
+    // It will put its bytes there, by this key.
+    void aim(copier& by, uint64_t at, const own_key& opened) {
+        with = &by;
+        remote = at;
+        key = opened.rkey();
+    }
     static ucs_status_t go(uct_pending_req_t* request) {
         auto& self = *reinterpret_cast<waiter*>(request);
         ++self.calls;
@@ -104,18 +110,13 @@ struct waiter {
 };
 
 TEST_F(uct_dma, who_finds_no_room_waits_for_it) {
-    ::setenv("UCX_GAUDI_DMA_IN_FLIGHT", "4", 1);
+    const setting limit("UCX_GAUDI_DMA_IN_FLIGHT", "4");
     copier dma(domain, "gaudi_dma", "gaudi_dma");
-    ::unsetenv("UCX_GAUDI_DMA_IN_FLIGHT");
     const allocated memory(domain, 64 << 20);
     const own_key key(domain, memory);
     waiter late, never;
-    for (auto* each : {&late, &never}) {
-        each->request.func = waiter::go;
-        each->with = &dma;
-        each->remote = memory.number();
-        each->key = key.rkey();
-    }
+    for (auto* each : {&late, &never})
+        each->aim(dma, memory.number(), key);
     EXPECT_EQ(uct_ep_pending_add(dma.ep, &late.request, 0), UCS_ERR_BUSY) << "there is room: try again now";
     auto out = numbered(16 << 20, 8);
     finished four[4];
@@ -149,9 +150,8 @@ TEST_F(uct_dma, who_finds_no_room_waits_for_it) {
 }
 
 TEST_F(uct_dma, endpoints_take_turns) {
-    ::setenv("UCX_GAUDI_DMA_IN_FLIGHT", "1", 1);
+    const setting limit("UCX_GAUDI_DMA_IN_FLIGHT", "1");
     copier dma(domain, "gaudi_dma", "gaudi_dma");
-    ::unsetenv("UCX_GAUDI_DMA_IN_FLIGHT");
     uct_ep_h second = nullptr;
     uint64_t address = 0;
     check(uct_iface_get_address(dma.iface, reinterpret_cast<uct_iface_addr_t*>(&address)), "address");
@@ -168,16 +168,10 @@ TEST_F(uct_dma, endpoints_take_turns) {
     ASSERT_EQ(uct_ep_put_zcopy(dma.ep, &iov, 1, memory.number(), key.rkey(), &first.comp), UCS_INPROGRESS);
     waiter many[8], single;
     for (auto& each : many) {
-        each.request.func = waiter::go;
-        each.with = &dma;
-        each.remote = memory.number() + 4096;
-        each.key = key.rkey();
+        each.aim(dma, memory.number() + 4096, key);
         ASSERT_EQ(uct_ep_pending_add(dma.ep, &each.request, 0), UCS_OK);
     }
-    single.request.func = waiter::go;
-    single.with = &dma;
-    single.remote = memory.number() + 8192;
-    single.key = key.rkey();
+    single.aim(dma, memory.number() + 8192, key);
     ASSERT_EQ(uct_ep_pending_add(second, &single.request, 0), UCS_OK);
     while (single.done.times == 0)
         dma.progress();
@@ -191,19 +185,15 @@ TEST_F(uct_dma, endpoints_take_turns) {
 
 // UCX stages with endpoints that have nowhere to wait: what they were refused they would take for copied.
 TEST_F(uct_dma, there_is_always_room_for_what_ucx_stages) {
-    ::setenv("UCX_GAUDI_DMA_IN_FLIGHT", "2", 1);
+    const setting limit("UCX_GAUDI_DMA_IN_FLIGHT", "2");
     copier dma(domain, "gaudi_dma", "gaudi_dma");
-    ::unsetenv("UCX_GAUDI_DMA_IN_FLIGHT");
     constexpr std::size_t copies = 100, each = 65536;
     const allocated memory(domain, copies * each);
     const own_key key(domain, memory);
     auto out = numbered(copies * each, 1), in = numbered(copies * each, 2);
     std::vector<finished> done(copies);
     waiter patient;
-    patient.request.func = waiter::go;
-    patient.with = &dma;
-    patient.remote = memory.number();
-    patient.key = key.rkey();
+    patient.aim(dma, memory.number(), key);
     patient.bytes.assign(out.begin(), out.begin() + 4096);
     for (std::size_t i = 0; i < copies; ++i) {
         uct_iov_t iov{out.data() + i * each, each, nullptr, 0, 1};
@@ -222,9 +212,8 @@ TEST_F(uct_dma, there_is_always_room_for_what_ucx_stages) {
 }
 
 TEST_F(uct_dma, more_than_the_driver_takes_is_queued_here) {
-    ::setenv("UCX_GAUDI_DMA_BATCH", "1", 1);
+    const setting limit("UCX_GAUDI_DMA_BATCH", "1");
     copier dma(domain, "gaudi_dma", "gaudi_dma");
-    ::unsetenv("UCX_GAUDI_DMA_BATCH");
     constexpr std::size_t copies = 200, each = 4096;
     const allocated memory(domain, copies * each);
     auto out = numbered(copies * each, 1), in = numbered(copies * each, 2);
@@ -268,9 +257,8 @@ struct greedy {
 };
 
 TEST_F(uct_dma, who_waits_for_room_is_not_overtaken) {
-    ::setenv("UCX_GAUDI_DMA_IN_FLIGHT", "2", 1);
+    const setting limit("UCX_GAUDI_DMA_IN_FLIGHT", "2");
     copier dma(domain, "gaudi_dma", "gaudi_dma");
-    ::unsetenv("UCX_GAUDI_DMA_IN_FLIGHT");
     const allocated memory(domain, 1 << 20);
     const own_key key(domain, memory);
     auto bytes = numbered(65536, 1);
@@ -284,10 +272,7 @@ TEST_F(uct_dma, who_waits_for_room_is_not_overtaken) {
         ASSERT_FALSE(each.refused);
     }
     waiter patient;
-    patient.request.func = waiter::go;
-    patient.with = &dma;
-    patient.remote = memory.number() + (1 << 19);
-    patient.key = key.rkey();
+    patient.aim(dma, memory.number() + (1 << 19), key);
     ASSERT_EQ(uct_ep_pending_add(dma.ep, &patient.request, 0), UCS_OK);
     while (patient.calls == 0)
         dma.progress();
@@ -367,11 +352,8 @@ TEST_F(uct_dma, settings_say_how_a_copy_is_spread_over_queues) {
     const std::size_t size = 1 << 20;
     const allocated memory(domain, size), other(domain, size);
     const auto within = [&](const char* queues, const char* stripe) {
-        ::setenv("UCX_GAUDI_DMA_QUEUES", queues, 1);
-        ::setenv("UCX_GAUDI_DMA_STRIPE", stripe, 1);
+        const setting first("UCX_GAUDI_DMA_QUEUES", queues), second("UCX_GAUDI_DMA_STRIPE", stripe);
         copier dma(domain, "gaudi_dma", "gaudi_dma");
-        ::unsetenv("UCX_GAUDI_DMA_QUEUES");
-        ::unsetenv("UCX_GAUDI_DMA_STRIPE");
         return queues_used(memory.number(),
                            [&] {
                                finished done;
@@ -395,9 +377,8 @@ TEST_F(uct_dma, settings_say_how_many_copies_share_a_submission) {
     auto bytes = numbered(4096, 1);
     constexpr unsigned copies = 48;
     const auto submissions = [&](const char* batch) {
-        ::setenv("UCX_GAUDI_DMA_BATCH", batch, 1);
+        const setting limit("UCX_GAUDI_DMA_BATCH", batch);
         copier dma(domain, "gaudi_dma", "gaudi_dma");
-        ::unsetenv("UCX_GAUDI_DMA_BATCH");
         auto engine = engine_at(memory.number());
         const auto before = engine.statistics();
         finished done;

@@ -51,14 +51,18 @@ inline std::set<std::uint32_t> queues_used(uint64_t address, const std::function
     return used;
 }
 
+inline memory_key key_of(const memory_domain& domain, uct_mem_h memh) {
+    memory_key key;
+    uct_md_mkey_pack_params_t params{};
+    check(uct_md_mkey_pack_v2(domain.md, memh, nullptr, 0, &params, &key), "uct_md_mkey_pack_v2");
+    return key;
+}
+
 // The key to memory of this process, as somebody has it who asks for it by a key.
 class own_key {
 public:
     own_key(const memory_domain& domain, const allocated& memory) : component_(domain.component) {
-        memory_key key;
-        uct_md_mkey_pack_params_t params{};
-        check(uct_md_mkey_pack_v2(domain.md, memory.memory.memh, nullptr, 0, &params, &key),
-              "uct_md_mkey_pack_v2");
+        const auto key = key_of(domain, memory.memory.memh);
         check(uct_rkey_unpack(component_, &key, &bundle_), "uct_rkey_unpack");
     }
     ~own_key() { uct_rkey_release(component_, &bundle_); }
@@ -93,12 +97,7 @@ protected:
                   expected);
         return memh;
     }
-    memory_key packed(uct_mem_h memh) {
-        memory_key key;
-        uct_md_mkey_pack_params_t params{};
-        EXPECT_EQ(uct_md_mkey_pack_v2(domain.md, memh, nullptr, 0, &params, &key), UCS_OK);
-        return key;
-    }
+    memory_key packed(uct_mem_h memh) { return key_of(domain, memh); }
     std::optional<uct_rkey_bundle_t> unpacked(const memory_key& key) {
         uct_rkey_bundle_t bundle{};
         if (uct_rkey_unpack(domain.component, &key, &bundle) != UCS_OK)
