@@ -33,6 +33,8 @@ struct lab_run_options {
 [[nodiscard]] int lab_run(const lab_run_options& options);
 [[nodiscard]] int lab_list(bool as_json);
 [[nodiscard]] int lab_show(const std::string& name, bool as_json);
+// `port`: vhcaN, all of its ports, or vhcaN/P.
+[[nodiscard]] int lab_port(const std::string& name, const std::string& port, bool up);
 [[nodiscard]] int lab_clean(const std::string& name);
 [[nodiscard]] std::string default_lab();
 

@@ -16,6 +16,7 @@ struct chosen {
     tools::measure_options measure;
     tools::lab_run_options run;
     std::string name = tools::default_lab();
+    std::string port, link;
     bool as_json = false;
     int outcome = tools::ok;
 };
@@ -71,6 +72,14 @@ void add_lab(CLI::App& program, chosen& options) {
     show->add_flag("--json", options.as_json, json_help);
     show->callback([&options] { options.outcome = tools::lab_show(options.name, options.as_json); });
 
+    auto* port =
+        lab->add_subcommand("port", "Pull a NIC's cable, or plug it in again, under running programs");
+    port->add_option("port", options.port, "vhcaN, or vhcaN/P for one of two ports")->required();
+    port->add_option("link", options.link, "up or down")->required()->check(CLI::IsMember({"up", "down"}));
+    port->add_option("--lab", options.name, "Which lab")->capture_default_str();
+    port->callback(
+        [&options] { options.outcome = tools::lab_port(options.name, options.port, options.link == "up"); });
+
     auto* clean = lab->add_subcommand("clean", "Remove a lab that nobody uses");
     clean->add_option("name", options.name, "Which lab")->capture_default_str();
     clean->callback([&options] { options.outcome = tools::lab_clean(options.name); });
@@ -102,7 +111,7 @@ int main(int argc, char** argv) {
     add_lab(program, options);
     if (!known_command(argc, argv, 1, {"info", "measure", "lab"}) ||
         (argc > 1 && std::string_view(argv[1]) == "lab" &&
-         !known_command(argc, argv, 2, {"run", "list", "show", "clean"})))
+         !known_command(argc, argv, 2, {"run", "list", "show", "port", "clean"})))
         return tools::usage;
     try {
         program.parse(argc, argv);

@@ -5,6 +5,7 @@
 #include "lab/faults/script.hpp"
 #include "lab/hca/segment.hpp"
 #include "lab/world/folder.hpp"
+#include "lab/world/ports.hpp"
 #include "lab/world/text.hpp"
 
 #include <gaudi/version.hpp>
@@ -194,6 +195,10 @@ int lab_run(const lab_run_options& options) {
 
 namespace {
 
+lab::problem no_such_lab(const std::string& name) {
+    return {fmt::format("there is no lab '{}'; `gaudi-direct lab list` names those there are", name)};
+}
+
 json counters_json(const lab::hca::way_counters& from) {
     json shown;
     for (const auto& each : lab::hca::way_counters::all())
@@ -235,16 +240,22 @@ json nic_users_json(const fs::path& folder, unsigned devices) {
     return all;
 }
 
-json hcas_json(const lab::description& contents) {
+json hcas_json(const fs::path& path, const lab::description& contents) {
     auto all = json::array();
+    const auto links = lab::port_states::open(path);
     for (unsigned i = 0; i < contents.hcas.size(); ++i) {
         const auto& card = contents.hcas[i];
+        auto down = json::array();
+        for (unsigned port = 1; port <= card.ports; ++port)
+            if (links ? !links->is_up(i, port) : !card.port_up)
+                down.push_back(port);
         all.push_back({{"name", fmt::format("vhca{}", i)},
                        {"link_layer", lab::name_of(card.link)},
                        {"bus_id", card.bus_id},
                        {"address", card.address.empty() ? json(nullptr) : json(card.address)},
                        {"ports", card.ports},
-                       {"port_up", card.port_up},
+                       {"port_up", down.empty()},
+                       {"ports_down", down},
                        {"speed_gbps", card.speed_gbps},
                        {"dmabuf", card.dmabuf}});
     }
@@ -258,7 +269,7 @@ json lab_json(const std::string& name) {
     const auto contents = lab::read_description(path / "description");
     std::uint64_t total = 0;
     if (contents) {
-        entry["hcas"] = hcas_json(*contents);
+        entry["hcas"] = hcas_json(path, *contents);
         entry["hca_users"] = nic_users_json(path / "hca", static_cast<unsigned>(contents->hcas.size()));
     }
     if (contents)
@@ -322,9 +333,7 @@ int lab_show(const std::string& name, bool as_json) {
     if (!names)
         return complain(names.error(), failed);
     if (std::find(names->begin(), names->end(), name) == names->end())
-        return complain(
-            {fmt::format("there is no lab '{}'; `gaudi-direct lab list` names those there are", name)},
-            failed);
+        return complain(no_such_lab(name), failed);
     const auto entry = lab_json(name);
     if (as_json) {
         fmt::print("{}\n", entry.dump(2));
@@ -341,12 +350,15 @@ int lab_show(const std::string& name, bool as_json) {
                    card["module_id"].get<int>(), holders.empty() ? "free" : "held by process" + holders,
                    human_bytes(card["stored_bytes"]));
     }
-    for (const auto& card : entry["hcas"])
+    for (const auto& card : entry["hcas"]) {
+        std::string down;
+        for (const auto& port : card["ports_down"])
+            down += fmt::format("  port {} down", port.get<int>());
         fmt::print("{}  {}, {} Gbit/s  {}  DMA-BUF {}{}{}\n", card["name"].get<std::string>(),
                    card["link_layer"].get<std::string>(), card["speed_gbps"].get<int>(),
                    card["bus_id"].get<std::string>(), card["dmabuf"].get<bool>() ? "yes" : "no",
-                   card["address"].is_null() ? "" : "  " + card["address"].get<std::string>(),
-                   card["port_up"].get<bool>() ? "" : "  port down");
+                   card["address"].is_null() ? "" : "  " + card["address"].get<std::string>(), down);
+    }
     for (const auto& user : entry["hca_users"]) {
         std::uint64_t messages = 0, bytes = 0;
         for (const auto* list : {"gone_queue_pairs", "queue_pairs"})
@@ -357,6 +369,38 @@ int lab_show(const std::string& name, bool as_json) {
         fmt::print("NICs used by process {}: queue pairs {}, requests {}, {} moved by them\n",
                    user["process"].get<int>(), user["queue_pairs"].size(), messages, human_bytes(bytes));
     }
+    return ok;
+}
+
+int lab_port(const std::string& name, const std::string& port, bool up) {
+    if (auto valid = lab::check_name(name); !valid)
+        return complain(valid.error());
+    const auto top = lab::root();
+    if (!top)
+        return complain(top.error(), failed);
+    const auto path = *top / name;
+    const auto contents = lab::read_description(path / "description");
+    if (!contents)
+        return complain(no_such_lab(name), failed);
+    const auto links = lab::port_states::open(path);
+    if (!links)
+        return complain(links.error(), failed);
+    std::string known;
+    bool found = false;
+    for (unsigned i = 0; i < contents->hcas.size(); ++i)
+        for (unsigned each = 1; each <= contents->hcas[i].ports; ++each) {
+            const auto card = fmt::format("vhca{}", i), one = fmt::format("{}/{}", card, each);
+            known += (known.empty() ? "" : ", ") + one;
+            if (port != card && port != one)
+                continue;
+            links->set(i, each, up);
+            found = true;
+        }
+    if (!found)
+        return complain(
+            {fmt::format("lab '{}' has no port '{}'; it has {}; a NIC's name alone is all of its ports", name,
+                         port, known.empty() ? "no NIC" : known)});
+    lab::hca::ring_all(path / "hca");
     return ok;
 }
 

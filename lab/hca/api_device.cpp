@@ -21,7 +21,7 @@ int query_port(ibv_context* handle, std::uint8_t port, ibv_port_attr* into, std:
     const auto& where = context::of(handle);
     if (!valid_port(where, port))
         return failure<int>(EINVAL, answers::with_errno);
-    const auto made = attributes_of(*where.card, port);
+    const auto made = attributes_of(*where.card, port, where.home->ports().is_up(where.card->index, port));
     // The caller's structure may be older and shorter, or newer and longer.
     std::memset(into, 0, size);
     std::memcpy(into, &made, std::min(size, sizeof(made)));
@@ -110,6 +110,8 @@ answer<ibv_context*> open_context(device& card) {
     inner.ops._compat_query_device = compat_query_device;
     inner.ops._compat_query_port = compat_query_port;
     fill_operations(seen);
+    const std::lock_guard guard(made->home->objects);
+    made->home->contexts.push_back(made.get());
     return made.release()->handle();
 }
 
@@ -182,6 +184,10 @@ VERB(ibv_context*, ibv_open_device, (ibv_device * device), (device), {
 
 VERB_AS(with_minus_one, int, ibv_close_device, (ibv_context * handle), (handle), {
     auto& where = context::of(handle);
+    if (where.home->present()) {
+        const std::lock_guard guard(where.home->objects);
+        std::erase(where.home->contexts, &where);
+    }
     close_pipe(where);
     ::pthread_mutex_destroy(&handle->mutex);
     if (!where.home->present()) // in a forked child: the parent's, whose threads are not here

@@ -140,10 +140,10 @@ ibv_device_attr attributes_of(const device& card) {
     return made;
 }
 
-ibv_port_attr attributes_of(const device& card, unsigned port) {
+ibv_port_attr attributes_of(const device& card, unsigned port, bool up) {
     ibv_port_attr made{};
     const bool ethernet = card.card.link == link_layer::ethernet;
-    made.state = card.card.port_up ? IBV_PORT_ACTIVE : IBV_PORT_DOWN;
+    made.state = up ? IBV_PORT_ACTIVE : IBV_PORT_DOWN;
     made.max_mtu = made.active_mtu = mtu_code(card.card.mtu);
     made.gid_tbl_len = gid_table_length;
     made.port_cap_flags =
@@ -158,7 +158,7 @@ ibv_port_attr attributes_of(const device& card, unsigned port) {
             made.active_width = rate.width;
             made.active_speed = rate.speed;
         }
-    made.phys_state = card.card.port_up ? 5 : 3;
+    made.phys_state = up ? 5 : 3; // link up, disabled
     made.link_layer = ethernet ? IBV_LINK_LAYER_ETHERNET : IBV_LINK_LAYER_INFINIBAND;
     made.flags = ethernet ? grh_required : std::uint8_t{0};
     return made;

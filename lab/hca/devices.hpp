@@ -10,7 +10,7 @@ namespace lab::hca {
 
 [[nodiscard]] std::uint64_t guid_of(unsigned device, unsigned port); // port 0: the node
 [[nodiscard]] ibv_device_attr attributes_of(const device& card);
-[[nodiscard]] ibv_port_attr attributes_of(const device& card, unsigned port);
+[[nodiscard]] ibv_port_attr attributes_of(const device& card, unsigned port, bool up);
 constexpr int gid_table_length = 2;
 
 // The operations that programs reach through the context; each is defined beside its relatives.

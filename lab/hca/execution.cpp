@@ -65,7 +65,7 @@ private:
             if (!receives(qp))
                 return false;
         }
-        if (!are_connected(requester_, responder_))
+        if (!are_connected(requester_, responder_) || !here_.has_link(*requester_.qp) || !here_.has_link(qp))
             return false;
         note_established(responder_);
         return true;
@@ -234,6 +234,8 @@ private:
         if (local().length > requester_.qp->path_mtu)
             return failing(IBV_WC_LOC_LEN_ERR);
         const auto& target = request_.datagram;
+        if (!here_.has_link(*requester_.qp))
+            return {};
         if (here_.network() != nullptr && target.where.by_gid != 0 && !here_.is_ours(target.where.gid)) {
             send_remote_datagram(here_, requester_, request_, local());
             return {};
@@ -250,7 +252,7 @@ private:
         const auto qkey = (target.qkey & 0x80000000) != 0 ? requester_.qp->qkey : target.qkey;
         if (qp.in_use.load(std::memory_order_acquire) == 0 || qp.type != IBV_QPT_UD ||
             qp.number != target.qp_number || !receives(qp) || qp.qkey != qkey ||
-            !answers_to(qp, target.where))
+            !answers_to(qp, target.where) || !here_.has_link(qp))
             return {};
         taken_receive taken;
         if (!take_receive(responder_, taken))
@@ -331,7 +333,8 @@ bool write_at_once(process& here, const endpoint& requester, const endpoint& res
         return false;
     const auto& far = *responder.qp;
     if (far.state.load(std::memory_order_acquire) != IBV_QPS_RTS ||
-        (far.access & IBV_ACCESS_REMOTE_WRITE) == 0 || !answers_to(far, qp.destination))
+        (far.access & IBV_ACCESS_REMOTE_WRITE) == 0 || !answers_to(far, qp.destination) ||
+        here.ports().down() != 0) // some: the long way looks which
         return false;
     if (!way.connected || way.life != far.life.load(std::memory_order_relaxed)) {
         if (!are_connected(requester, responder))

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 namespace lab::hca {
 namespace {
@@ -70,9 +71,17 @@ void attend_srqs(process& home) {
             raise(context::of(srq->seen.context), {IBV_EVENT_SRQ_LIMIT_REACHED, srq->index, srq->serial, 0});
 }
 
-} // namespace
-
-namespace {
+// A cable that was pulled or is back.
+void attend_ports(process& home) {
+    const auto down = home.ports().down();
+    for (auto changed = std::exchange(home.ports_told, down) ^ down; changed != 0; changed &= changed - 1) {
+        const auto bit = static_cast<unsigned>(std::countr_zero(changed));
+        const auto type = (down >> bit & 1) != 0 ? IBV_EVENT_PORT_ERR : IBV_EVENT_PORT_ACTIVE;
+        for (auto* each : home.contexts)
+            if (each->card->index == bit / 2)
+                raise(*each, {static_cast<std::uint32_t>(type), 0, 0, bit % 2 + 1});
+    }
+}
 
 // What a peer that was killed half-way left undone. Once a second, while there is anything that peers can
 // touch.
@@ -108,6 +117,7 @@ std::uint64_t keep_house(process& home) {
     attend_qps(home);
     attend_cqs(home);
     attend_srqs(home);
+    attend_ports(home);
     constexpr std::uint64_t round_ns = 1000000000;
     std::uint64_t next = UINT64_MAX;
     if (look_around(home)) {

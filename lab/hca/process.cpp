@@ -62,8 +62,9 @@ bool peer::signal(std::uint32_t channel, std::uint64_t event) {
     return ::write(found->second, &event, sizeof(event)) == sizeof(event);
 }
 
-process::process(folder lab, std::shared_ptr<segment> own, std::unique_ptr<wire> network)
-    : qps(max_qps), cqs(max_cqs), srqs(max_srqs), lab_(std::move(lab)), own_(std::move(own)),
+process::process(folder lab, port_states ports, std::shared_ptr<segment> own, std::unique_ptr<wire> network)
+    : qps(max_qps), cqs(max_cqs), srqs(max_srqs), ports_told(ports.down()), lab_(std::move(lab)),
+      ports_(std::move(ports)), own_(std::move(own)),
       self_(std::make_shared<peer>(own_, lab_.path() / "hca")), network_(std::move(network)) {}
 
 tl::expected<std::shared_ptr<process>, int> process::join() {
@@ -73,8 +74,9 @@ tl::expected<std::shared_ptr<process>, int> process::join() {
     static const bool watching = ::pthread_atfork(nullptr, nullptr, after_fork) == 0;
     (void)watching;
     auto entered = folder::enter(selected_name(), std::nullopt);
-    if (!entered) {
-        std::fprintf(stderr, "gaudi-lab: %s\n", entered.error().text.c_str());
+    auto ports = entered.and_then([](const folder& lab) { return port_states::open(lab.path()); });
+    if (!ports) {
+        std::fprintf(stderr, "gaudi-lab: %s\n", ports.error().text.c_str());
         return tl::unexpected(ENODEV);
     }
     // A slot is a file and, with Ethernet, a port: somebody else's lab may have the same.
@@ -107,7 +109,8 @@ tl::expected<std::shared_ptr<process>, int> process::join() {
                                  card->gids[0][0][13], card->gids[0][0][14], card->gids[0][0][15]);
         return tl::unexpected(memory.error() == EAGAIN && error != 0 ? error : memory.error());
     }
-    std::shared_ptr<process> made(new process(std::move(*entered), *memory, std::move(network)));
+    std::shared_ptr<process> made(
+        new process(std::move(*entered), std::move(*ports), *memory, std::move(network)));
     for (const auto* card : *cards)
         for (unsigned port = 0; port < card->card.ports; ++port)
             for (const auto& gid : card->gids[port]) {

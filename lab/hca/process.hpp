@@ -4,6 +4,7 @@
 #include "lab/hca/segment.hpp"
 #include "lab/hca/table.hpp"
 #include "lab/world/folder.hpp"
+#include "lab/world/ports.hpp"
 
 #include <array>
 #include <atomic>
@@ -43,6 +44,7 @@ struct hbm_view {
 };
 
 class wire;
+struct context;
 struct queue_pair;
 struct completion_queue;
 struct shared_receive_queue;
@@ -64,6 +66,10 @@ public:
     [[nodiscard]] const folder& lab() const { return lab_; }
     [[nodiscard]] std::filesystem::path hca_folder() const { return lab_.path() / "hca"; }
 
+    [[nodiscard]] const port_states& ports() const { return ports_; }
+    // Whether the port of a queue pair has its link.
+    [[nodiscard]] bool has_link(const shared_qp& qp) const { return ports_.is_up(qp.device, qp.port); }
+
     // The process that has this slot now; nothing if nobody has, or nobody that we may look at.
     [[nodiscard]] std::shared_ptr<peer> find_peer(std::uint32_t slot, int* error = nullptr);
     // nullptr: it cannot be mapped.
@@ -79,6 +85,8 @@ public:
     std::vector<queue_pair*> qps;
     std::vector<completion_queue*> cqs;
     std::vector<shared_receive_queue*> srqs;
+    std::vector<context*> contexts;
+    std::uint64_t ports_told;     // as down, to the contexts
     std::uint32_t qps_in_use = 0; // behind the highest index ever used
     std::uint32_t next_serial = 1;
     std::atomic<std::uint32_t> next_pd{1};
@@ -92,7 +100,7 @@ public:
     void ring() { own_->ring(); }
 
 private:
-    process(folder lab, std::shared_ptr<segment> own, std::unique_ptr<wire> network);
+    process(folder lab, port_states ports, std::shared_ptr<segment> own, std::unique_ptr<wire> network);
     void guard();
     static bool party_is_dead(party who);
     static void after_fork();
@@ -102,6 +110,7 @@ private:
     static inline std::weak_ptr<process> joined_;
 
     folder lab_;
+    port_states ports_;
     std::shared_ptr<segment> own_;
     std::shared_ptr<peer> self_;
     std::unique_ptr<wire> network_;

@@ -227,6 +227,14 @@ tl::expected<void, int> segment::claim(const void* record, std::size_t bytes) {
     return reserve(fd_, begin, bytes);
 }
 
+void ring_all(const std::filesystem::path& folder) {
+    std::error_code failure;
+    for (std::uint32_t slot = 1; slot < max_slots; ++slot)
+        if (std::filesystem::exists(folder / std::to_string(slot), failure))
+            if (const auto user = segment::open(folder, slot); user && (*user)->alive())
+                (*user)->ring();
+}
+
 void sweep_segments(const std::filesystem::path& folder) {
     std::error_code failure;
     std::vector<std::filesystem::path> channels;

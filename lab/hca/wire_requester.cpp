@@ -173,7 +173,7 @@ std::uint64_t run_remote_send_queue(process& here, const endpoint& requester) {
             qp.sent = place + 1;
             continue;
         }
-        const auto over = link_to(here, qp, qp.destination, qp.peer_number);
+        const auto over = here.has_link(qp) ? link_to(here, qp, qp.destination, qp.peer_number) : nullptr;
         if ((!over || over->lost()) && qp.type == IBV_QPT_UC &&
             place == done) { // unreliable: lost without a word
             finish_request(requester, place, IBV_WC_SUCCESS, memory.length);

@@ -63,7 +63,7 @@ void wire::begin_request(link& from) {
     const lock_guard guard(target.qp->inbound); // whoever resets it waits for us
     if (!receives(*target.qp) || target.qp->type == IBV_QPT_UD || target.qp->remote == 0 ||
         target.qp->peer_number != head.source_qp || target.qp->receive_psn != head.status ||
-        !is_from_peer(from, *target.qp))
+        !is_from_peer(from, *target.qp) || !home_->has_link(*target.qp))
         return;
     note_established(target);
     auto& qp = *target.qp;
@@ -302,7 +302,7 @@ void wire::finish_datagram(link& from) {
         return;
     const inbound_guard guard(target);
     if (own_qp(head.target_qp).qp == nullptr || target.qp->type != IBV_QPT_UD || !receives(*target.qp) ||
-        target.qp->qkey != head.key)
+        target.qp->qkey != head.key || !home_->has_link(*target.qp))
         return;
     taken_receive taken;
     if (!take_receive(target, taken))

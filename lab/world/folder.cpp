@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "lab/world/folder.hpp"
-#include "lab/world/topology.hpp"
 
+#include "lab/world/ports.hpp"
 #include "lab/world/text.hpp"
+#include "lab/world/topology.hpp"
 
 #include <algorithm>
 #include <cerrno>
@@ -105,6 +106,8 @@ result<void> make_contents(const fs::path& path, const description& wanted) try 
         return made;
     if (auto made = make_sysfs(path, wanted); !made)
         return made;
+    if (auto made = port_states::make(path, wanted); !made)
+        return made;
     if (auto made = make_file(path / "topology.xml", topology_xml(wanted)); !made)
         return made;
     // Last: a lab without a description is an unfinished one and is made again.
@@ -139,13 +142,11 @@ int lock(int fd, int how) {
 
 // With the exclusive lock held: makes or remakes the contents where needed.
 result<void> settle_contents(const fs::path& path, const std::optional<description>& wanted) {
-    const bool finished = fs::exists(path / "description");
-    if (finished && !wanted)
-        return {};
-    if (finished) {
+    if (fs::exists(path / "description")) {
         const auto present = read_description(path / "description");
-        if (present && *present == *wanted)
-            return {};
+        if (!wanted || (present && *present == *wanted)) // one of an older version knew no ports
+            return !present || fs::exists(path / "ports") ? result<void>{}
+                                                          : port_states::make(path, *present);
     }
     return make_contents(path, wanted.value_or(make_description(2, generation::gaudi2)));
 }

@@ -21,6 +21,7 @@ namespace lab {
 //   topology.xml                 where the cards sit, for hwloc
 //   sys/class/infiniband/vhcaN   what a program finds under ibv_device::ibdev_path: PCI device, NUMA node
 //   hca/                         the virtual NICs: one file a process, see lab/hca/segment.hpp
+//   ports                        which of their ports have no link
 class folder {
 public:
     folder(folder&& other) noexcept;

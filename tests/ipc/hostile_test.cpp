@@ -111,6 +111,8 @@ TEST_F(ipc_test, garbage_disturbs_nobody) {
     const auto handle = other.share(4096, 1);
     auto imported = expect(import_memory(handle, {ipc_way::proxy}));
     const auto name = broker_name(record_of(handle).owner());
+    std::vector<std::byte> seen(4096);
+    expect(expect(imported.read(seen)).wait()); // served after the import: what that one opened is closed
     const auto descriptors = other.descriptors();
     std::mt19937 random(1);
     std::vector<unique_fd> silent;
@@ -142,7 +144,6 @@ TEST_F(ipc_test, garbage_disturbs_nobody) {
         const int passed[] = {socket.get()};
         (void)send_message(socket.get(), bytes.first(size),
                            round % 2 == 0 ? std::span<const int>(passed) : std::span<const int>(), {});
-        std::vector<std::byte> seen(4096);
         expect(expect(imported.read(seen)).wait());
         ASSERT_EQ(seen, pattern(4096, 1));
     }

@@ -31,6 +31,22 @@ TEST_F(judge, on_demand_paging_is_said_to_be_absent) {
     }
 }
 
+// A cable that is pulled and plugged in under a running program.
+TEST_F(judge, a_port_that_goes_down_is_heard_of) {
+    const auto seen = root() / "seen";
+    const auto shown = run_program(
+        {"/bin/sh", "-c",
+         fmt::format(
+             "{0} lab run -- stdbuf -oL ibv_asyncwatch -d vhca0 > {1} & watch=$!; "
+             "until_seen() {{ for i in $(seq 200); do grep -q \"$1\" {1} && return; sleep 0.05; done; }}; "
+             "until_seen FD; {0} lab port vhca0 down; until_seen PORT_ERR; {0} lab port vhca0/1 up; "
+             "until_seen PORT_ACTIVE; kill $watch; wait $watch; cat {1}",
+             GAUDI_DIRECT_TOOL, seen.string())},
+        {"GAUDI_DIRECT_HLTHUNK"});
+    EXPECT_HAS(shown.output, "IBV_EVENT_PORT_ERR (10), port 1");
+    EXPECT_HAS(shown.output, "IBV_EVENT_PORT_ACTIVE (9), port 1");
+}
+
 // rdma-core's own tests, as Debian ships them with python3-pyverbs. Those of features that the card does not
 // have skip themselves.
 class rdma_core : public judge, public ::testing::WithParamInterface<const char*> {};

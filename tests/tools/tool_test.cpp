@@ -209,7 +209,7 @@ TEST_F(tool_test, run_passes_the_exit_status_on) {
     EXPECT_EQ(unknown.status, 2);
     EXPECT_HAS(unknown.output, "unknown command 'nonsense'; there are: info, measure, lab");
     EXPECT_HAS(tool({"lab", "nonsense"}).output,
-               "unknown command 'nonsense'; there are: run, list, show, clean");
+               "unknown command 'nonsense'; there are: run, list, show, port, clean");
 }
 
 TEST_F(tool_test, run_serves_programs_linked_by_name) {
@@ -258,10 +258,40 @@ TEST_F(tool_test, bad_input_is_named) {
     EXPECT_EQ(name.status, 2);
     EXPECT_HAS(name.output, "'../x' is no lab name");
     EXPECT_EQ(tool({"lab", "show", "nosuch"}).status, 1);
+    EXPECT_HAS(tool({"lab", "port", "vhca0", "down", "--lab", "nosuch"}).output, "there is no lab 'nosuch'");
     const auto nothing = tool({"lab", "clean", "nosuch"});
     EXPECT_EQ(nothing.status, 1);
     EXPECT_HAS(nothing.output, "there is no lab 'nosuch'");
     EXPECT_FALSE(std::filesystem::exists(lab())) << "nothing is left behind";
+}
+
+TEST_F(tool_test, a_port_is_pulled_and_plugged_in) {
+    ASSERT_EQ(
+        tool({"lab", "run", "--config", file("two.lab", "gaudis = 1\nhcas = 2\nports = 2\n"), "--", "true"})
+            .status,
+        0);
+    const auto port = [&](const char* which, const char* link) { return tool({"lab", "port", which, link}); };
+    const auto down = [&] {
+        std::vector<json> all;
+        const auto shown = json::parse(tool({"lab", "show", "--json"}).output);
+        for (const auto& card : shown["hcas"])
+            all.push_back(card["ports_down"]);
+        return all;
+    };
+    EXPECT_EQ(port("vhca1/2", "down").status, 0);
+    EXPECT_EQ(down(), (std::vector<json>{json::array(), {2}}));
+    EXPECT_HAS(tool({"lab", "show"}).output, "DMA-BUF yes  port 2 down\n");
+    EXPECT_EQ(port("vhca0", "down").status, 0);
+    EXPECT_EQ(port("vhca1", "up").status, 0);
+    EXPECT_EQ(down(), (std::vector<json>{{1, 2}, json::array()}));
+    const auto wrong = port("vhca1/3", "down");
+    EXPECT_EQ(wrong.status, 2);
+    EXPECT_HAS(wrong.output,
+               "lab 'default' has no port 'vhca1/3'; it has vhca0/1, vhca0/2, vhca1/1, vhca1/2");
+    EXPECT_EQ(port("vhca0", "sideways").status, 2);
+    EXPECT_EQ(down(), (std::vector<json>{{1, 2}, json::array()})) << "nothing was changed";
+    ASSERT_EQ(tool({"lab", "run", "--hcas", "1", "--", "true"}).status, 0);
+    EXPECT_EQ(down(), std::vector<json>{json::array()}) << "a lab that is made anew has its cables";
 }
 
 TEST_F(tool_test, faults_reach_the_program) {
@@ -394,7 +424,7 @@ TEST_F(tool_test, full_tmpfs_while_the_lab_is_made) {
 
 TEST_F(tool_test, full_tmpfs_when_a_device_is_opened) {
     // Not even a page for the device; none for its tables; for those of the first device only.
-    for (const auto* size : {"28k", "64k", "12m"}) {
+    for (const auto* size : {"32k", "64k", "12m"}) {
         const auto shown =
             on_tmpfs(std::string("size=") + size, GAUDI_DIRECT_TOOL
                      " lab run -- " EXAMPLE_TWO_DEVICES "; echo status $?;"

@@ -26,9 +26,15 @@ TEST(uct_reset, copies_under_a_reset_fail_and_the_rest_at_once) {
     const allocated memory(domain, 1 << 20);
     auto out = numbered(1 << 20, 1);
     ucs_status_t last = UCS_OK;
+    ::testing::internal::CaptureStdout(); // where UCX logs to
     for (int tries = 0; tries < 10 && last == UCS_OK; ++tries)
         last = complete(copies, true, out.data(), out.size(), memory.number());
     EXPECT_EQ(last, UCS_ERR_IO_ERROR);
+    EXPECT_EQ(complete(copies, true, out.data(), out.size(), memory.number()), UCS_ERR_IO_ERROR);
+    const auto log = ::testing::internal::GetCapturedStdout();
+    const auto said = log.find("UCX does not look at the end of copies");
+    EXPECT_NE(said, std::string::npos) << log;
+    EXPECT_EQ(log.find("UCX does not look at", said + 1), std::string::npos) << "once:\n" << log;
     const auto begin = std::chrono::steady_clock::now();
     uint64_t word = 1;
     EXPECT_EQ(uct_ep_put_short(copies.ep, &word, 8, memory.number(), UCT_INVALID_RKEY), UCS_ERR_IO_ERROR);

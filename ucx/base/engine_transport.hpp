@@ -24,6 +24,10 @@ public:
 
 protected:
     [[nodiscard]] bool finished(gaudi::copy_ticket& ticket) override { return ticket.finished(); }
+    [[nodiscard]] const char* what_follows() const override {
+        return "UCX does not look at the end of copies that it stages messages with; those under way may be "
+               "reported as complete with old bytes in them. End or restart what they belong to";
+    }
 
     // `options` count if nobody has the device's engine yet.
     [[nodiscard]] gaudi::result<gaudi::copy_engine> engine_of(unsigned device,

@@ -4,6 +4,8 @@
 #include "ucx/base/operations.hpp"
 #include "ucx/base/transport.hpp"
 
+#include <utility>
+
 namespace gaudi_ucx {
 
 // A transport whose copies are tickets of the library.
@@ -41,6 +43,8 @@ public:
 protected:
     // Looks without blocking.
     [[nodiscard]] virtual bool finished(Ticket& ticket) = 0;
+    // What the failure of a copy may mean to others than its caller. Said once.
+    [[nodiscard]] virtual const char* what_follows() const { return nullptr; }
 
     [[nodiscard]] operations<Ticket>& under_way() { return operations_; }
     [[nodiscard]] bool any_finished() {
@@ -59,10 +63,15 @@ protected:
     ucs_status_t refused(const gaudi::error& why, std::size_t length, std::uint64_t to, std::uint64_t from) {
         gaudi_log(module(), ERROR, "{} of {} bytes from {:#x} to {:#x}: {}", what_, length, from, to,
                   why.message());
+        say_what_follows();
         return status_of(why);
     }
 
 private:
+    void say_what_follows() {
+        if (const auto* text = what_follows(); text != nullptr && !std::exchange(said_, true))
+            gaudi_log(module(), ERROR, "{}: {}", what_, text);
+    }
     void wait_for_all() {
         operations_.for_each([](Ticket& each) { (void)each.wait(); });
     }
@@ -73,6 +82,7 @@ private:
             status = result ? UCS_OK : status_of(result.error());
             if (!result) {
                 gaudi_log(module(), ERROR, "{}: {}", what_, result.error().message());
+                say_what_follows();
                 note_failure(ep, result.error());
             }
             return UCS_OK;
@@ -81,6 +91,7 @@ private:
     }
 
     const char* const what_;
+    bool said_ = false;
     operations<Ticket> operations_;
 };
 
