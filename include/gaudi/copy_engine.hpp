@@ -70,6 +70,8 @@ struct copy_hints {
     unsigned batch = 0; // packets in its submission, its own and others'; never more than the engine's
 };
 
+enum class event_when : std::uint8_t { always, armed };
+
 // One of the device's queues, as this engine uses it.
 struct queue_use {
     std::uint32_t queue = 0; // the driver's number
@@ -106,8 +108,12 @@ public:
     // Submits what waits and collects what finished, without blocking. Returns how many copies finished.
     std::size_t poll();
     // Readable when copies finished since it was last read (8 bytes, as an eventfd). The engine's; do not
-    // close it.
-    [[nodiscard]] result<int> event_fd();
+    // close it. A thread waits for them from now on, beside whoever polls; with event_when::armed it sleeps
+    // until arm(), if nobody wants to hear of all of them.
+    [[nodiscard]] result<int> event_fd(event_when when = event_when::always);
+    // The next copy that finishes makes event_fd() readable. Look, after this and before you sleep, whether
+    // one has.
+    void arm();
     [[nodiscard]] result<pinned_memory> pin(std::span<std::byte> memory);
     [[nodiscard]] copy_statistics statistics() const;
     [[nodiscard]] std::vector<queue_use> queues() const;

@@ -12,9 +12,8 @@ namespace {
 
 // Between two slices the engine looks whether its work was cancelled.
 constexpr std::uint64_t slice = 4 * mib;
-// From these sizes on past the cache: nobody reads a device's memory through one, and host memory that is
-// larger would be gone from it before it is read.
-constexpr std::uint64_t large_for_device = 256 << 10, large_for_host = 768 << 10;
+// From these sizes on past the cache: what is larger would be gone from it before it is read.
+constexpr std::uint64_t large_for_device = 8 << 20, large_for_host = 768 << 10;
 
 struct dma_flags {
     bool memset;
@@ -39,11 +38,10 @@ void swap_units(unsigned char* bytes, std::uint64_t length, unsigned width) {
         std::reverse(bytes + i, bytes + i + width);
 }
 
-bool copy_pieces(const piece& to, const piece& from, std::uint64_t length, unsigned swap_bytes,
-                 std::uint64_t large) {
+bool copy_pieces(const piece& to, const piece& from, std::uint64_t length, unsigned swap_bytes, bool large) {
     if (swap_bytes == 0 && to.bytes != nullptr && from.bytes != nullptr) {
         copy_bytes(reinterpret_cast<std::byte*>(to.bytes), reinterpret_cast<const std::byte*>(from.bytes),
-                   length, large);
+                   length, large ? 0 : UINT64_MAX);
         return true;
     }
     if (swap_bytes == 0 && to.bytes != nullptr)
@@ -86,7 +84,7 @@ bool run_lin_dma(submission& owner, unsigned queue, std::uint32_t size, std::uin
         return fill(owner, queue, destination, size, source);
     const bool to_host =
         device.type.host_va.contains(destination) || device.type.host_huge_va.contains(destination);
-    const auto large = to_host ? large_for_host : large_for_device;
+    const bool large = size >= (to_host ? large_for_host : large_for_device);
     for (std::uint64_t done = 0; done < size;) {
         if (owner.cancelled())
             return false;

@@ -35,10 +35,8 @@ void queue_worker::push(job added) {
     const std::lock_guard guard(mutex_);
     added.since_ns = now_ns();
     jobs_.push_back(std::move(added));
-    if (running_) {
-        wake_.notify_one();
+    if (running_)
         return;
-    }
     if (thread_.joinable())
         thread_.join();
     try {
@@ -112,8 +110,10 @@ bool queue_worker::lend() {
     } else
         next.lent_from_ns = copied <= more ? next.since_ns + while_ns : UINT64_MAX;
     busy_ = false;
-    if (!jobs_.empty())
-        wake_.notify_one();
+    const bool more_to_do = !jobs_.empty();
+    lock.unlock();
+    if (more_to_do)
+        wake();
     return brief;
 }
 

@@ -44,7 +44,9 @@ public:
     queue_worker(const queue_worker&) = delete;
     queue_worker& operator=(const queue_worker&) = delete;
 
+    // The thread sleeps on until wake(): woken under a lock that it needs it would only sleep again.
     void push(job added);
+    void wake() { wake_.notify_one(); }
     // Carries out the next job in the caller's thread if it is a short copy and its turn. False: nothing
     // done.
     bool lend();

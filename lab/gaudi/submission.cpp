@@ -103,6 +103,7 @@ answer<std::uint64_t> issue(virtual_device& device, int fd, std::vector<planned>
     auto& state = device.state();
     for (;;) {
         const auto seen = state.completions.load();
+        std::uint64_t issued = 0;
         {
             const context_lock lock(state);
             if (state.status != HL_DEVICE_STATUS_OPERATIONAL)
@@ -137,8 +138,13 @@ answer<std::uint64_t> issue(virtual_device& device, int fd, std::vector<planned>
                     work.owner = owner;
                     device.worker(queue).push(std::move(work));
                 }
-                return sequence;
+                issued = sequence;
             }
+        }
+        if (issued != 0) {
+            for (const auto& each : jobs)
+                device.worker(each.queue).wake();
+            return issued;
         }
         state.waiters.fetch_add(1);
         futex_wait(state.completions, seen, 10000000);

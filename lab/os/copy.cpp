@@ -1,6 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "lab/os/copy.hpp"
 
+#include "lab/os/system.hpp"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <bit>
 #include <cstring>
 
 #if defined(__x86_64__)
@@ -9,31 +15,78 @@
 
 namespace lab {
 
+#if defined(__x86_64__)
+namespace {
+
+constexpr std::uint64_t line = 64;
+
+// Streaming stores do not read what they overwrite. On one machine that is half as much again of the
+// memory's bandwidth, on the next it is half of it.
+void copy_past_the_cache(std::byte* to, const std::byte* from, std::uint64_t length) {
+    const auto head = -reinterpret_cast<std::uintptr_t>(to) % line;
+    std::memcpy(to, from, head);
+    to += head;
+    from += head;
+    length -= head;
+    _mm_sfence();
+    for (; length >= line; to += line, from += line, length -= line) {
+        const auto* source = reinterpret_cast<const __m128i*>(from);
+        auto* target = reinterpret_cast<__m128i*>(to);
+        _mm_prefetch(reinterpret_cast<const char*>(from + 8 * line), _MM_HINT_NTA);
+        const auto a = _mm_loadu_si128(source), b = _mm_loadu_si128(source + 1),
+                   c = _mm_loadu_si128(source + 2), d = _mm_loadu_si128(source + 3);
+        _mm_stream_si128(target, a);
+        _mm_stream_si128(target + 1, b);
+        _mm_stream_si128(target + 2, c);
+        _mm_stream_si128(target + 3, d);
+    }
+    _mm_sfence();
+    std::memcpy(to, from, length);
+}
+
+// Which of the two is faster here, found out while copying: both in turn at first, then the better one, and
+// the other again now and then.
+class choice {
+public:
+    [[nodiscard]] bool streams() {
+        const auto count = copies_.fetch_add(1, std::memory_order_relaxed);
+        constexpr std::uint32_t trials = 8, again = 64;
+        if (count < trials)
+            return count % 2 != 0;
+        const bool better =
+            cost_[1].load(std::memory_order_relaxed) < cost_[0].load(std::memory_order_relaxed);
+        return (count % again == 0) != better;
+    }
+    // The best of late: a slow one may be the fault of somebody else.
+    void note(bool streamed, std::uint64_t ns, std::uint64_t bytes) {
+        auto& cost = cost_[streamed ? 1 : 0];
+        const auto seen = (ns << 20) / bytes + 1, before = cost.load(std::memory_order_relaxed);
+        cost.store(before == 0 ? seen : std::min(seen, before + before / 16), std::memory_order_relaxed);
+    }
+
+private:
+    std::atomic<std::uint32_t> copies_{0};
+    std::array<std::atomic<std::uint64_t>, 2> cost_{}; // ns a MiB; 0: unknown
+};
+
+} // namespace
+#endif
+
 void copy_bytes(std::byte* to, const std::byte* from, std::uint64_t length,
                 [[maybe_unused]] std::uint64_t large) {
 #if defined(__x86_64__)
-    constexpr std::uint64_t line = 64;
     const bool apart = to + length <= from || from + length <= to;
     if (length >= large && length >= line && apart) {
-        // Streaming stores do not read what they overwrite: half as much again of the memory's bandwidth.
-        const auto head = -reinterpret_cast<std::uintptr_t>(to) % line;
-        std::memcpy(to, from, head);
-        to += head;
-        from += head;
-        length -= head;
-        _mm_sfence();
-        for (; length >= line; to += line, from += line, length -= line) {
-            const auto* source = reinterpret_cast<const __m128i*>(from);
-            auto* target = reinterpret_cast<__m128i*>(to);
-            _mm_prefetch(reinterpret_cast<const char*>(from + 8 * line), _MM_HINT_NTA);
-            const auto a = _mm_loadu_si128(source), b = _mm_loadu_si128(source + 1),
-                       c = _mm_loadu_si128(source + 2), d = _mm_loadu_si128(source + 3);
-            _mm_stream_si128(target, a);
-            _mm_stream_si128(target + 1, b);
-            _mm_stream_si128(target + 2, c);
-            _mm_stream_si128(target + 3, d);
-        }
-        _mm_sfence();
+        static std::array<choice, 65> by_size;
+        auto& best = by_size[static_cast<std::size_t>(std::bit_width(length))];
+        const bool streamed = best.streams();
+        const auto begin = now_ns();
+        if (streamed)
+            copy_past_the_cache(to, from, length);
+        else
+            std::memcpy(to, from, length);
+        best.note(streamed, now_ns() - begin, length);
+        return;
     }
 #endif
     std::memmove(to, from, length);

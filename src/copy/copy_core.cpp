@@ -142,15 +142,20 @@ void copy_core::finish(operation& done) {
 }
 
 void copy_core::signal() {
-    if (!std::exchange(finished_unsignalled_, false))
+    if (!std::exchange(finished_unsignalled_, false) || !is_watched())
         return;
+    armed_ = false;
     const std::uint64_t one = 1;
     if (event_ && ::write(event_.get(), &one, sizeof(one)) < 0)
         return; // the counter is full: it is readable all the same
 }
 
-result<int> copy_core::event_fd() {
+result<int> copy_core::event_fd(event_when when) {
     const std::lock_guard guard(mutex_);
+    if (when == event_when::always) {
+        always_ = true;
+        wake_->notify_one();
+    }
     if (!event_) {
         unique_fd made(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
         if (!made)
@@ -161,7 +166,18 @@ result<int> copy_core::event_fd() {
     return event_.get();
 }
 
-void copy_core::join_watcher() {
+void copy_core::arm() {
+    const std::lock_guard guard(mutex_);
+    armed_ = true;
+    wake_->notify_one();
+}
+
+void copy_core::end_watcher() {
+    {
+        const std::lock_guard guard(mutex_);
+        ending_ = true;
+        wake_->notify_all();
+    }
     if (watcher_.joinable())
         watcher_.join();
 }
@@ -169,6 +185,7 @@ void copy_core::join_watcher() {
 void copy_core::abandon_watcher() {
     if (watcher_.joinable()) // neither to be joined nor detached: left behind
         static_cast<void>(new (std::nothrow) std::thread(std::move(watcher_)));
+    static_cast<void>(wake_.release()); // its destructor waits for waiters
 }
 
 copy_statistics copy_core::statistics() {

@@ -7,6 +7,7 @@
 #include "src/copy/bounce_slab.hpp"
 #include "src/hl/hl_device.hpp"
 
+#include <condition_variable>
 #include <deque>
 #include <mutex>
 #include <optional>
@@ -45,7 +46,8 @@ public:
     [[nodiscard]] bool finished(std::uint32_t slot);
     result<void> wait(std::uint32_t slot, std::chrono::milliseconds limit);
     void drop(std::uint32_t slot);
-    result<int> event_fd();
+    result<int> event_fd(event_when when);
+    void arm();
     virtual result<pinned_memory> pin(std::span<std::byte> memory) = 0;
     [[nodiscard]] copy_statistics statistics();
     [[nodiscard]] virtual std::vector<queue_use> queues() = 0;
@@ -102,13 +104,14 @@ protected:
     virtual void hurry() {}
     // Without it: sleeps until there may be something to see, at most this long.
     virtual void sleep(std::uint32_t slot, std::chrono::microseconds limit) = 0;
-    // For event_fd(): what the thread does until it is told to end.
+    // For event_fd(): what the thread does until it is told to end, while somebody wants to hear of it.
     virtual void watch() = 0;
+    [[nodiscard]] bool is_watched() const { return always_ || armed_; }
     // What an operation that ended owes to whoever began it, and to whoever sleeps.
     void finish(operation& done);
     void signal();
     // Before the members of those below go: the thread ends, or is left to the parent of a forked child.
-    void join_watcher();
+    void end_watcher();
     void abandon_watcher();
 
     const std::shared_ptr<hl_device> device_;
@@ -116,9 +119,13 @@ protected:
     std::mutex mutex_;
     bounce_slab slab_;
     copy_statistics statistics_;
+    // What the watcher sleeps on.
+    std::unique_ptr<std::condition_variable> wake_ = std::make_unique<std::condition_variable>();
+    bool ending_ = false;
 
 private:
     unique_fd event_;
+    bool always_ = false, armed_ = false;
     std::thread watcher_; // started at the first use of event_fd()
     bool finished_unsignalled_ = false;
 };

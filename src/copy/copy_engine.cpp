@@ -79,8 +79,12 @@ std::size_t copy_engine::poll() {
     return core_->poll();
 }
 
-result<int> copy_engine::event_fd() {
-    return core_->event_fd();
+result<int> copy_engine::event_fd(event_when when) {
+    return core_->event_fd(when);
+}
+
+void copy_engine::arm() {
+    core_->arm();
 }
 
 result<pinned_memory> copy_engine::pin(std::span<std::byte> memory) {

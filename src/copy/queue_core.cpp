@@ -59,15 +59,9 @@ queue_core::queue_core(std::shared_ptr<hl_device> device, const address_map* kno
 queue_core::~queue_core() {
     if (!device_->ours()) { // a forked child: neither the watcher nor whoever holds the mutex exists here
         abandon_watcher();
-        static_cast<void>(watch_.release()); // its destructor waits for waiters
         return;
     }
-    {
-        const std::lock_guard guard(mutex_);
-        ending_ = true;
-        watch_->notify_all();
-    }
-    join_watcher();
+    end_watcher();
     // Buffers of the device must not be unmapped under a copy that nobody waited for.
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
     while (!device_->lost() && std::chrono::steady_clock::now() < deadline) {
@@ -143,8 +137,8 @@ void queue_core::sleep(std::uint32_t slot, std::chrono::microseconds limit) {
 void queue_core::watch() {
     std::unique_lock lock(mutex_);
     while (!ending_) {
-        if (flights_.empty() && waiting_.empty()) {
-            watch_->wait(lock);
+        if (!is_watched() || (flights_.empty() && waiting_.empty())) {
+            wake_->wait(lock);
             continue;
         }
         const auto sequence = flights_.empty() ? 0 : flights_.front().sequence;

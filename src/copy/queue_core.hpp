@@ -49,11 +49,13 @@ private:
         std::uint16_t queue; // the driver's number
     };
 
+    static constexpr std::uint32_t several = UINT32_MAX;
     struct flight {
         std::uint64_t sequence;
         unsigned slot;
         std::vector<std::uint32_t> operations; // one entry a piece
         std::vector<std::uint32_t> queues;     // the driver's numbers, likewise
+        std::uint32_t queue;                   // where all of it is, or `several`
     };
     struct queue_state {
         std::uint64_t bytes = 0, busy_ns = 0;
@@ -110,9 +112,6 @@ private:
     unsigned next_queue_ = 0;
     std::uint64_t finished_ = 0;                  // on a context with guests: every submission up to here is
     std::map<std::uint32_t, queue_state> queues_; // by the driver's number
-
-    std::unique_ptr<std::condition_variable> watch_ = std::make_unique<std::condition_variable>();
-    bool ending_ = false;
 };
 
 // Host memory mapped for the device by the driver.

@@ -5,6 +5,7 @@
 #include "src/copy/packet.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <fmt/format.h>
@@ -129,6 +130,7 @@ bool queue_core::submit_one() {
     next.queues.clear();
     std::vector<hl_cs_chunk> chunks;
     statistics_.packets += gather(next, chunks);
+    next.queue = chunks.size() == 1 ? chunks.front().queue_index : several;
     hlthunk_cs_in in{};
     hlthunk_cs_out out{};
     in.chunks_execute = chunks.data();
@@ -161,7 +163,8 @@ bool queue_core::submit_one() {
     flights_.push_back(std::move(next));
     ++statistics_.submissions;
     statistics_.most_in_flight = std::max<std::uint64_t>(statistics_.most_in_flight, flights_.size());
-    watch_->notify_one();
+    if (is_watched())
+        wake_->notify_one();
     return true;
 }
 
@@ -217,14 +220,20 @@ std::size_t queue_core::fail_all(const error& why) {
 
 std::size_t queue_core::collect() {
     std::size_t finished = 0;
-    constexpr unsigned patience =
-        8; // queues are independent: look past a slow one, but not at everything each time
-    unsigned busy = 0;
-    for (auto next = flights_.begin(); next != flights_.end() && busy < patience;) {
+    // Queues are independent: look past a slow one, but neither at what waits behind it nor at everything
+    // each time.
+    constexpr std::size_t patience = 8;
+    std::array<std::uint32_t, patience> busy{};
+    auto busy_end = busy.begin();
+    for (auto next = flights_.begin(); next != flights_.end() && busy_end != busy.end();) {
+        if (next->queue != several && std::find(busy.begin(), busy_end, next->queue) != busy_end) {
+            ++next;
+            continue;
+        }
         std::uint32_t status = HL_WAIT_CS_STATUS_BUSY;
         const int rc = device_->api().wait_for_cs(device_->fd(), next->sequence, 0, &status);
         if (rc == 0 && status == HL_WAIT_CS_STATUS_BUSY) {
-            ++busy;
+            *busy_end++ = next->queue; // of several, one may be past it already
             ++next;
             continue;
         }

@@ -63,11 +63,7 @@ synapse_core::~synapse_core() {
         abandon_watcher();
         return;
     }
-    {
-        const std::lock_guard guard(mutex_);
-        ending_ = true;
-    }
-    join_watcher();
+    end_watcher();
     // Memory must not be unmapped under a copy that nobody waited for.
     for (const auto deadline = clock::now() + std::chrono::seconds(30);
          pending_ != 0 && !device_->lost() && clock::now() < deadline; std::this_thread::sleep_for(pause))
@@ -227,14 +223,14 @@ void synapse_core::sleep(std::uint32_t, std::chrono::microseconds limit) {
 
 // SynapseAI has nothing to sleep on that several could share: a thread looks for those who sleep.
 void synapse_core::watch() {
-    for (;;) {
-        {
-            const std::lock_guard guard(mutex_);
-            if (ending_)
-                return;
-            collect();
+    std::unique_lock lock(mutex_);
+    while (!ending_) {
+        if (!is_watched()) {
+            wake_->wait(lock);
+            continue;
         }
-        std::this_thread::sleep_for(pause);
+        collect();
+        wake_->wait_for(lock, pause, [this] { return ending_; });
     }
 }
 

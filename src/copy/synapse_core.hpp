@@ -57,7 +57,6 @@ private:
     std::vector<synapse_copies::handle> spare_events_;
     std::size_t pending_ = 0;
     std::multimap<std::uintptr_t, std::size_t> pinned_; // begin, length
-    bool ending_ = false;
 };
 
 } // namespace gaudi

@@ -210,6 +210,37 @@ TEST_F(copy_test, the_event_descriptor_tells_of_failures_too) {
     EXPECT_EQ(outcome.error().code(), errc::copy_refused);
 }
 
+TEST_F(copy_test, an_armed_event_descriptor_tells_once) {
+    const auto event = *engine_->event_fd(event_when::armed);
+    auto buffer = *device_->heap().allocate(4 << 20);
+    const auto sent = noise(4 << 20);
+    const auto readable = [event](int limit_ms) {
+        pollfd waited{event, POLLIN, 0};
+        if (::poll(&waited, 1, limit_ms) != 1)
+            return false;
+        std::uint64_t count = 0;
+        EXPECT_EQ(::read(event, &count, sizeof(count)), static_cast<ssize_t>(sizeof(count)));
+        return true;
+    };
+    for (int round = 0; round < 3; ++round) {
+        EXPECT_TRUE(engine_->write(buffer.address(), sent)->wait());
+        EXPECT_FALSE(readable(20)) << "nobody asked";
+        auto before = engine_->write(buffer.address(), sent); // asked for while it is under way
+        engine_->arm();
+        EXPECT_TRUE(readable(30000)) << "nobody called poll() on the engine";
+        EXPECT_TRUE(before->done());
+        engine_->arm();
+        auto after = engine_->write(buffer.address(), sent);
+        EXPECT_TRUE(readable(30000));
+        EXPECT_TRUE(after->done());
+    }
+    ASSERT_TRUE(engine_->event_fd()); // somebody else wants to hear of all
+    for (int round = 0; round < 2; ++round) {
+        EXPECT_TRUE(engine_->write(buffer.address(), sent)->wait());
+        EXPECT_TRUE(readable(30000));
+    }
+}
+
 TEST_F(copy_test, a_child_may_end_with_an_engine_at_work) {
     ASSERT_TRUE(engine_->event_fd());
     child forked([&] {

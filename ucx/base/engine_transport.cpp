@@ -56,8 +56,10 @@ ucs_status_t engine_transport::arm() {
     epoll_event seen[8];
     if (epoll_ >= 0)
         (void)::epoll_wait(epoll_, seen, 8, 0); // what came until now is looked at here
-    for (auto& [index, engine] : engines_)
+    for (auto& [index, engine] : engines_) {
+        engine.arm();
         engine.poll();
+    }
     return any_finished() ? UCS_ERR_BUSY : UCS_OK; // progress first
 }
 
@@ -93,7 +95,7 @@ gaudi::result<gaudi::copy_ticket> engine_transport::begin_on(gaudi::copy_engine&
 }
 
 void engine_transport::watch(gaudi::copy_engine& engine) {
-    const auto fd = engine.event_fd();
+    const auto fd = engine.event_fd(gaudi::event_when::armed);
     if (!fd) {
         gaudi_log(module(), ERROR, "event descriptor of the copy engine: {}", fd.error().message());
         return;
@@ -101,6 +103,7 @@ void engine_transport::watch(gaudi::copy_engine& engine) {
     epoll_event event{}; // edges: the descriptor is everybody's, so nobody reads it
     event.events = EPOLLIN | EPOLLET;
     ::epoll_ctl(epoll_, EPOLL_CTL_ADD, *fd, &event);
+    engine.arm(); // another thread may sleep already
 }
 
 } // namespace gaudi_ucx
