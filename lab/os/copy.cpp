@@ -32,7 +32,7 @@ void copy_past_the_cache(std::byte* to, const std::byte* from, std::uint64_t len
     for (; length >= line; to += line, from += line, length -= line) {
         const auto* source = reinterpret_cast<const __m128i*>(from);
         auto* target = reinterpret_cast<__m128i*>(to);
-        _mm_prefetch(reinterpret_cast<const char*>(from + 8 * line), _MM_HINT_NTA);
+        _mm_prefetch(reinterpret_cast<const char*>(from + 32 * line), _MM_HINT_T0);
         const auto a = _mm_loadu_si128(source), b = _mm_loadu_si128(source + 1),
                    c = _mm_loadu_si128(source + 2), d = _mm_loadu_si128(source + 3);
         _mm_stream_si128(target, a);

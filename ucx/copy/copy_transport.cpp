@@ -267,7 +267,7 @@ ucs_config_field_t* iface_settings(const ucx_api& ucx) {
          type.bandwidth()},
         {"BW_WITHIN", "17000MBs", "Bandwidth of copies within a device.", offsetof(config, within),
          type.bandwidth()},
-        {"LATENCY", "10us", "Time that a copy of a few bytes takes.", offsetof(config, latency), type.time()},
+        {"LATENCY", "7us", "Time that a copy of a few bytes takes.", offsetof(config, latency), type.time()},
         {"NIC_LATENCY", "1us", "The same where a NIC in loopback copies small pieces.",
          offsetof(config, nic_latency), type.time()},
         {"OVERHEAD", "1us", "CPU time that starting a copy takes.", offsetof(config, overhead), type.time()},

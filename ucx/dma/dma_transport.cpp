@@ -165,7 +165,7 @@ ucs_config_field_t* iface_settings(const ucx_api& ucx) {
          offsetof(config, in_flight), type.unsigned_number()},
         {"BW", "17000MBs", "Bandwidth, for UCX's choice between this and gaudi_cpy.",
          offsetof(config, bandwidth), type.bandwidth()},
-        {"LATENCY", "10us", "Time that a copy of a few bytes takes.", offsetof(config, latency), type.time()},
+        {"LATENCY", "7us", "Time that a copy of a few bytes takes.", offsetof(config, latency), type.time()},
         {"OVERHEAD", "1us", "CPU time that starting a copy takes.", offsetof(config, overhead), type.time()},
         {nullptr, nullptr, nullptr, 0, {}}};
 }
