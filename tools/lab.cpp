@@ -378,17 +378,19 @@ int lab_port(const std::string& name, const std::string& port, bool up) {
     const auto top = lab::root();
     if (!top)
         return complain(top.error(), failed);
-    const auto path = *top / name;
-    const auto contents = lab::read_description(path / "description");
-    if (!contents)
+    if (!fs::exists(*top / name / "description"))
         return complain(no_such_lab(name), failed);
-    const auto links = lab::port_states::open(path);
+    const auto entered = lab::folder::enter(name, std::nullopt);
+    if (!entered)
+        return complain(entered.error(), failed);
+    const auto links = lab::port_states::open(entered->path());
     if (!links)
         return complain(links.error(), failed);
     std::string known;
     bool found = false;
-    for (unsigned i = 0; i < contents->hcas.size(); ++i)
-        for (unsigned each = 1; each <= contents->hcas[i].ports; ++each) {
+    const auto& cards = entered->contents().hcas;
+    for (unsigned i = 0; i < cards.size(); ++i)
+        for (unsigned each = 1; each <= cards[i].ports; ++each) {
             const auto card = fmt::format("vhca{}", i), one = fmt::format("{}/{}", card, each);
             known += (known.empty() ? "" : ", ") + one;
             if (port != card && port != one)
@@ -400,7 +402,7 @@ int lab_port(const std::string& name, const std::string& port, bool up) {
         return complain(
             {fmt::format("lab '{}' has no port '{}'; it has {}; a NIC's name alone is all of its ports", name,
                          port, known.empty() ? "no NIC" : known)});
-    lab::hca::ring_all(path / "hca");
+    lab::hca::ring_all(entered->path() / "hca");
     return ok;
 }
 

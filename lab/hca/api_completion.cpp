@@ -64,6 +64,7 @@ answer<completion_queue*> make_cq(ibv_context* handle, const cq_request& wanted)
     made->index = *place;
     made->cq = &cq;
     made->ring = home.own().at<completion>(*ring);
+    made->awaited = made->ring;
     made->seen.context = handle;
     made->seen.channel = wanted.channel;
     made->seen.cq_context = wanted.cookie;
@@ -106,8 +107,21 @@ void fill(ibv_wc& into, const completion& entry) {
     into.dlid_path_bits = entry.path_bits;
 }
 
+// With the consumers' lock held.
+completion* next_of(completion_queue& cq, std::uint32_t consumed) {
+    auto& entry = cq.ring[consumed & (cq.cq->capacity - 1)];
+    return is_published(entry, consumed) ? &entry : nullptr;
+}
+
+void consumed_up_to(completion_queue& cq, std::uint32_t consumed) {
+    cq.cq->consumed.store(consumed, std::memory_order_release);
+    cq.awaited.store(&cq.ring[consumed & (cq.cq->capacity - 1)], std::memory_order_release);
+}
+
+// Without a lock: what another poller does meanwhile may make it wrong, once.
 bool is_empty(const completion_queue& cq) {
-    return cq.cq->produced.load(std::memory_order_acquire) == cq.cq->consumed.load(std::memory_order_relaxed);
+    return !is_published(*cq.awaited.load(std::memory_order_acquire),
+                         cq.cq->consumed.load(std::memory_order_relaxed));
 }
 
 // Two pollers on one core would each burn the other's time.
@@ -129,14 +143,13 @@ int poll_cq(ibv_cq* handle, int room, ibv_wc* into) {
         return -1;
     const lock_guard guard(cq.cq->consumers);
     auto consumed = cq.cq->consumed.load(std::memory_order_relaxed);
-    const auto produced = cq.cq->produced.load(std::memory_order_acquire);
     int count = 0;
-    for (; count < room && consumed != produced; ++count, ++consumed) {
-        const auto& entry = cq.ring[consumed & (cq.cq->capacity - 1)];
-        fill(into[count], entry);
-        release_place(cq.home->own(), entry);
+    for (const completion* entry; count < room && (entry = next_of(cq, consumed)) != nullptr;
+         ++count, ++consumed) {
+        fill(into[count], *entry);
+        release_place(cq.home->own(), *entry);
     }
-    cq.cq->consumed.store(consumed, std::memory_order_release);
+    consumed_up_to(cq, consumed);
     return count;
 }
 
@@ -160,11 +173,12 @@ int req_notify_cq(ibv_cq* handle, int only_solicited) {
 // The extended queue: one completion at a time, fields read by functions.
 bool step(completion_queue& cq) {
     const auto consumed = cq.cq->consumed.load(std::memory_order_relaxed);
-    if (cq.cq->produced.load(std::memory_order_acquire) == consumed)
+    const auto* const next = next_of(cq, consumed);
+    if (next == nullptr)
         return false;
-    cq.now = cq.ring[consumed & (cq.cq->capacity - 1)];
+    cq.now = *next;
     release_place(cq.home->own(), cq.now);
-    cq.cq->consumed.store(consumed + 1, std::memory_order_release);
+    consumed_up_to(cq, consumed + 1);
     cq.seen.wr_id = cq.now.wr_id;
     cq.seen.status = static_cast<ibv_wc_status>(cq.now.status);
     return true;
@@ -348,12 +362,15 @@ VERB(int, ibv_resize_cq, (ibv_cq * handle, int entries), (handle, entries), {
             home.own().release(*ring);
             return fails(EINVAL);
         }
-        for (auto at = first; at != last; ++at)
+        for (auto at = first; at != last; ++at) {
             fresh[at & (capacity - 1)] = cq.ring[at & (cq.cq->capacity - 1)];
+            lab::hca::publish(fresh[at & (capacity - 1)], at);
+        }
         old = cq.cq->ring;
         cq.cq->ring = *ring;
         cq.cq->capacity = capacity;
         cq.ring = fresh;
+        lab::hca::consumed_up_to(cq, first);
         handle->cqe = static_cast<int>(capacity);
     }
     home.own().release(old);

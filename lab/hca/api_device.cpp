@@ -110,8 +110,13 @@ answer<ibv_context*> open_context(device& card) {
     inner.ops._compat_query_device = compat_query_device;
     inner.ops._compat_query_port = compat_query_port;
     fill_operations(seen);
-    const std::lock_guard guard(made->home->objects);
-    made->home->contexts.push_back(made.get());
+    try {
+        const std::lock_guard guard(made->home->objects);
+        made->home->contexts.push_back(made.get());
+    } catch (const std::bad_alloc&) {
+        close_pipe(*made);
+        return tl::unexpected(ENOMEM);
+    }
     return made.release()->handle();
 }
 

@@ -4,6 +4,7 @@
 #include "lab/hca/devices.hpp"
 #include "lab/hca/engine.hpp"
 #include "lab/hca/exported.hpp"
+#include "lab/hca/housekeeping.hpp"
 #include "lab/hca/qp_states.hpp"
 #include "lab/hca/receive.hpp"
 
@@ -366,6 +367,8 @@ int modify(queue_pair& pair, const ibv_qp_attr& values, int mask) {
     }
     if (!change(pair, values, mask, from, to))
         return EINVAL;
+    if (to == IBV_QPS_RTR) // from now on peers can leave something undone
+        pair.home->look_at(now_ns() + look_around_ns);
     if (to == IBV_QPS_RTR && qp.rq.sender_waits.exchange(0) != 0)
         run_waiting_sender(pair);
     // What SQD held back; and a queue with nothing under way is drained at once.

@@ -3,6 +3,9 @@
 
 #include "lab/hca/verbs.hpp"
 
+#include <cstddef>
+#include <cstring>
+
 namespace lab::hca {
 bool has_unreported(const segment& owner, const shared_cq& cq, bool special_only) {
     const auto produced = cq.produced.load(std::memory_order_seq_cst), consumed = cq.consumed.load();
@@ -15,6 +18,14 @@ bool has_unreported(const segment& owner, const shared_cq& cq, bool special_only
             return true;
     }
     return false;
+}
+
+producer_guard::producer_guard(const segment& owner, shared_cq& cq) : lock_(cq.producers) {
+    if (!lock_.lock())
+        return;
+    // Whoever had it died; what it has counted is complete.
+    for (auto at = cq.consumed.load(); at != cq.produced.load(); ++at)
+        publish(entry_of(owner, cq, at), at);
 }
 
 void signal(peer& who, std::uint32_t index) {
@@ -34,7 +45,7 @@ void signal(peer& who, std::uint32_t index) {
 void push(peer& who, std::uint32_t index, const completion& entry) {
     auto& cq = who.memory()->cqs[index];
     {
-        const lock_guard guard(cq.producers);
+        const producer_guard guard(who.memory(), cq);
         const auto produced = cq.produced.load(std::memory_order_relaxed);
         if (cq.overrun.load(std::memory_order_relaxed) != 0)
             return;
@@ -47,13 +58,14 @@ void push(peer& who, std::uint32_t index, const completion& entry) {
             return;
         }
         auto& place = entry_of(who.memory(), cq, produced);
-        place = entry;
+        std::memcpy(&place, &entry, offsetof(completion, turn));
         if (cq.timestamps != 0)
             place.time_ns = now_ns();
         // Published, then armed is looked at; whoever arms does it the other way round. One of the two sees
         // the other.
         cq.produced.store(produced + 1,
                           cq.channel == no_index ? std::memory_order_release : std::memory_order_seq_cst);
+        publish(place, produced);
     }
     if (cq.channel == no_index)
         return;

@@ -18,10 +18,28 @@ struct endpoint {
     }
 };
 
+// Pollers look at the entry itself, so that the line with the producers' lock and counter stays with them.
+inline void publish(completion& entry, std::uint32_t at) {
+    std::atomic_ref(entry.turn).store(at + 1, std::memory_order_release);
+}
+[[nodiscard]] inline bool is_published(completion& entry, std::uint32_t at) {
+    return std::atomic_ref(entry.turn).load(std::memory_order_acquire) == at + 1;
+}
 // A place of a completion queue's ring.
 [[nodiscard]] inline completion& entry_of(const segment& owner, const shared_cq& cq, std::uint32_t at) {
     return *owner.at<completion>(cq.ring + std::uint64_t{at & (cq.capacity - 1)} * sizeof(completion));
 }
+// While it lives nobody else adds completions.
+class producer_guard {
+public:
+    producer_guard(const segment& owner, shared_cq& cq);
+    ~producer_guard() { lock_.unlock(); }
+    producer_guard(const producer_guard&) = delete;
+    producer_guard& operator=(const producer_guard&) = delete;
+
+private:
+    shared_lock& lock_;
+};
 // Adds a completion; raises the event if the queue is armed. A full queue is marked as overrun and its owner
 // told.
 void push(peer& who, std::uint32_t cq, const completion& entry);

@@ -71,16 +71,18 @@ void attend_srqs(process& home) {
             raise(context::of(srq->seen.context), {IBV_EVENT_SRQ_LIMIT_REACHED, srq->index, srq->serial, 0});
 }
 
-// A cable that was pulled or is back.
+// A cable that was pulled or is back. One that was both since the last look is told of twice.
 void attend_ports(process& home) {
-    const auto down = home.ports().down();
-    for (auto changed = std::exchange(home.ports_told, down) ^ down; changed != 0; changed &= changed - 1) {
-        const auto bit = static_cast<unsigned>(std::countr_zero(changed));
-        const auto type = (down >> bit & 1) != 0 ? IBV_EVENT_PORT_ERR : IBV_EVENT_PORT_ACTIVE;
-        for (auto* each : home.contexts)
-            if (each->card->index == bit / 2)
-                raise(*each, {static_cast<std::uint32_t>(type), 0, 0, bit % 2 + 1});
-    }
+    const auto seen = home.ports().seen();
+    const auto told = std::exchange(home.ports_told, seen);
+    for (unsigned i = 0; i < seen.size(); ++i)
+        for (auto each = seen[i] - std::min(seen[i] - told[i], 2U) + 1; each - 1 != seen[i]; ++each) {
+            const auto type = each % 2 != 0 ? IBV_EVENT_PORT_ERR : IBV_EVENT_PORT_ACTIVE;
+            const auto card = i / port_states::ports_of_card, port = i % port_states::ports_of_card + 1;
+            for (auto* context : home.contexts)
+                if (context->card->index == card)
+                    raise(*context, {static_cast<std::uint32_t>(type), 0, 0, port});
+        }
 }
 
 // What a peer that was killed half-way left undone. Once a second, while there is anything that peers can
@@ -96,7 +98,12 @@ bool look_around(process& home) {
     if (!anything)
         return false;
     for (auto* cq : home.cqs) {
-        if (cq == nullptr || cq->cq->channel == no_index)
+        if (cq == nullptr)
+            continue;
+        // Counted, and never shown to the poller: its producer died in between.
+        if (cq->cq->produced.load() != cq->cq->consumed.load())
+            const producer_guard mends(home.own(), *cq->cq);
+        if (cq->cq->channel == no_index)
             continue;
         const bool owed = cq->cq->signal_owed.load() != 0;
         const bool silent =
@@ -118,11 +125,10 @@ std::uint64_t keep_house(process& home) {
     attend_cqs(home);
     attend_srqs(home);
     attend_ports(home);
-    constexpr std::uint64_t round_ns = 1000000000;
     std::uint64_t next = UINT64_MAX;
     if (look_around(home)) {
         attend_cqs(home);
-        next = now_ns() + round_ns;
+        next = now_ns() + look_around_ns;
     }
     // Requests that wait: run_send_queue() says itself when to come again.
     for (std::uint32_t i = 0; i < home.qps_in_use; ++i)

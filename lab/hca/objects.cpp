@@ -4,6 +4,7 @@
 #include "lab/hca/engine.hpp"
 #include "lab/hca/receive.hpp"
 
+#include <cstring>
 #include <unistd.h>
 
 namespace lab::hca {
@@ -50,9 +51,11 @@ void purge(completion_queue& cq, std::uint32_t qp_number, bool also_receives_of_
         }
         --to;
         if (to != from - 1)
-            cq.ring[to & mask] = entry;
+            std::memcpy(&cq.ring[to & mask], &entry, offsetof(completion, turn));
+        publish(cq.ring[to & mask], to);
     }
     cq.cq->consumed.store(to, std::memory_order_release);
+    cq.awaited.store(&cq.ring[to & mask], std::memory_order_release);
 }
 
 void flush(queue_pair& qp) {

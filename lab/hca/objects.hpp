@@ -79,6 +79,7 @@ struct completion_queue {
     std::uint32_t index;
     shared_cq* cq;
     completion* ring;
+    std::atomic<completion*> awaited; // the entry that comes next
     std::atomic<int> users{0};
     std::uint32_t events_read = 0, async_events_read = 0; // under seen.mutex
     std::atomic<std::uint32_t> empty_polls{0};

@@ -63,7 +63,7 @@ bool peer::signal(std::uint32_t channel, std::uint64_t event) {
 }
 
 process::process(folder lab, port_states ports, std::shared_ptr<segment> own, std::unique_ptr<wire> network)
-    : qps(max_qps), cqs(max_cqs), srqs(max_srqs), ports_told(ports.down()), lab_(std::move(lab)),
+    : qps(max_qps), cqs(max_cqs), srqs(max_srqs), ports_told(ports.seen()), lab_(std::move(lab)),
       ports_(std::move(ports)), own_(std::move(own)),
       self_(std::make_shared<peer>(own_, lab_.path() / "hca")), network_(std::move(network)) {}
 

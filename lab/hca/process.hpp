@@ -86,8 +86,8 @@ public:
     std::vector<completion_queue*> cqs;
     std::vector<shared_receive_queue*> srqs;
     std::vector<context*> contexts;
-    std::uint64_t ports_told;     // as down, to the contexts
-    std::uint32_t qps_in_use = 0; // behind the highest index ever used
+    port_states::changes ports_told; // to the contexts
+    std::uint32_t qps_in_use = 0;    // behind the highest index ever used
     std::uint32_t next_serial = 1;
     std::atomic<std::uint32_t> next_pd{1};
     place_table qp_places{max_qps}, cq_places{max_cqs}, srq_places{max_srqs}, region_places{max_mrs, 1},

@@ -81,8 +81,16 @@ bool take_receive(const endpoint& responder, taken_receive& into) {
     auto& qp = *responder.qp;
     auto* srq = qp.srq == no_index ? nullptr : &responder.memory()->srqs[qp.srq];
     auto& queue = srq != nullptr ? srq->queue : qp.rq;
+    // The request is fetched beside the lock: most likely it is the one behind that of the last time.
+    thread_local struct {
+        const shared_queue* queue;
+        std::uint32_t place;
+    } next{};
+    if (next.queue == &queue)
+        __builtin_prefetch(&responder.request<receive_request>(queue, next.place));
     const receive_queue_guard guard(responder.memory(), queue);
     const auto place = queue.done.load(std::memory_order_relaxed);
+    next = {&queue, place + 1};
     const auto posted = queue.posted.load(std::memory_order_acquire);
     if (place == posted) {
         qp.rq.sender_waits.store(1);

@@ -17,7 +17,7 @@ namespace lab::hca {
 namespace {
 
 constexpr std::uint64_t magic = 0x6763682d69647561;
-constexpr std::uint32_t version = 3;
+constexpr std::uint32_t version = 4;
 
 tl::unexpected<int> failed(int error) {
     return tl::unexpected(error);

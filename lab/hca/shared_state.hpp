@@ -91,13 +91,14 @@ struct shared_queue {
     std::atomic<std::uint32_t> posted;
     std::atomic<std::uint32_t> done;
     std::uint32_t taking; // receives: index + 1 of the queue pair whose executor is taking one just now
-    // The receive that an executor has taken and not completed: if it dies, the owner completes it. Here for
-    // a queue pair's own queue and, in the queue pair's unused one, for a shared queue.
-    std::atomic<std::uint32_t> taken;
-    std::uint64_t taken_wr_id;
-    std::uint32_t taken_place;               // in its queue
-    std::uint32_t taken_sequence;            // among the receives of this queue pair
     std::atomic<std::uint32_t> sender_waits; // the peer's head request waits for us
+    // The receive that an executor has taken and not completed: if it dies, the owner completes it. Here for
+    // a queue pair's own queue and, in the queue pair's unused one, for a shared queue. Apart: it is written
+    // once more when the owner posts already.
+    alignas(64) std::atomic<std::uint32_t> taken;
+    std::uint64_t taken_wr_id;
+    std::uint32_t taken_place;    // in its queue
+    std::uint32_t taken_sequence; // among the receives of this queue pair
     // What the owner changes when it polls.
     alignas(64) std::atomic<std::uint32_t> released;
     std::atomic<std::uint32_t> receives_polled;
@@ -214,7 +215,7 @@ struct completion {
     std::uint8_t service_level, path_bits;
     std::uint8_t solicited, of_send_queue, of_srq, reserved;
     std::uint32_t vendor_error;
-    std::uint32_t reserved2;
+    std::uint32_t turn; // counter of the entry + 1, written last: what pollers look at
 };
 static_assert(sizeof(completion) == 64);
 

@@ -55,7 +55,7 @@ struct payload {
     std::vector<std::byte> bytes;
     std::uint32_t qp = 0;    // index of ours
     std::uint32_t place = 0; // of the send request
-    std::uint32_t life = 0;  // of the queue pair that answers
+    std::uint32_t life = 0;  // of the queue pair
     std::uint64_t address = 0;
     std::uint32_t key = 0;
 };

@@ -16,11 +16,12 @@
 namespace lab::hca {
 namespace {
 
-// Whether a request is one of those that were sent and are not answered.
-bool is_under_way(const shared_qp& qp, std::uint32_t place) {
+// Whether a request is one of those that are not answered. One that is to be sent again, from the head on, is
+// sent to its end all the same: half a message would cost the connection.
+bool is_outstanding(const shared_qp& qp, std::uint32_t place) {
     const auto state = qp.state.load();
     const auto done = qp.sq.done.load();
-    return (state == IBV_QPS_RTS || state == IBV_QPS_SQD) && place - done < qp.sent - done;
+    return (state == IBV_QPS_RTS || state == IBV_QPS_SQD) && place - done < qp.sq.posted.load() - done;
 }
 
 } // namespace
@@ -86,10 +87,10 @@ link::progress link::transmit(outgoing& what, bool holds_queue) {
                 qp.sq.lock.lock();
                 held = &qp.sq.lock;
             }
-            found =
-                qp.in_use.load() != 0 && qp.number == what.head.source_qp && is_under_way(qp, behind.place) &&
-                gather_local(home_.home(), mine, mine.request<send_request>(qp.sq, behind.place), memory) ==
-                    IBV_WC_SUCCESS;
+            found = qp.in_use.load() != 0 && qp.number == what.head.source_qp && qp.life == behind.life &&
+                    is_outstanding(qp, behind.place) &&
+                    gather_local(home_.home(), mine, mine.request<send_request>(qp.sq, behind.place),
+                                 memory) == IBV_WC_SUCCESS;
         } else {
             qp.inbound.lock();
             held = &qp.inbound;

@@ -159,6 +159,11 @@ std::uint64_t run_remote_send_queue(process& here, const endpoint& requester) {
                 return qp.next_try_ns;
         }
         const auto place = qp.sent;
+        // What is under way comes to its end first: nothing follows a request that is tried again, or goes
+        // out without a link.
+        const bool linked = here.has_link(qp);
+        if (place != done && (!linked || qp.waits.load() != 0))
+            return silence;
         const auto& request = requester.request<send_request>(queue, place);
         if (request.due_ns != 0 && now_ns() < request.due_ns)
             return request.due_ns;
@@ -173,7 +178,7 @@ std::uint64_t run_remote_send_queue(process& here, const endpoint& requester) {
             qp.sent = place + 1;
             continue;
         }
-        const auto over = here.has_link(qp) ? link_to(here, qp, qp.destination, qp.peer_number) : nullptr;
+        const auto over = linked ? link_to(here, qp, qp.destination, qp.peer_number) : nullptr;
         if ((!over || over->lost()) && qp.type == IBV_QPT_UC &&
             place == done) { // unreliable: lost without a word
             finish_request(requester, place, IBV_WC_SUCCESS, memory.length);
@@ -192,6 +197,7 @@ std::uint64_t run_remote_send_queue(process& here, const endpoint& requester) {
             behind.from = payload::source::request;
             behind.qp = index_of(qp.number);
             behind.place = place;
+            behind.life = qp.life;
         }
         qp.sent = place + 1;
         qp.link = over->id();

@@ -192,7 +192,8 @@ result<folder> folder::enter(std::string_view name, const std::optional<descript
         const bool alone = lock(fd, LOCK_EX | LOCK_NB) == 0;
         if (alone && same_file(fd, lock_path))
             if (auto settled = settle_contents(path, wanted); !settled) {
-                remove_lab(path);
+                if (!fs::exists(path / "description")) // unfinished
+                    remove_lab(path);
                 return tl::unexpected(settled.error());
             }
         if (lock(fd, LOCK_SH) != 0)

@@ -12,9 +12,6 @@
 namespace lab {
 namespace {
 
-using word = std::atomic<std::uint64_t>;
-static_assert(word::is_always_lock_free && max_hcas * 2 <= 64);
-
 tl::unexpected<problem> failed(std::string_view what, const std::filesystem::path& path, int reason) {
     return tl::unexpected(problem{fmt::format("{} {}: {}", what, path.string(), std::strerror(reason))});
 }
@@ -26,49 +23,74 @@ std::filesystem::path file_of(const std::filesystem::path& lab) {
 } // namespace
 
 port_states::~port_states() {
-    if (word_ != nullptr)
-        ::munmap(word_, sizeof(word));
+    if (shared_ != nullptr)
+        ::munmap(shared_, sizeof(contents));
 }
 
 result<void> port_states::make(const std::filesystem::path& lab, const description& wanted) {
-    std::uint64_t down = 0;
+    contents made{};
     for (unsigned i = 0; i < wanted.hcas.size(); ++i)
-        if (!wanted.hcas[i].port_up)
-            down |= bit(i, 1) | bit(i, 2);
-    const auto path = file_of(lab);
-    const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+        for (unsigned port = 1; port <= wanted.hcas[i].ports && !wanted.hcas[i].port_up; ++port) {
+            made.down |= 1ULL << index_of(i, port);
+            made.changes[index_of(i, port)] = 1;
+        }
+    const auto path = file_of(lab), unfinished = lab / "ports.new";
+    const int fd = ::open(unfinished.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     if (fd < 0)
-        return failed("cannot make", path, errno);
-    const auto written = ::write(fd, &down, sizeof(down));
+        return failed("cannot make", unfinished, errno);
+    const auto written = ::write(fd, &made, sizeof(made));
     const int reason = written < 0 ? errno : ENOSPC;
     ::close(fd);
-    if (written != sizeof(down))
-        return failed("cannot write", path, reason);
+    if (written != sizeof(made))
+        return failed("cannot write", unfinished, reason);
+    if (::rename(unfinished.c_str(), path.c_str()) != 0)
+        return failed("cannot write", path, errno);
     return {};
 }
 
 result<port_states> port_states::open(const std::filesystem::path& lab) {
     const auto path = file_of(lab);
     const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+    if (fd < 0 && errno == ENOENT)
+        return tl::unexpected(problem{fmt::format(
+            "there is no {}: the lab is one of an older version; end its programs", path.string())});
     if (fd < 0)
         return failed("cannot open", path, errno);
     struct stat status {};
     void* mapped = MAP_FAILED;
     errno = EINVAL;
-    if (::fstat(fd, &status) == 0 && status.st_size == sizeof(word))
-        mapped = ::mmap(nullptr, sizeof(word), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (::fstat(fd, &status) == 0 && status.st_size == sizeof(contents))
+        mapped = ::mmap(nullptr, sizeof(contents), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     const int reason = errno;
     ::close(fd);
     if (mapped == MAP_FAILED)
         return failed("cannot map", path, reason);
-    return port_states(static_cast<word*>(mapped));
+    return port_states(static_cast<contents*>(mapped));
 }
 
 void port_states::set(unsigned card, unsigned port, bool up) const {
-    if (up)
-        word_->fetch_and(~bit(card, port));
-    else
-        word_->fetch_or(bit(card, port));
+    auto& count = shared_->changes[index_of(card, port)];
+    auto seen = count.load();
+    do
+        if ((seen % 2 == 0) == up)
+            return;
+    while (!count.compare_exchange_weak(seen, seen + 1));
+    // Others may change it meanwhile: what it was changed to last stays.
+    const auto bit = 1ULL << index_of(card, port);
+    do {
+        seen = count.load();
+        if (seen % 2 == 0)
+            shared_->down.fetch_and(~bit);
+        else
+            shared_->down.fetch_or(bit);
+    } while (count.load() != seen);
+}
+
+port_states::changes port_states::seen() const {
+    changes now{};
+    for (unsigned i = 0; i < most; ++i)
+        now[i] = shared_->changes[i].load();
+    return now;
 }
 
 } // namespace lab

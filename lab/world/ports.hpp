@@ -3,17 +3,21 @@
 
 #include "lab/world/description.hpp"
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <filesystem>
+#include <utility>
 
 namespace lab {
 
-// Which ports of a lab's NICs have no link: one word in the file `ports`, a bit a port, which every process
-// that uses the NICs maps and anybody of the lab may change.
+// Which ports of a lab's NICs have no link: in the file `ports`, which every process that uses the NICs maps
+// and anybody of the lab may change.
 class port_states {
 public:
-    port_states(port_states&& other) noexcept : word_(std::exchange(other.word_, nullptr)) {}
+    static constexpr unsigned ports_of_card = 2, most = max_hcas * ports_of_card;
+
+    port_states(port_states&& other) noexcept : shared_(std::exchange(other.shared_, nullptr)) {}
     port_states& operator=(port_states&&) = delete;
     ~port_states();
 
@@ -21,20 +25,28 @@ public:
     [[nodiscard]] static result<void> make(const std::filesystem::path& lab, const description& wanted);
     [[nodiscard]] static result<port_states> open(const std::filesystem::path& lab);
 
-    [[nodiscard]] static constexpr std::uint64_t bit(unsigned card, unsigned port) {
-        return 1ULL << (card * 2 + (port - 1) % 2);
-    }
-    [[nodiscard]] std::uint64_t down() const { return word_->load(std::memory_order_relaxed); }
+    // A bit a port.
+    [[nodiscard]] std::uint64_t down() const { return shared_->down.load(std::memory_order_relaxed); }
     [[nodiscard]] bool is_up(unsigned card, unsigned port) const {
-        const auto all = down();
-        return all == 0 || (all & bit(card, port)) == 0;
+        return (down() >> index_of(card, port) & 1) == 0;
     }
     void set(unsigned card, unsigned port, bool up) const;
 
-private:
-    explicit port_states(std::atomic<std::uint64_t>* word) : word_(word) {}
+    // How often each has changed; odd: it is down.
+    using changes = std::array<std::uint32_t, most>;
+    [[nodiscard]] changes seen() const;
 
-    std::atomic<std::uint64_t>* word_;
+private:
+    struct contents {
+        std::atomic<std::uint64_t> down;
+        std::array<std::atomic<std::uint32_t>, most> changes;
+    };
+    explicit port_states(contents* shared) : shared_(shared) {}
+    [[nodiscard]] static constexpr unsigned index_of(unsigned card, unsigned port) {
+        return card * ports_of_card + (port - 1) % ports_of_card;
+    }
+
+    contents* shared_;
 };
 
 } // namespace lab

@@ -142,11 +142,11 @@ void copy_core::finish(operation& done) {
 }
 
 void copy_core::signal() {
-    if (!std::exchange(finished_unsignalled_, false) || !is_watched())
+    if (!std::exchange(finished_unsignalled_, false) || !event_ || !is_watched())
         return;
     armed_ = false;
     const std::uint64_t one = 1;
-    if (event_ && ::write(event_.get(), &one, sizeof(one)) < 0)
+    if (::write(event_.get(), &one, sizeof(one)) < 0)
         return; // the counter is full: it is readable all the same
 }
 
@@ -167,6 +167,8 @@ result<int> copy_core::event_fd(event_when when) {
 }
 
 void copy_core::arm() {
+    if (!device_->ours())
+        return;
     const std::lock_guard guard(mutex_);
     armed_ = true;
     wake_->notify_one();

@@ -89,6 +89,8 @@ result<std::uint32_t> queue_core::start(std::uint32_t slot, std::uint64_t source
                                         const copy_hints& hints) {
     enqueue(slot, source, destination, length, direction, hints);
     submit_waiting(false);
+    if (is_watched() && !waiting_.empty())
+        wake_->notify_one(); // for want of room, or of company
     signal();
     return slot;
 }
@@ -141,12 +143,15 @@ void queue_core::watch() {
             wake_->wait(lock);
             continue;
         }
-        const auto sequence = flights_.empty() ? 0 : flights_.front().sequence;
-        lock.unlock();
-        std::uint32_t status = 0;
-        if (sequence != 0)
+        if (flights_.empty()) { // those of others have taken all the room
+            wake_->wait_for(lock, std::chrono::milliseconds(1));
+        } else {
+            const auto sequence = flights_.front().sequence;
+            lock.unlock();
+            std::uint32_t status = 0;
             device_->api().wait_for_cs(device_->fd(), sequence, 10000, &status);
-        lock.lock();
+            lock.lock();
+        }
         collect();
         submit_waiting(true);
         signal();

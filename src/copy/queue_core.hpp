@@ -8,7 +8,6 @@
 #include "src/copy/copy_core.hpp"
 #include "src/hl/hl_device.hpp"
 
-#include <condition_variable>
 #include <deque>
 #include <map>
 

@@ -160,6 +160,8 @@ result<std::uint32_t> synapse_core::start(std::uint32_t slot, std::uint64_t sour
         status = api_.synEventRecord(begun.event, stream);
     }
     ++pending_;
+    if (is_watched())
+        wake_->notify_one();
     ++statistics_.copies;
     statistics_.bytes += length;
     if (status != 0) {
@@ -225,7 +227,7 @@ void synapse_core::sleep(std::uint32_t, std::chrono::microseconds limit) {
 void synapse_core::watch() {
     std::unique_lock lock(mutex_);
     while (!ending_) {
-        if (!is_watched()) {
+        if (!is_watched() || pending_ == 0) {
             wake_->wait(lock);
             continue;
         }

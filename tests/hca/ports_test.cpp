@@ -52,6 +52,19 @@ TEST_F(ports_test, every_context_of_the_card_is_told) {
     }
 }
 
+TEST_F(ports_test, a_link_that_is_back_before_anybody_looked_is_told_of_all_the_same) {
+    const auto opened = open_first();
+    const auto links = lab::port_states::open(lab());
+    ASSERT_TRUE(links) << links.error().text;
+    for (const bool up : {false, true})
+        links->set(0, 1, up);
+    links->set(0, 1, true); // no change
+    lab::hca::ring_all(lab() / "hca");
+    expect_event(opened.get(), IBV_EVENT_PORT_ERR);
+    expect_event(opened.get(), IBV_EVENT_PORT_ACTIVE);
+    EXPECT_EQ(next_event(opened.get(), a_moment), std::nullopt);
+}
+
 TEST_F(ports_test, the_other_port_and_the_other_card_are_left_alone) {
     describe("gaudis = 1\nhcas = 2\nports = 2\n");
     int count = 0;
@@ -83,6 +96,7 @@ TEST_F(ports_test, one_that_is_described_as_down_comes_up_when_it_is_told_to) {
     ASSERT_EQ(request(IBV_WR_SEND).from(both.left.entry(0, 8)).post(both.a.get()), 0);
     (void)both.left.expect_wc(IBV_WC_RETRY_EXC_ERR);
     set_link(lab(), true);
+    EXPECT_EQ(lab::port_states::open(lab())->down(), 0U);
     expect_event(both.left.context.get(), IBV_EVENT_PORT_ACTIVE);
     const auto a = both.left.make_qp(), b = both.right.make_qp();
     connect(a.get(), both.left.address_of(a.get()), both.right.address_of(b.get()));
@@ -213,7 +227,8 @@ TEST_F(ports_between_hosts, requests_wait_for_the_link_of_either_side) {
 }
 
 TEST_F(ports_between_hosts, requests_fail_when_their_retries_are_used_up) {
-    for (const auto* host : {"near", "far"})
+    for (const auto* host : {"near", "far"}) {
+        say(0);
         EXPECT_EQ(on_both(
                       [&](node& here, ibv_qp* qp) {
                           set_link(root() / host, false);
@@ -229,6 +244,69 @@ TEST_F(ports_between_hosts, requests_fail_when_their_retries_are_used_up) {
                       }),
                   0)
             << host;
+    }
 }
+
+// Many messages under way, large ones among them, when the cable goes and when it is back.
+class pulled_between_hosts : public two_hosts,
+                             public ::testing::WithParamInterface<std::tuple<const char*, ibv_qp_type>> {
+protected:
+    static constexpr std::uint32_t rounds = 12, each = 10, total = rounds * each;
+    static constexpr std::size_t large = 60000;
+    static constexpr qp_options many(ibv_qp_type type) { return {.type = type, .depth = 256}; }
+
+    void send(const node& here, ibv_qp* qp, const char* host) {
+        for (std::uint32_t i = 0; i < total; ++i) {
+            if (i % each == each / 2)
+                set_link(root() / host, false);
+            EXPECT_EQ(request(IBV_WR_SEND_WITH_IMM, i)
+                          .from(here.entry(0, i % 3 == 0 ? 8 : large))
+                          .immediate(i)
+                          .post(qp),
+                      0);
+            if (i % each == each - 1) {
+                std::this_thread::sleep_for(std::chrono::milliseconds(3));
+                set_link(root() / host, true);
+            }
+        }
+        for (std::uint32_t i = 0; i < total; ++i)
+            EXPECT_EQ(here.expect_wc().wr_id, i);
+    }
+};
+TEST_P(pulled_between_hosts, messages_come_in_order_and_once) {
+    const auto [host, type] = GetParam();
+    EXPECT_EQ(on_both(
+                  [&, host = host](node& here, ibv_qp* qp) {
+                      EXPECT_TRUE(is_said(1));
+                      send(here, qp, host);
+                      say(2);
+                  },
+                  [&, type = type](node& there, ibv_qp* qp) {
+                      for (std::uint64_t i = 0; i < total; ++i)
+                          EXPECT_EQ(post_receive(qp, {there.entry(0, large)}, i), 0);
+                      say(1);
+                      EXPECT_TRUE(is_said(2));
+                      std::uint32_t next = 0, count = 0;
+                      while (const auto done = there.wait(a_moment)) {
+                          EXPECT_EQ(done->status, IBV_WC_SUCCESS);
+                          EXPECT_GE(done->imm_data, next) << "again";
+                          next = done->imm_data + 1;
+                          ++count;
+                      }
+                      if (type == IBV_QPT_RC) // others may be lost
+                          EXPECT_EQ(count, total);
+                      else
+                          EXPECT_GE(count, rounds);
+                  },
+                  many(type), patient),
+              0);
+}
+INSTANTIATE_TEST_SUITE_P(cable, pulled_between_hosts,
+                         ::testing::Combine(::testing::Values("near", "far"),
+                                            ::testing::Values(IBV_QPT_RC, IBV_QPT_UC)),
+                         [](const auto& made) {
+                             return std::string(std::get<0>(made.param)) +
+                                    (std::get<1>(made.param) == IBV_QPT_RC ? "_RC" : "_UC");
+                         });
 
 } // namespace
