@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <sys/socket.h>
 #include <sys/wait.h>
+#include <thread>
 #include <unistd.h>
 
 extern "C" {
@@ -334,6 +335,39 @@ TEST_F(uct_ipc, a_flush_ends_after_all_before_it_and_a_fence_keeps_the_order) {
     }
     const auto flushing = uct_ep_flush(ep, 0, &all.comp);
     while (flushing == UCS_INPROGRESS && all.times == 0)
+        uct_worker_progress(worker_.handle);
+    EXPECT_EQ(other.ask('h', 6).value, 1U);
+}
+
+// An owner that copies on request, and so can be made to take its time.
+struct gives_nothing {
+    setting give{"UCX_GAUDI_IPC_GIVE", "nothing"};
+};
+class uct_ipc_on_request : gives_nothing, public uct_ipc {
+protected:
+    ~uct_ipc_on_request() override { gaudi::set_ipc({}); }
+};
+TEST_F(uct_ipc_on_request, what_is_behind_a_fence_waits_for_what_is_before_it) {
+    auto first = numbered(size, 5), second = numbered(size, 6);
+    ASSERT_EQ(move(true, first.data(), rkey.rkey), UCS_OK);
+    finished one, two;
+    const auto put = [&](std::vector<std::byte>& from, finished& done) {
+        uct_iov_t iov{from.data(), size, nullptr, 0, 1};
+        return uct_ep_put_zcopy(ep, &iov, 1, theirs.address, rkey.rkey, &done.comp);
+    };
+    other.send_signal(SIGSTOP);
+    ASSERT_EQ(put(first, one), UCS_INPROGRESS);
+    ASSERT_EQ(uct_ep_fence(ep, 0), UCS_OK);
+    std::thread later([&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(300));
+        other.send_signal(SIGCONT);
+    });
+    const auto behind = put(second, two);
+    EXPECT_TRUE(behind == UCS_OK || behind == UCS_INPROGRESS) << ucs_status_string(behind);
+    uct_worker_progress(worker_.handle);
+    EXPECT_EQ(one.times, 1) << "it was over before the second began";
+    later.join();
+    while (behind == UCS_INPROGRESS && two.times == 0)
         uct_worker_progress(worker_.handle);
     EXPECT_EQ(other.ask('h', 6).value, 1U);
 }
