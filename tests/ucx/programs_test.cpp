@@ -63,13 +63,14 @@ protected:
                 batch << fmt::format("{} -t {} -s {} {}\n", names.back(), test, size, often);
             }
         const auto said = run_perftest("-b " + file.string(), std::chrono::seconds(240));
-        // Behind the name of each test its figures.
+        // Behind the name of each test its figures: those of every second that it took, and the sum.
         std::size_t at = 0;
         for (const auto& name : names) {
             at = said.find("+" + name, at);
             ASSERT_NE(at, std::string::npos) << name << " did not run:\n" << said;
-            at = said.find('\n', at) + 1;
-            EXPECT_TRUE(std::string_view(said).substr(at).starts_with("Final:")) << name;
+            const auto sum = said.find("\nFinal:", at);
+            ASSERT_NE(sum, std::string::npos) << name << ":\n" << said;
+            EXPECT_GT(said.find("\n+", at), sum) << name << " did not end:\n" << said;
         }
     }
 };
