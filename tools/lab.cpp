@@ -211,13 +211,7 @@ json nic_users_json(const fs::path& folder, unsigned devices) {
     constexpr std::string_view types[] = {"?", "?", "RC", "UC", "UD"};
     constexpr std::string_view states[] = {"RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR"};
     auto all = json::array();
-    for (std::uint32_t slot = 1; slot < lab::hca::max_slots; ++slot) {
-        if (!fs::exists(folder / std::to_string(slot)))
-            continue;
-        const auto opened = lab::hca::segment::open(folder, slot);
-        if (!opened || !(*opened)->alive())
-            continue;
-        const auto& memory = **opened;
+    lab::hca::for_each_user(folder, [&](const lab::hca::segment& memory) {
         json user = {{"process", memory->head.process},
                      {"gone_queue_pairs", json::array()},
                      {"queue_pairs", json::array()}};
@@ -236,7 +230,7 @@ json nic_users_json(const fs::path& folder, unsigned devices) {
                 user["queue_pairs"].push_back(pair);
             }
         all.push_back(user);
-    }
+    });
     return all;
 }
 

@@ -41,7 +41,7 @@ void swap_units(unsigned char* bytes, std::uint64_t length, unsigned width) {
 bool copy_pieces(const piece& to, const piece& from, std::uint64_t length, unsigned swap_bytes, bool large) {
     if (swap_bytes == 0 && to.bytes != nullptr && from.bytes != nullptr) {
         copy_bytes(reinterpret_cast<std::byte*>(to.bytes), reinterpret_cast<const std::byte*>(from.bytes),
-                   length, large ? 0 : UINT64_MAX);
+                   length, large);
         return true;
     }
     if (swap_bytes == 0 && to.bytes != nullptr)

@@ -113,11 +113,6 @@ completion* next_of(completion_queue& cq, std::uint32_t consumed) {
     return is_published(entry, consumed) ? &entry : nullptr;
 }
 
-void consumed_up_to(completion_queue& cq, std::uint32_t consumed) {
-    cq.cq->consumed.store(consumed, std::memory_order_release);
-    cq.awaited.store(&cq.ring[consumed & (cq.cq->capacity - 1)], std::memory_order_release);
-}
-
 // Without a lock: what another poller does meanwhile may make it wrong, once.
 bool is_empty(const completion_queue& cq) {
     return !is_published(*cq.awaited.load(std::memory_order_acquire),
@@ -149,7 +144,7 @@ int poll_cq(ibv_cq* handle, int room, ibv_wc* into) {
         fill(into[count], *entry);
         release_place(cq.home->own(), *entry);
     }
-    consumed_up_to(cq, consumed);
+    cq.consumed_up_to(consumed);
     return count;
 }
 
@@ -178,7 +173,7 @@ bool step(completion_queue& cq) {
         return false;
     cq.now = *next;
     release_place(cq.home->own(), cq.now);
-    consumed_up_to(cq, consumed + 1);
+    cq.consumed_up_to(consumed + 1);
     cq.seen.wr_id = cq.now.wr_id;
     cq.seen.status = static_cast<ibv_wc_status>(cq.now.status);
     return true;
@@ -363,14 +358,14 @@ VERB(int, ibv_resize_cq, (ibv_cq * handle, int entries), (handle, entries), {
             return fails(EINVAL);
         }
         for (auto at = first; at != last; ++at) {
-            fresh[at & (capacity - 1)] = cq.ring[at & (cq.cq->capacity - 1)];
+            lab::hca::fill(fresh[at & (capacity - 1)], cq.ring[at & (cq.cq->capacity - 1)]);
             lab::hca::publish(fresh[at & (capacity - 1)], at);
         }
         old = cq.cq->ring;
         cq.cq->ring = *ring;
         cq.cq->capacity = capacity;
         cq.ring = fresh;
-        lab::hca::consumed_up_to(cq, first);
+        cq.consumed_up_to(first);
         handle->cqe = static_cast<int>(capacity);
     }
     home.own().release(old);

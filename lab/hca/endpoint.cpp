@@ -3,9 +3,6 @@
 
 #include "lab/hca/verbs.hpp"
 
-#include <cstddef>
-#include <cstring>
-
 namespace lab::hca {
 bool has_unreported(const segment& owner, const shared_cq& cq, bool special_only) {
     const auto produced = cq.produced.load(std::memory_order_seq_cst), consumed = cq.consumed.load();
@@ -58,7 +55,7 @@ void push(peer& who, std::uint32_t index, const completion& entry) {
             return;
         }
         auto& place = entry_of(who.memory(), cq, produced);
-        std::memcpy(&place, &entry, offsetof(completion, turn));
+        fill(place, entry);
         if (cq.timestamps != 0)
             place.time_ns = now_ns();
         // Published, then armed is looked at; whoever arms does it the other way round. One of the two sees

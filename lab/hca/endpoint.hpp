@@ -3,6 +3,9 @@
 
 #include "lab/hca/process.hpp"
 
+#include <cstddef>
+#include <cstring>
+
 namespace lab::hca {
 
 // A queue pair wherever it lives. Borrowed: the owner of `who` keeps it.
@@ -19,6 +22,9 @@ struct endpoint {
 };
 
 // Pollers look at the entry itself, so that the line with the producers' lock and counter stays with them.
+inline void fill(completion& place, const completion& entry) {
+    std::memcpy(&place, &entry, offsetof(completion, turn));
+}
 inline void publish(completion& entry, std::uint32_t at) {
     std::atomic_ref(entry.turn).store(at + 1, std::memory_order_release);
 }

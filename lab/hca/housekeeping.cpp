@@ -76,8 +76,8 @@ void attend_ports(process& home) {
     const auto seen = home.ports().seen();
     const auto told = std::exchange(home.ports_told, seen);
     for (unsigned i = 0; i < seen.size(); ++i)
-        for (auto each = seen[i] - std::min(seen[i] - told[i], 2U) + 1; each - 1 != seen[i]; ++each) {
-            const auto type = each % 2 != 0 ? IBV_EVENT_PORT_ERR : IBV_EVENT_PORT_ACTIVE;
+        for (auto each = seen[i] - std::min(seen[i] - told[i], 2U); each != seen[i];) {
+            const auto type = ++each % 2 != 0 ? IBV_EVENT_PORT_ERR : IBV_EVENT_PORT_ACTIVE;
             const auto card = i / port_states::ports_of_card, port = i % port_states::ports_of_card + 1;
             for (auto* context : home.contexts)
                 if (context->card->index == card)

@@ -192,7 +192,7 @@ void copy_local(std::byte* to, const std::byte* from, std::uint64_t length) {
         break;
     }
     if (length > 8) {
-        copy_bytes(to, from, length - 8, past_the_cache - 8); // the last word comes apart
+        copy_bytes(to, from, length - 8, length >= past_the_cache); // the last word comes apart
         order_stores();
         __builtin_memcpy(to + length - 8, from + length - 8, 8);
         return;

@@ -4,7 +4,6 @@
 #include "lab/hca/engine.hpp"
 #include "lab/hca/receive.hpp"
 
-#include <cstring>
 #include <unistd.h>
 
 namespace lab::hca {
@@ -51,11 +50,10 @@ void purge(completion_queue& cq, std::uint32_t qp_number, bool also_receives_of_
         }
         --to;
         if (to != from - 1)
-            std::memcpy(&cq.ring[to & mask], &entry, offsetof(completion, turn));
+            fill(cq.ring[to & mask], entry);
         publish(cq.ring[to & mask], to);
     }
-    cq.cq->consumed.store(to, std::memory_order_release);
-    cq.awaited.store(&cq.ring[to & mask], std::memory_order_release);
+    cq.consumed_up_to(to);
 }
 
 void flush(queue_pair& qp) {

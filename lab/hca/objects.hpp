@@ -85,6 +85,12 @@ struct completion_queue {
     std::atomic<std::uint32_t> empty_polls{0};
     completion now; // what an extended poll stands at
 
+    // With the consumers' lock held.
+    void consumed_up_to(std::uint32_t place) {
+        cq->consumed.store(place, std::memory_order_release);
+        awaited.store(&ring[place & (cq->capacity - 1)], std::memory_order_release);
+    }
+
     completion_queue() : slack{} {}
     static completion_queue& of(ibv_cq* handle) { return *reinterpret_cast<completion_queue*>(handle); }
     static completion_queue& of(ibv_cq_ex* handle) { return *reinterpret_cast<completion_queue*>(handle); }

@@ -227,12 +227,16 @@ tl::expected<void, int> segment::claim(const void* record, std::size_t bytes) {
     return reserve(fd_, begin, bytes);
 }
 
-void ring_all(const std::filesystem::path& folder) {
+void for_each_user(const std::filesystem::path& folder, const std::function<void(segment&)>& visit) {
     std::error_code failure;
     for (std::uint32_t slot = 1; slot < max_slots; ++slot)
         if (std::filesystem::exists(folder / std::to_string(slot), failure))
             if (const auto user = segment::open(folder, slot); user && (*user)->alive())
-                (*user)->ring();
+                visit(**user);
+}
+
+void ring_all(const std::filesystem::path& folder) {
+    for_each_user(folder, [](const segment& user) { user.ring(); });
 }
 
 void sweep_segments(const std::filesystem::path& folder) {

@@ -101,6 +101,8 @@ private:
     std::map<std::uint64_t, std::uint64_t> taken_; // offset, size
 };
 
+// The segments of the processes that live.
+void for_each_user(const std::filesystem::path& folder, const std::function<void(segment&)>& visit);
 // Wakes the guards of all processes, after something changed that they look at.
 void ring_all(const std::filesystem::path& folder);
 // Removes the files of processes that ended without doing so.

@@ -72,11 +72,10 @@ private:
 } // namespace
 #endif
 
-void copy_bytes(std::byte* to, const std::byte* from, std::uint64_t length,
-                [[maybe_unused]] std::uint64_t large) {
+void copy_bytes(std::byte* to, const std::byte* from, std::uint64_t length, [[maybe_unused]] bool large) {
 #if defined(__x86_64__)
     const bool apart = to + length <= from || from + length <= to;
-    if (length >= large && length >= line && apart) {
+    if (large && length >= line && apart) {
         static std::array<choice, 65> by_size;
         auto& best = by_size[static_cast<std::size_t>(std::bit_width(length))];
         const bool streamed = best.streams();

@@ -61,6 +61,21 @@ result<void> make_file(const fs::path& path, std::string_view text = {}) {
     return outcome;
 }
 
+// There whole, or not at all.
+result<void> make_file_at_once(const fs::path& path, std::string_view text) {
+    auto unfinished = path;
+    unfinished += ".new";
+    if (auto made = make_file(unfinished, text); !made)
+        return made;
+    if (::rename(unfinished.c_str(), path.c_str()) != 0)
+        return failed("cannot write", path);
+    return {};
+}
+
+result<void> make_ports(const fs::path& lab, const description& wanted) {
+    return make_file_at_once(port_states::file_of(lab), port_states::text_of(wanted));
+}
+
 // What programs read of a NIC under /sys: the PCI device with its NUMA node, and the NIC below it.
 result<void> make_sysfs(const fs::path& path, const description& wanted) {
     const auto classes = path / "sys" / "class" / "infiniband";
@@ -106,16 +121,12 @@ result<void> make_contents(const fs::path& path, const description& wanted) try 
         return made;
     if (auto made = make_sysfs(path, wanted); !made)
         return made;
-    if (auto made = port_states::make(path, wanted); !made)
+    if (auto made = make_ports(path, wanted); !made)
         return made;
     if (auto made = make_file(path / "topology.xml", topology_xml(wanted)); !made)
         return made;
     // Last: a lab without a description is an unfinished one and is made again.
-    if (auto made = make_file(path / "description.new", wanted.text()); !made)
-        return made;
-    if (::rename((path / "description.new").c_str(), (path / "description").c_str()) != 0)
-        return failed("cannot write", path / "description");
-    return {};
+    return make_file_at_once(path / "description", wanted.text());
 } catch (const fs::filesystem_error& error) {
     return tl::unexpected(problem{error.what()});
 }
@@ -145,8 +156,8 @@ result<void> settle_contents(const fs::path& path, const std::optional<descripti
     if (fs::exists(path / "description")) {
         const auto present = read_description(path / "description");
         if (!wanted || (present && *present == *wanted)) // one of an older version knew no ports
-            return !present || fs::exists(path / "ports") ? result<void>{}
-                                                          : port_states::make(path, *present);
+            return !present || fs::exists(port_states::file_of(path)) ? result<void>{}
+                                                                      : make_ports(path, *present);
     }
     return make_contents(path, wanted.value_or(make_description(2, generation::gaudi2)));
 }

@@ -16,10 +16,6 @@ tl::unexpected<problem> failed(std::string_view what, const std::filesystem::pat
     return tl::unexpected(problem{fmt::format("{} {}: {}", what, path.string(), std::strerror(reason))});
 }
 
-std::filesystem::path file_of(const std::filesystem::path& lab) {
-    return lab / "ports";
-}
-
 } // namespace
 
 port_states::~port_states() {
@@ -27,25 +23,18 @@ port_states::~port_states() {
         ::munmap(shared_, sizeof(contents));
 }
 
-result<void> port_states::make(const std::filesystem::path& lab, const description& wanted) {
+std::filesystem::path port_states::file_of(const std::filesystem::path& lab) {
+    return lab / "ports";
+}
+
+std::string port_states::text_of(const description& wanted) {
     contents made{};
     for (unsigned i = 0; i < wanted.hcas.size(); ++i)
         for (unsigned port = 1; port <= wanted.hcas[i].ports && !wanted.hcas[i].port_up; ++port) {
             made.down |= 1ULL << index_of(i, port);
             made.changes[index_of(i, port)] = 1;
         }
-    const auto path = file_of(lab), unfinished = lab / "ports.new";
-    const int fd = ::open(unfinished.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-    if (fd < 0)
-        return failed("cannot make", unfinished, errno);
-    const auto written = ::write(fd, &made, sizeof(made));
-    const int reason = written < 0 ? errno : ENOSPC;
-    ::close(fd);
-    if (written != sizeof(made))
-        return failed("cannot write", unfinished, reason);
-    if (::rename(unfinished.c_str(), path.c_str()) != 0)
-        return failed("cannot write", path, errno);
-    return {};
+    return {reinterpret_cast<const char*>(&made), sizeof(made)};
 }
 
 result<port_states> port_states::open(const std::filesystem::path& lab) {

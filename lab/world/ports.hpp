@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdint>
 #include <filesystem>
+#include <string>
 #include <utility>
 
 namespace lab {
@@ -21,8 +22,9 @@ public:
     port_states& operator=(port_states&&) = delete;
     ~port_states();
 
-    // As the description has them.
-    [[nodiscard]] static result<void> make(const std::filesystem::path& lab, const description& wanted);
+    // Where it lies, and what it begins with: the ports as the description has them.
+    [[nodiscard]] static std::filesystem::path file_of(const std::filesystem::path& lab);
+    [[nodiscard]] static std::string text_of(const description& wanted);
     [[nodiscard]] static result<port_states> open(const std::filesystem::path& lab);
 
     // A bit a port.

@@ -154,7 +154,7 @@ result<int> copy_core::event_fd(event_when when) {
     const std::lock_guard guard(mutex_);
     if (when == event_when::always) {
         always_ = true;
-        wake_->notify_one();
+        wake_watcher();
     }
     if (!event_) {
         unique_fd made(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -171,7 +171,7 @@ void copy_core::arm() {
         return;
     const std::lock_guard guard(mutex_);
     armed_ = true;
-    wake_->notify_one();
+    wake_watcher();
 }
 
 void copy_core::end_watcher() {

@@ -107,6 +107,10 @@ protected:
     // For event_fd(): what the thread does until it is told to end, while somebody wants to hear of it.
     virtual void watch() = 0;
     [[nodiscard]] bool is_watched() const { return always_ || armed_; }
+    void wake_watcher() {
+        if (is_watched())
+            wake_->notify_one();
+    }
     // What an operation that ended owes to whoever began it, and to whoever sleeps.
     void finish(operation& done);
     void signal();

@@ -89,8 +89,8 @@ result<std::uint32_t> queue_core::start(std::uint32_t slot, std::uint64_t source
                                         const copy_hints& hints) {
     enqueue(slot, source, destination, length, direction, hints);
     submit_waiting(false);
-    if (is_watched() && !waiting_.empty())
-        wake_->notify_one(); // for want of room, or of company
+    if (!waiting_.empty())
+        wake_watcher(); // for want of room, or of company
     signal();
     return slot;
 }

@@ -163,8 +163,7 @@ bool queue_core::submit_one() {
     flights_.push_back(std::move(next));
     ++statistics_.submissions;
     statistics_.most_in_flight = std::max<std::uint64_t>(statistics_.most_in_flight, flights_.size());
-    if (is_watched())
-        wake_->notify_one();
+    wake_watcher();
     return true;
 }
 

@@ -160,8 +160,7 @@ result<std::uint32_t> synapse_core::start(std::uint32_t slot, std::uint64_t sour
         status = api_.synEventRecord(begun.event, stream);
     }
     ++pending_;
-    if (is_watched())
-        wake_->notify_one();
+    wake_watcher();
     ++statistics_.copies;
     statistics_.bytes += length;
     if (status != 0) {

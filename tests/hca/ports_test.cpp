@@ -27,13 +27,10 @@ ibv_port_state state_of_port(ibv_context* context, std::uint8_t port = 1) {
 }
 
 void expect_event(ibv_context* context, ibv_event_type type, int port = 1) {
-    pollfd waiting{context->async_fd, POLLIN, 0};
-    ASSERT_EQ(::poll(&waiting, 1, 10000), 1) << ibv_event_type_str(type);
-    ibv_async_event event{};
-    ASSERT_EQ(ibv_get_async_event(context, &event), 0);
-    EXPECT_EQ(event.event_type, type);
-    EXPECT_EQ(event.element.port_num, port);
-    ibv_ack_async_event(&event);
+    const auto event = next_whole_event(context);
+    ASSERT_TRUE(event) << ibv_event_type_str(type);
+    EXPECT_EQ(event->event_type, type);
+    EXPECT_EQ(event->element.port_num, port);
 }
 
 TEST_F(ports_test, every_context_of_the_card_is_told) {

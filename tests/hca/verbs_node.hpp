@@ -310,15 +310,20 @@ struct two_nodes {
 };
 
 // The next asynchronous event of a context, acknowledged; nothing when none comes in time.
-inline std::optional<ibv_event_type> next_event(ibv_context* context,
-                                                std::chrono::milliseconds limit = std::chrono::seconds(10)) {
+inline std::optional<ibv_async_event>
+next_whole_event(ibv_context* context, std::chrono::milliseconds limit = std::chrono::seconds(10)) {
     pollfd waiting{context->async_fd, POLLIN, 0};
     if (::poll(&waiting, 1, static_cast<int>(limit.count())) != 1)
         return std::nullopt;
     ibv_async_event event{};
     EXPECT_EQ(ibv_get_async_event(context, &event), 0);
     ibv_ack_async_event(&event);
-    return event.event_type;
+    return event;
+}
+inline std::optional<ibv_event_type> next_event(ibv_context* context,
+                                                std::chrono::milliseconds limit = std::chrono::seconds(10)) {
+    const auto event = next_whole_event(context, limit);
+    return event ? std::optional(event->event_type) : std::nullopt;
 }
 
 // The limit under which so many more descriptors can be opened. It bounds their numbers, and

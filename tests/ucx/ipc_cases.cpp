@@ -219,11 +219,15 @@ protected:
         params.iface_addr = static_cast<const uct_iface_addr_t*>(process);
         return uct_iface_is_reachable_v2(iface, &params);
     }
-    ucs_status_t move(bool put, void* local, uct_rkey_t with) {
+    ucs_status_t put(std::vector<std::byte>& from, finished& done) {
+        uct_iov_t iov{from.data(), size, nullptr, 0, 1};
+        return uct_ep_put_zcopy(ep, &iov, 1, theirs.address, rkey.rkey, &done.comp);
+    }
+    ucs_status_t move(bool writes, void* local, uct_rkey_t with) {
         finished done;
         uct_iov_t iov{local, size, nullptr, 0, 1};
-        const auto begun = put ? uct_ep_put_zcopy(ep, &iov, 1, theirs.address, with, &done.comp)
-                               : uct_ep_get_zcopy(ep, &iov, 1, theirs.address, with, &done.comp);
+        const auto begun = writes ? uct_ep_put_zcopy(ep, &iov, 1, theirs.address, with, &done.comp)
+                                  : uct_ep_get_zcopy(ep, &iov, 1, theirs.address, with, &done.comp);
         if (begun != UCS_INPROGRESS)
             return begun;
         while (done.times == 0)
@@ -319,10 +323,6 @@ TEST_F(uct_ipc, device_and_host_memory_go_both_ways) {
 TEST_F(uct_ipc, a_flush_ends_after_all_before_it_and_a_fence_keeps_the_order) {
     auto first = numbered(size, 5), second = numbered(size, 6);
     finished one, two, all;
-    const auto put = [&](std::vector<std::byte>& from, finished& done) {
-        uct_iov_t iov{from.data(), size, nullptr, 0, 1};
-        return uct_ep_put_zcopy(ep, &iov, 1, theirs.address, rkey.rkey, &done.comp);
-    };
     const auto before = put(first, one);
     ASSERT_TRUE(before == UCS_OK || before == UCS_INPROGRESS) << ucs_status_string(before);
     ASSERT_EQ(uct_ep_fence(ep, 0), UCS_OK);
@@ -351,10 +351,6 @@ TEST_F(uct_ipc_on_request, what_is_behind_a_fence_waits_for_what_is_before_it) {
     auto first = numbered(size, 5), second = numbered(size, 6);
     ASSERT_EQ(move(true, first.data(), rkey.rkey), UCS_OK);
     finished one, two;
-    const auto put = [&](std::vector<std::byte>& from, finished& done) {
-        uct_iov_t iov{from.data(), size, nullptr, 0, 1};
-        return uct_ep_put_zcopy(ep, &iov, 1, theirs.address, rkey.rkey, &done.comp);
-    };
     other.send_signal(SIGSTOP);
     ASSERT_EQ(put(first, one), UCS_INPROGRESS);
     ASSERT_EQ(uct_ep_fence(ep, 0), UCS_OK);
