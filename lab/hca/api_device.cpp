@@ -273,21 +273,11 @@ _ibv_query_gid_table(ibv_context* handle, ibv_gid_entry* into, size_t room, uint
     return static_cast<ssize_t>(count);
 }
 
-// For ibv_devinfo: the type as the kernel's file says it. 0: InfiniBand or RoCE v1, 1: RoCE v2.
-VERB_AS(with_minus_one, int, ibv_query_gid_type,
-        (ibv_context * handle, uint8_t port, unsigned index, int* type), (handle, port, index, type), {
-            const auto& where = context::of(handle);
-            if (!valid_port(where, port) || index >= gid_table_length)
-                return fails(EINVAL);
-            *type = gid_type(*where.card) == IBV_GID_TYPE_ROCE_V2 ? 1 : 0;
-            return 0;
-        })
-
-VERB(int, ibv_query_port_speed, (ibv_context * handle, uint32_t port, uint64_t* speed), (handle, port, speed),
-     {
-         const auto& where = context::of(handle);
-         if (!valid_port(where, port))
-             return fails(EINVAL);
-         *speed = std::uint64_t{where.card->card.speed_gbps} * 10; // units of 100 Mbit/s
-         return 0;
-     })
+NEWER_VERB(int, ibv_query_port_speed, (ibv_context * handle, uint32_t port, uint64_t* speed),
+           (handle, port, speed), {
+               const auto& where = context::of(handle);
+               if (!valid_port(where, port))
+                   return fails(EINVAL);
+               *speed = std::uint64_t{where.card->card.speed_gbps} * 10; // units of 100 Mbit/s
+               return 0;
+           })

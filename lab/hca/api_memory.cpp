@@ -10,6 +10,34 @@
 #include <unistd.h>
 
 namespace lab::hca {
+
+// Ordinary memory, page-aligned: what ibv_alloc_buf() gives where the driver has nothing better.
+struct plain_buffer {
+    ibv_pd* pd;
+    void* address;
+    std::size_t size;
+};
+
+// ibv_mr_init_attr of rdma-core 65.
+struct registration {
+    enum field : std::uint64_t {
+        iova_given = 1,
+        address_given = 2,
+        fd_given = 4,
+        offset_given = 8,
+        buffer_given = 32
+    };
+    std::size_t length;
+    int access;
+    std::uint64_t given;
+    std::uint64_t iova;
+    void* address;
+    int fd;
+    std::uint64_t offset;
+    void* dma_handle;
+    plain_buffer* buffer;
+};
+
 namespace {
 
 constexpr std::uint32_t optional_access = 0x3ff00000; // bits 20 to 29 may be ignored
@@ -218,6 +246,39 @@ int drop_region(ibv_mr* handle) {
     return 0;
 }
 
+bool lies_within(const plain_buffer& buffer, const void* address, std::size_t length) {
+    const auto begin = reinterpret_cast<std::uint64_t>(buffer.address);
+    const auto asked = reinterpret_cast<std::uint64_t>(address);
+    return asked >= begin && asked - begin <= buffer.size && length <= buffer.size - (asked - begin);
+}
+
+answer<ibv_mr*> register_in_buffer(ibv_pd* pd, const plain_buffer& buffer, void* address, std::size_t length,
+                                   std::uint64_t iova, unsigned access) {
+    if (buffer.pd != pd || !lies_within(buffer, address, length))
+        return tl::unexpected(EINVAL);
+    return register_host(pd, address, length, iova, access);
+}
+
+answer<ibv_mr*> register_as_described(ibv_pd* pd, const registration& wanted) {
+    using enum registration::field;
+    constexpr std::uint64_t known = iova_given | address_given | fd_given | offset_given | buffer_given;
+    const auto has = [&](std::uint64_t fields) { return (wanted.given & fields) == fields; };
+    if ((wanted.given & ~known) != 0)
+        return tl::unexpected(EOPNOTSUPP);
+    const auto access = static_cast<unsigned>(wanted.access);
+    if (has(fd_given)) {
+        if (!has(offset_given | iova_given) || has(address_given) || has(buffer_given))
+            return tl::unexpected(EINVAL);
+        return register_dmabuf(pd, wanted.offset, wanted.length, wanted.iova, wanted.fd, access);
+    }
+    if (!has(address_given) || has(offset_given))
+        return tl::unexpected(EINVAL);
+    const auto iova = has(iova_given) ? wanted.iova : reinterpret_cast<std::uint64_t>(wanted.address);
+    if (has(buffer_given))
+        return register_in_buffer(pd, *wanted.buffer, wanted.address, wanted.length, iova, access);
+    return register_host(pd, wanted.address, wanted.length, iova, access);
+}
+
 } // namespace
 
 void fill_memory_operations(verbs_context& context) {
@@ -277,3 +338,39 @@ VERB(ibv_mr*, ibv_reg_dmabuf_mr,
      })
 
 VERB(int, ibv_dereg_mr, (ibv_mr * mr), (mr), { return drop_region(mr); })
+
+// Of rdma-core 57 to 65.
+namespace lab::hca {
+
+NEWER_VERB(ibv_mr*, ibv_reg_mr_ex, (ibv_pd * pd, const registration* wanted), (pd, wanted), {
+    const auto made = register_as_described(pd, *wanted);
+    return made ? *made : fails(made.error());
+})
+
+NEWER_VERB(void*, ibv_alloc_buf, (ibv_pd * pd, size_t size, plain_buffer** buffer), (pd, size, buffer), {
+    auto made = std::make_unique<plain_buffer>(plain_buffer{pd, nullptr, size});
+    if (::posix_memalign(&made->address, page, size) != 0)
+        return fails(ENOMEM);
+    *buffer = made.release();
+    return (*buffer)->address;
+})
+
+[[gnu::visibility("default")]] void newer_ibv_free_buf(plain_buffer* buffer) __asm__("ibv_free_buf");
+void newer_ibv_free_buf(plain_buffer* buffer) {
+    std::free(buffer->address);
+    delete buffer;
+}
+
+NEWER_VERB(ibv_mr*, ibv_reg_buf_mr,
+           (ibv_pd * pd, plain_buffer* buffer, void* address, size_t length, int access),
+           (pd, buffer, address, length, access), {
+               const auto made =
+                   register_in_buffer(pd, *buffer, address, length, reinterpret_cast<uint64_t>(address),
+                                      static_cast<unsigned>(access));
+               return made ? *made : fails(made.error());
+           })
+
+NEWER_VERB_AS(with_minus_one, int, ibv_export_buf_dmabuf_fd, (plain_buffer * buffer), (buffer),
+              { return fails(ENODATA); }) // no DMA-BUF behind it
+
+} // namespace lab::hca

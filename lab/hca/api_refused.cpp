@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Verbs that this device does not offer. All of them are here, because one that is missing would reach the
-// stock library, which takes our context for its own and crashes. Names up to rdma-core 65; those that our
-// headers do not know are declared by what they answer with.
+// stock library, which takes our context for its own and crashes. Names up to rdma-core 65.
 #include "lab/hca/devices.hpp"
 #include "lab/hca/exported.hpp"
-
-#include <cstdlib>
-#include <sys/mman.h>
 
 namespace lab::hca {
 
@@ -37,12 +33,6 @@ void fill_refusals(verbs_context& context) {
         return refused<int>(); // no on-demand paging
     };
 }
-
-// A page-aligned buffer of ordinary memory: what ibv_alloc_buf() gives where the driver has nothing better.
-struct plain_buffer {
-    void* address;
-    std::size_t size;
-};
 
 } // namespace
 
@@ -76,82 +66,35 @@ VERB(int, ibv_resolve_eth_l2_from_gid,
      (ibv_context * handle, ibv_ah_attr* address, uint8_t* mac, uint16_t* vid), (handle, address, mac, vid),
      { return fails(EOPNOTSUPP); })
 
+NEWER_VERB_AS(with_minus_one, int, ibv_dm_export_dmabuf_fd, (ibv_dm * dm), (dm),
+              { return fails(EOPNOTSUPP); })
+NEWER_VERB(void*, ibv_alloc_dmah, (ibv_context * handle, void* wanted), (handle, wanted),
+           { return fails(EOPNOTSUPP); })
+NEWER_VERB(int, ibv_dealloc_dmah, (void* handle), (handle), { return fails(EOPNOTSUPP); })
+
+NEWER_VERB(int, _ibv_query_comp_cntr_caps, (ibv_context * handle, void* into, size_t size),
+           (handle, into, size), { return fails(EOPNOTSUPP); })
+NEWER_VERB(void*, ibv_create_comp_cntr, (ibv_context * handle, void* wanted), (handle, wanted),
+           { return fails(EOPNOTSUPP); })
+NEWER_VERB(int, ibv_destroy_comp_cntr, (void* counter), (counter), { return fails(EOPNOTSUPP); })
+NEWER_VERB(int, ibv_set_comp_cntr, (void* counter, uint64_t value), (counter, value),
+           { return fails(EOPNOTSUPP); })
+NEWER_VERB(int, ibv_set_err_comp_cntr, (void* counter, uint64_t value), (counter, value),
+           { return fails(EOPNOTSUPP); })
+NEWER_VERB(int, ibv_inc_comp_cntr, (void* counter, uint64_t amount), (counter, amount),
+           { return fails(EOPNOTSUPP); })
+NEWER_VERB(int, ibv_inc_err_comp_cntr, (void* counter, uint64_t amount), (counter, amount),
+           { return fails(EOPNOTSUPP); })
+NEWER_VERB(int, ibv_read_comp_cntr, (void* counter, uint64_t* into), (counter, into),
+           { return fails(EOPNOTSUPP); })
+NEWER_VERB(int, ibv_read_err_comp_cntr, (void* counter, uint64_t* into), (counter, into),
+           { return fails(EOPNOTSUPP); })
+NEWER_VERB(int, ibv_qp_attach_comp_cntr, (ibv_qp * qp, void* counter, void* wanted), (qp, counter, wanted),
+           { return fails(EOPNOTSUPP); })
+
 extern "C" {
 
-#define EXPORTED [[gnu::visibility("default")]]
-struct ibv_buf;
-struct ibv_dmah;
-struct ibv_comp_cntr;
-
-EXPORTED void ibv_unimport_pd(ibv_pd*) {}
-EXPORTED void ibv_unimport_mr(ibv_mr*) {}
-EXPORTED void ibv_unimport_dm(ibv_dm*) {}
-
-EXPORTED void* ibv_alloc_buf(ibv_pd*, size_t size, ibv_buf** buffer) {
-    auto* made = new (std::nothrow) lab::hca::plain_buffer{MAP_FAILED, size};
-    if (made != nullptr)
-        made->address = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (made == nullptr || made->address == MAP_FAILED) {
-        delete made;
-        errno = ENOMEM;
-        return nullptr;
-    }
-    *buffer = reinterpret_cast<ibv_buf*>(made);
-    return made->address;
-}
-EXPORTED void ibv_free_buf(ibv_buf* buffer) {
-    auto* made = reinterpret_cast<lab::hca::plain_buffer*>(buffer);
-    ::munmap(made->address, made->size);
-    delete made;
-}
-EXPORTED ibv_mr* ibv_reg_buf_mr(ibv_pd* pd, ibv_buf*, void* address, size_t length, int access) {
-    return ibv_reg_mr(pd, address, length, access);
-}
-EXPORTED int ibv_export_buf_dmabuf_fd(ibv_buf*) {
-    errno = EOPNOTSUPP;
-    return -1;
-}
-EXPORTED int ibv_dm_export_dmabuf_fd(ibv_dm*) {
-    errno = EOPNOTSUPP;
-    return -1;
-}
-EXPORTED ibv_dmah* ibv_alloc_dmah(ibv_context*, void*) {
-    return lab::hca::refused<ibv_dmah*>();
-}
-EXPORTED int ibv_dealloc_dmah(ibv_dmah*) {
-    return lab::hca::refused<int>();
-}
-EXPORTED ibv_mr* ibv_reg_mr_ex(ibv_pd*, void*) {
-    return lab::hca::refused<ibv_mr*>();
-}
-EXPORTED int _ibv_query_comp_cntr_caps(ibv_context*, void*, size_t) {
-    return lab::hca::refused<int>();
-}
-EXPORTED ibv_comp_cntr* ibv_create_comp_cntr(ibv_context*, void*) {
-    return lab::hca::refused<ibv_comp_cntr*>();
-}
-EXPORTED int ibv_destroy_comp_cntr(ibv_comp_cntr*) {
-    return lab::hca::refused<int>();
-}
-EXPORTED int ibv_set_comp_cntr(ibv_comp_cntr*, uint64_t) {
-    return lab::hca::refused<int>();
-}
-EXPORTED int ibv_set_err_comp_cntr(ibv_comp_cntr*, uint64_t) {
-    return lab::hca::refused<int>();
-}
-EXPORTED int ibv_inc_comp_cntr(ibv_comp_cntr*, uint64_t) {
-    return lab::hca::refused<int>();
-}
-EXPORTED int ibv_inc_err_comp_cntr(ibv_comp_cntr*, uint64_t) {
-    return lab::hca::refused<int>();
-}
-EXPORTED int ibv_read_comp_cntr(ibv_comp_cntr*, uint64_t*) {
-    return lab::hca::refused<int>();
-}
-EXPORTED int ibv_read_err_comp_cntr(ibv_comp_cntr*, uint64_t*) {
-    return lab::hca::refused<int>();
-}
-EXPORTED int ibv_qp_attach_comp_cntr(ibv_qp*, void*, void*) {
-    return lab::hca::refused<int>();
-}
+[[gnu::visibility("default")]] void ibv_unimport_pd(ibv_pd*) {}
+[[gnu::visibility("default")]] void ibv_unimport_mr(ibv_mr*) {}
+[[gnu::visibility("default")]] void ibv_unimport_dm(ibv_dm*) {}
 }

@@ -56,9 +56,8 @@ std::unique_ptr<T> make_zeroed() {
 } // namespace lab::hca
 
 #define VERB_UNPACK(...) __VA_ARGS__
-// Defines an exported verb; the names of the arguments are given twice for the trace.
-#define VERB_AS(how, result, name, parameters, arguments, ...)                                               \
-    extern "C" [[gnu::visibility("default")]] result name parameters {                                       \
+#define VERB_BODY(how, result, name, arguments, ...)                                                         \
+    {                                                                                                        \
         using namespace lab::hca;                                                                            \
         using answer_type = result;                                                                          \
         constexpr auto convention = answers::how;                                                            \
@@ -67,5 +66,15 @@ std::unique_ptr<T> make_zeroed() {
         return call<answer_type>(#name, convention, [&]() -> answer_type __VA_ARGS__,                        \
                                  VERB_UNPACK arguments);                                                     \
     }
+// Defines an exported verb; the names of the arguments are given twice for the trace.
+#define VERB_AS(how, result, name, parameters, arguments, ...)                                               \
+    extern "C" [[gnu::visibility("default")]] result name parameters VERB_BODY(how, result, name, arguments, \
+                                                                               __VA_ARGS__)
 #define VERB(result, name, parameters, arguments, ...)                                                       \
     VERB_AS(with_errno, result, name, parameters, arguments, __VA_ARGS__)
+// One that is younger than rdma-core 44. Whether the headers declare it or not, it is ours by another name.
+#define NEWER_VERB_AS(how, result, name, parameters, arguments, ...)                                         \
+    [[gnu::visibility("default")]] result newer_##name parameters __asm__(#name);                            \
+    result newer_##name parameters VERB_BODY(how, result, name, arguments, __VA_ARGS__)
+#define NEWER_VERB(result, name, parameters, arguments, ...)                                                 \
+    NEWER_VERB_AS(with_errno, result, name, parameters, arguments, __VA_ARGS__)

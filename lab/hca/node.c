@@ -3,9 +3,14 @@
  * Some programs (UCX) look for the character device of a NIC before they use it through libibverbs. The
  * virtual one has none; this library, preloaded beside libvhca.so, lets the questions about its path, and
  * about no other, be answered by /dev/null.
+ *
+ * It has no symbol versions, so that it also serves what libibverbs has in its private node, whose number
+ * changes with the releases of rdma-core.
  */
 #define _GNU_SOURCE
+#include <errno.h>
 #include <fcntl.h>
+#include <infiniband/verbs.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -33,4 +38,23 @@ EXPORTED int stat64(const char* restrict path, struct stat64* restrict into) {
 EXPORTED int __xstat(int version, const char* path, struct stat* into) {
     (void)version;
     return fstatat(AT_FDCWD, real_path(path), into, 0);
+}
+
+/* libvhca.so's. */
+extern int _ibv_query_gid_ex(struct ibv_context*, uint32_t, uint32_t, struct ibv_gid_entry*, uint32_t, size_t)
+    __attribute__((weak));
+
+/* For ibv_devinfo: the type as the kernel's file has it. 0: InfiniBand, RoCE v1, or no GID there; 1: RoCE v2.
+ */
+EXPORTED int ibv_query_gid_type(struct ibv_context* context, uint8_t port, unsigned index, int* type) {
+    struct ibv_gid_entry entry = {.gid_type = IBV_GID_TYPE_IB};
+    const int error = _ibv_query_gid_ex != NULL
+                          ? _ibv_query_gid_ex(context, port, index, &entry, 0, sizeof(entry))
+                          : ENOSYS;
+    if (error != 0 && error != ENODATA) {
+        errno = error;
+        return -1;
+    }
+    *type = entry.gid_type == IBV_GID_TYPE_ROCE_V2 ? 1 : 0;
+    return 0;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Memory of a virtual Gaudi as a region of the virtual NIC.
 #include "lab/dmabuf.h"
+#include "tests/hca/newer_verbs.h"
 #include "tests/hca/verbs_node.hpp"
 #include "tests/support/card.hpp"
 #include "tests/support/child.hpp"
@@ -97,6 +98,34 @@ TEST_F(dmabuf_test, write_read_send_and_atomics) {
     for (int i = 0; i < 6; ++i)
         (void)both.left.expect_wc();
     EXPECT_EQ(device_bytes(512, 8)[0], 15);
+}
+
+// As programs for rdma-core 65 register it.
+TEST_F(dmabuf_test, registered_by_description) {
+    two_nodes both;
+    newer_mr_init_attr wanted{};
+    wanted.comp_mask = newer_mr_fd | newer_mr_fd_offset | newer_mr_iova;
+    wanted.fd = fd;
+    wanted.fd_offset = 8192;
+    wanted.iova = at + 8192;
+    wanted.length = 1 << 16;
+    wanted.access = all_access;
+    const mr_handle mr(newer_reg_mr_ex(both.right.pd.get(), &wanted));
+    ASSERT_TRUE(mr) << std::strerror(errno);
+    EXPECT_EQ(reinterpret_cast<std::uint64_t>(mr->addr), 8192U);
+    for (std::size_t i = 0; i < 60000; ++i)
+        both.left.memory[i] = static_cast<unsigned char>(i * 11);
+    ASSERT_EQ(
+        request(IBV_WR_RDMA_WRITE).from(both.left.entry(0, 60000)).at(at + 8192, mr->rkey).post(both.a.get()),
+        0);
+    (void)both.left.expect_wc();
+    EXPECT_EQ(std::memcmp(device_bytes(8192, 60000).data(), both.left.memory.data(), 60000), 0);
+    wanted.iova += 1;
+    EXPECT_EQ(newer_reg_mr_ex(both.right.pd.get(), &wanted), nullptr);
+    EXPECT_EQ(errno, EINVAL);
+    wanted.comp_mask |= newer_mr_addr;
+    EXPECT_EQ(newer_reg_mr_ex(both.right.pd.get(), &wanted), nullptr);
+    EXPECT_EQ(errno, EINVAL);
 }
 
 TEST_F(dmabuf_test, from_device_to_device_without_the_host) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Failing calls, cycles, threads.
 #include "lab/hca/segment.hpp"
+#include "tests/hca/newer_verbs.h"
 #include "tests/hca/verbs_node.hpp"
 #include "tests/support/child.hpp"
 #include "tests/support/test_lab.hpp"
@@ -89,6 +90,30 @@ bool whole_life() {
     return ibv_poll_cq(made.cq, 2, done) == 2 && ibv_req_notify_cq(made.cq, 0) == 0;
 }
 
+// Those of rdma-core 65.
+void every_newer_verb(ibv_context* context, ibv_pd* pd) {
+    std::uint64_t speed = 0;
+    (void)newer_query_port_speed(context, 1, &speed);
+    EXPECT_EQ(newer_alloc_dmah(context, nullptr), nullptr);
+    EXPECT_EQ(newer_create_comp_cntr(context, nullptr), nullptr);
+    void* buffer = nullptr;
+    auto* memory = newer_alloc_buf(pd, 8192, &buffer);
+    if (memory == nullptr)
+        return;
+    newer_mr_init_attr wanted{};
+    wanted.comp_mask = newer_mr_addr | newer_mr_buf;
+    wanted.addr = memory;
+    wanted.length = 8192;
+    wanted.access = local_access;
+    wanted.buf = buffer;
+    ibv_mr* regions[] = {newer_reg_buf_mr(pd, buffer, memory, 8192, local_access),
+                         newer_reg_mr_ex(pd, &wanted)};
+    EXPECT_EQ(newer_export_buf_dmabuf_fd(buffer), -1);
+    for (auto* mr : regions)
+        twice(ibv_dereg_mr, mr);
+    newer_free_buf(buffer);
+}
+
 // Every verb that goes through the fault script, called once; what they answer does not matter.
 void every_verb() {
     int count = 0;
@@ -127,6 +152,7 @@ void every_verb() {
                          ibv_reg_mr_iova(pd, memory.data(), 8192, at, local_access),
                          ibv_reg_mr_iova2(pd, memory.data(), 8192, at, access), ibv_alloc_null_mr(pd)};
     EXPECT_EQ(ibv_reg_dmabuf_mr(pd, 0, 4096, 0, -1, all_access), nullptr);
+    every_newer_verb(context, pd);
     if (regions[0] != nullptr) {
         EXPECT_NE(ibv_rereg_mr(regions[0], IBV_REREG_MR_CHANGE_ACCESS, pd, nullptr, 0, 0), 0);
     }

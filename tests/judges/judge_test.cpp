@@ -23,6 +23,24 @@ TEST_F(judge, devices_are_listed) {
     EXPECT_HAS(info.output, "GID[  0]:\t\tfe80:0000:0000:0000:0267:64ff:fe00:0001");
 }
 
+// Programs of rdma-core 65 find their verbs under its symbol versions, and the new ones do what they should.
+TEST_F(judge, a_program_built_with_a_newer_rdma_core_runs) {
+    for (const auto* link : {"infiniband", "ethernet"}) {
+        const auto description = root() / fmt::format("{}.lab", link);
+        std::ofstream(description) << "link_layer = " << link << "\n";
+        const auto shown =
+            run_program(in_lab(fmt::format("--config {}", description.string()), NEWER_RDMA_CORE),
+                        {"GAUDI_DIRECT_HLTHUNK"});
+        EXPECT_EQ(shown.status, 0) << shown.output;
+        EXPECT_HAS(shown.output, fmt::format("GIDs of type {}, 196608 bytes written",
+                                             link == std::string("ethernet") ? 1 : 0));
+    }
+    // Without the virtual HCA it would have reached the library that it is linked to.
+    const auto alone = run_program({NEWER_RDMA_CORE}, {"GAUDI_DIRECT_HLTHUNK", "LD_PRELOAD"});
+    EXPECT_NE(alone.status, 0);
+    EXPECT_HAS(alone.output, "ibv_get_device_list: the stock library was reached");
+}
+
 TEST_F(judge, on_demand_paging_is_said_to_be_absent) {
     for (const auto* program : {"ibv_rc_pingpong -o", "ibv_srq_pingpong -o"}) {
         const auto shown = run_program(in_lab("", program), {"GAUDI_DIRECT_HLTHUNK"});

@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+#pragma once
+
+/* Verbs that are younger than the headers of Debian 12, as rdma-core 65 states them. The names are our own,
+   so that newer headers do no harm. */
+#include <infiniband/verbs.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ibv_mr_init_attr and its comp_mask. */
+struct newer_mr_init_attr {
+    size_t length;
+    int access;
+    uint64_t comp_mask;
+    uint64_t iova;
+    void* addr;
+    int fd;
+    uint64_t fd_offset;
+    void* dmah;
+    void* buf;
+};
+enum newer_mr_mask {
+    newer_mr_iova = 1,
+    newer_mr_addr = 2,
+    newer_mr_fd = 4,
+    newer_mr_fd_offset = 8,
+    newer_mr_dmah = 16,
+    newer_mr_buf = 32
+};
+enum { newer_in_order_return_caps = 1 };
+
+int newer_query_port_speed(struct ibv_context*, uint32_t, uint64_t*) __asm__("ibv_query_port_speed");
+void* newer_alloc_dmah(struct ibv_context*, void*) __asm__("ibv_alloc_dmah");
+struct ibv_mr* newer_reg_mr_ex(struct ibv_pd*, struct newer_mr_init_attr*) __asm__("ibv_reg_mr_ex");
+void* newer_alloc_buf(struct ibv_pd*, size_t, void**) __asm__("ibv_alloc_buf");
+void newer_free_buf(void*) __asm__("ibv_free_buf");
+struct ibv_mr* newer_reg_buf_mr(struct ibv_pd*, void*, void*, size_t, int) __asm__("ibv_reg_buf_mr");
+int newer_export_buf_dmabuf_fd(void*) __asm__("ibv_export_buf_dmabuf_fd");
+void* newer_create_comp_cntr(struct ibv_context*, void*) __asm__("ibv_create_comp_cntr");
+/* In the private node of libibverbs; ibv_devinfo uses it. */
+int newer_query_gid_type(struct ibv_context*, uint8_t, unsigned, int*) __asm__("ibv_query_gid_type");
+
+#ifdef __cplusplus
+}
+#endif
