@@ -48,7 +48,8 @@ constexpr std::uint64_t page = 4096;
 
 // What the kernel says of access flags: 0 or an errno.
 int check_access(std::uint32_t access, std::uint32_t allowed) {
-    if ((access & (IBV_ACCESS_MW_BIND | IBV_ACCESS_ON_DEMAND)) != 0)
+    constexpr std::uint32_t flush = 3U << 8; // IBV_ACCESS_FLUSH_GLOBAL and _PERSISTENT of newer headers
+    if ((access & (IBV_ACCESS_MW_BIND | IBV_ACCESS_ON_DEMAND | flush)) != 0)
         return EOPNOTSUPP;
     if ((access & ~(allowed | optional_access)) != 0)
         return EINVAL;
@@ -252,30 +253,24 @@ bool lies_within(const plain_buffer& buffer, const void* address, std::size_t le
     return asked >= begin && asked - begin <= buffer.size && length <= buffer.size - (asked - begin);
 }
 
-answer<ibv_mr*> register_in_buffer(ibv_pd* pd, const plain_buffer& buffer, void* address, std::size_t length,
-                                   std::uint64_t iova, unsigned access) {
-    if (buffer.pd != pd || !lies_within(buffer, address, length))
-        return tl::unexpected(EINVAL);
-    return register_host(pd, address, length, iova, access);
-}
-
 answer<ibv_mr*> register_as_described(ibv_pd* pd, const registration& wanted) {
     using enum registration::field;
     constexpr std::uint64_t known = iova_given | address_given | fd_given | offset_given | buffer_given;
     const auto has = [&](std::uint64_t fields) { return (wanted.given & fields) == fields; };
+    if (has(buffer_given) && (!has(address_given) || has(fd_given) || wanted.buffer->pd != pd ||
+                              !lies_within(*wanted.buffer, wanted.address, wanted.length)))
+        return tl::unexpected(EINVAL);
     if ((wanted.given & ~known) != 0)
         return tl::unexpected(EOPNOTSUPP);
     const auto access = static_cast<unsigned>(wanted.access);
     if (has(fd_given)) {
-        if (!has(offset_given | iova_given) || has(address_given) || has(buffer_given))
+        if (!has(offset_given | iova_given) || has(address_given))
             return tl::unexpected(EINVAL);
         return register_dmabuf(pd, wanted.offset, wanted.length, wanted.iova, wanted.fd, access);
     }
     if (!has(address_given) || has(offset_given))
         return tl::unexpected(EINVAL);
     const auto iova = has(iova_given) ? wanted.iova : reinterpret_cast<std::uint64_t>(wanted.address);
-    if (has(buffer_given))
-        return register_in_buffer(pd, *wanted.buffer, wanted.address, wanted.length, iova, access);
     return register_host(pd, wanted.address, wanted.length, iova, access);
 }
 
@@ -339,7 +334,7 @@ VERB(ibv_mr*, ibv_reg_dmabuf_mr,
 
 VERB(int, ibv_dereg_mr, (ibv_mr * mr), (mr), { return drop_region(mr); })
 
-// Of rdma-core 57 to 65.
+// Of rdma-core 59 and later.
 namespace lab::hca {
 
 NEWER_VERB(ibv_mr*, ibv_reg_mr_ex, (ibv_pd * pd, const registration* wanted), (pd, wanted), {
@@ -364,9 +359,13 @@ void newer_ibv_free_buf(plain_buffer* buffer) {
 NEWER_VERB(ibv_mr*, ibv_reg_buf_mr,
            (ibv_pd * pd, plain_buffer* buffer, void* address, size_t length, int access),
            (pd, buffer, address, length, access), {
-               const auto made =
-                   register_in_buffer(pd, *buffer, address, length, reinterpret_cast<uint64_t>(address),
-                                      static_cast<unsigned>(access));
+               registration wanted{};
+               wanted.given = registration::address_given | registration::buffer_given;
+               wanted.address = address;
+               wanted.length = length;
+               wanted.access = access;
+               wanted.buffer = buffer;
+               const auto made = register_as_described(pd, wanted);
                return made ? *made : fails(made.error());
            })
 

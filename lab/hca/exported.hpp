@@ -11,8 +11,9 @@
 // How verbs answer and fail.
 namespace lab::hca {
 
-// How a verb says that it failed. Most answer with the errno value itself; some with -1, and errno is set.
-enum class answers { with_errno, with_minus_one };
+// How a verb says that it failed. Most answer with the errno value itself; some with -1, and errno is set;
+// one that says yes or no with no.
+enum class answers { with_errno, with_minus_one, with_no };
 
 template <typename R>
 R failure(int error, answers how) {
@@ -20,7 +21,7 @@ R failure(int error, answers how) {
     if constexpr (std::is_pointer_v<R>)
         return nullptr;
     else if constexpr (std::is_same_v<R, int>)
-        return how == answers::with_errno ? error : -1;
+        return how == answers::with_errno ? error : how == answers::with_minus_one ? -1 : 0;
     else
         return R{};
 }
@@ -34,7 +35,7 @@ struct verbs_convention {
     }
     template <typename R>
     bool hides_errno(const R& outcome) const {
-        return std::is_pointer_v<R> == (outcome == R{});
+        return how != answers::with_no && std::is_pointer_v<R> == (outcome == R{});
     }
 };
 

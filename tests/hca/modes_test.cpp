@@ -279,15 +279,37 @@ TEST_F(modes_test, errors_are_counted) {
 TEST_F(modes_test, symbol_versions) {
     void* library = ::dlopen("libvhca.so", RTLD_NOW | RTLD_NOLOAD);
     ASSERT_NE(library, nullptr);
-    const std::pair<const char*, const char*> some[] = {
-        {"ibv_create_comp_channel", "IBVERBS_1.0"}, {"ibv_create_qp", "IBVERBS_1.1"},
-        {"ibv_get_pkey_index", "IBVERBS_1.5"},      {"ibv_qp_to_qp_ex", "IBVERBS_1.6"},
-        {"ibv_reg_mr_iova", "IBVERBS_1.7"},         {"ibv_reg_mr_iova2", "IBVERBS_1.8"},
-        {"ibv_get_device_index", "IBVERBS_1.9"},    {"ibv_query_ece", "IBVERBS_1.10"},
-        {"_ibv_query_gid_ex", "IBVERBS_1.11"},      {"ibv_reg_dmabuf_mr", "IBVERBS_1.12"},
-        {"ibv_import_dm", "IBVERBS_1.13"},          {"ibv_query_qp_data_in_order", "IBVERBS_1.14"},
-        {"ibv_reg_mr_ex", "IBVERBS_1.15"},          {"ibv_query_port_speed", "IBVERBS_1.16"},
-        {"ibv_alloc_buf", "IBVERBS_1.17"},          {"ibv_create_comp_cntr", "IBVERBS_1.18"}};
+    const std::pair<const char*, const char*> some[] = {{"ibv_create_comp_channel", "IBVERBS_1.0"},
+                                                        {"ibv_create_qp", "IBVERBS_1.1"},
+                                                        {"ibv_get_pkey_index", "IBVERBS_1.5"},
+                                                        {"ibv_qp_to_qp_ex", "IBVERBS_1.6"},
+                                                        {"ibv_reg_mr_iova", "IBVERBS_1.7"},
+                                                        {"ibv_reg_mr_iova2", "IBVERBS_1.8"},
+                                                        {"ibv_get_device_index", "IBVERBS_1.9"},
+                                                        {"ibv_query_ece", "IBVERBS_1.10"},
+                                                        {"_ibv_query_gid_ex", "IBVERBS_1.11"},
+                                                        {"ibv_reg_dmabuf_mr", "IBVERBS_1.12"},
+                                                        {"ibv_import_dm", "IBVERBS_1.13"},
+                                                        {"ibv_query_qp_data_in_order", "IBVERBS_1.14"},
+                                                        {"ibv_alloc_dmah", "IBVERBS_1.15"},
+                                                        {"ibv_dealloc_dmah", "IBVERBS_1.15"},
+                                                        {"ibv_reg_mr_ex", "IBVERBS_1.15"},
+                                                        {"ibv_dm_export_dmabuf_fd", "IBVERBS_1.16"},
+                                                        {"ibv_query_port_speed", "IBVERBS_1.16"},
+                                                        {"ibv_alloc_buf", "IBVERBS_1.17"},
+                                                        {"ibv_free_buf", "IBVERBS_1.17"},
+                                                        {"ibv_reg_buf_mr", "IBVERBS_1.17"},
+                                                        {"_ibv_query_comp_cntr_caps", "IBVERBS_1.18"},
+                                                        {"ibv_create_comp_cntr", "IBVERBS_1.18"},
+                                                        {"ibv_destroy_comp_cntr", "IBVERBS_1.18"},
+                                                        {"ibv_export_buf_dmabuf_fd", "IBVERBS_1.18"},
+                                                        {"ibv_inc_comp_cntr", "IBVERBS_1.18"},
+                                                        {"ibv_inc_err_comp_cntr", "IBVERBS_1.18"},
+                                                        {"ibv_qp_attach_comp_cntr", "IBVERBS_1.18"},
+                                                        {"ibv_read_comp_cntr", "IBVERBS_1.18"},
+                                                        {"ibv_read_err_comp_cntr", "IBVERBS_1.18"},
+                                                        {"ibv_set_comp_cntr", "IBVERBS_1.18"},
+                                                        {"ibv_set_err_comp_cntr", "IBVERBS_1.18"}};
     for (const auto& [name, version] : some)
         EXPECT_NE(::dlvsym(library, name, version), nullptr) << name << "@" << version;
     ::dlclose(library);

@@ -95,7 +95,17 @@ void every_newer_verb(ibv_context* context, ibv_pd* pd) {
     std::uint64_t speed = 0;
     (void)newer_query_port_speed(context, 1, &speed);
     EXPECT_EQ(newer_alloc_dmah(context, nullptr), nullptr);
+    EXPECT_NE(newer_dealloc_dmah(nullptr), 0);
+    EXPECT_EQ(newer_dm_export_dmabuf_fd(nullptr), -1);
+    EXPECT_NE(newer_query_comp_cntr_caps(context, nullptr, 0), 0);
     EXPECT_EQ(newer_create_comp_cntr(context, nullptr), nullptr);
+    EXPECT_NE(newer_destroy_comp_cntr(nullptr), 0);
+    for (auto* change :
+         {newer_set_comp_cntr, newer_set_err_comp_cntr, newer_inc_comp_cntr, newer_inc_err_comp_cntr})
+        EXPECT_NE(change(nullptr, 1), 0);
+    for (auto* read : {newer_read_comp_cntr, newer_read_err_comp_cntr})
+        EXPECT_NE(read(nullptr, nullptr), 0);
+    EXPECT_NE(newer_qp_attach_comp_cntr(nullptr, nullptr, nullptr), 0);
     void* buffer = nullptr;
     auto* memory = newer_alloc_buf(pd, 8192, &buffer);
     if (memory == nullptr)
