@@ -36,6 +36,10 @@ export PKG_CONFIG_PATH="$scratch/prefix/lib/pkgconfig" GAUDI_LAB_ROOT="$lab"
 # shellcheck disable=SC2046
 g++ -std=c++20 "$scratch/user/main.cpp" $(pkg-config --cflags --libs gaudi-direct) -Wl,-rpath,"$scratch/prefix/lib" -o "$scratch/user/by_pkg_config"
 
+# shellcheck disable=SC2046
+gcc -Wall -Werror "$source/examples/register_memory.c" $(pkg-config --cflags --libs gaudi-direct) -libverbs -Wl,-rpath,"$scratch/prefix/lib" -o "$scratch/user/in_c"
+"$scratch/prefix/bin/gaudi-direct" lab run -- "$scratch/user/in_c" | grep -q "rkey 0x" || fail "the C example does not run"
+
 for program in "$scratch/user/build/user" "$scratch/user/by_pkg_config"; do
     output=$(timeout 60 "$scratch/prefix/bin/gaudi-direct" lab run -- "$program") || fail "$program failed: $output"
     case "$output" in

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The command line: options, their help, and which command they go to.
+#include "tools/arguments.hpp"
 #include "tools/commands.hpp"
 #include "tools/self.hpp"
 
@@ -116,7 +117,7 @@ int main(int argc, char** argv) {
     try {
         program.parse(argc, argv);
     } catch (const CLI::ParseError& error) {
-        return program.exit(error) == 0 ? tools::ok : tools::usage;
+        return tools::tell(program, error, tools::usage);
     } catch (const std::exception& error) {
         std::cerr << "gaudi-direct: " << error.what() << '\n';
         return tools::failed;

@@ -17,6 +17,7 @@
 #include <dlfcn.h>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -127,10 +128,14 @@ int run_child(const std::vector<std::string>& command) {
         ::sigaction(signal, &forward, nullptr);
     // Ctrl-C reaches the whole foreground group already; we only outlive it to tell how the child ended.
     ::signal(SIGINT, SIG_IGN);
+    const auto parent = ::getpid();
     running_child = ::fork();
     if (running_child == 0) {
         for (const int signal : {SIGINT, SIGTERM, SIGHUP})
             ::signal(signal, SIG_DFL);
+        ::prctl(PR_SET_PDEATHSIG, SIGTERM); // whatever ends us ends the program
+        if (::getppid() != parent)
+            ::_exit(failed);
         ::execvp(arguments[0], arguments.data());
         const int reason = errno;
         fmt::print(stderr, "gaudi-direct lab: cannot run {}: {}\n", command[0], std::strerror(reason));

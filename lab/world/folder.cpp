@@ -305,7 +305,10 @@ result<void> clean(std::string_view name) try {
             fmt::format("there is no lab '{}'; `gaudi-direct lab list` names those there are", name)});
     if (lock(fd, LOCK_EX | LOCK_NB) != 0) {
         ::close(fd);
-        return tl::unexpected(problem{fmt::format("lab '{}' is in use; end its programs first", name)});
+        return tl::unexpected(
+            problem{fmt::format("lab '{0}' is in use; end its programs first: `gaudi-direct lab show {0}` "
+                                "names those that have a device open",
+                                name)});
     }
     remove_lab(path);
     ::close(fd);

@@ -182,7 +182,8 @@ std::string error::message() const {
         text +=
             fmt::format(": {} ({})", std::strerror(system_error_), name != nullptr ? name : "unknown errno");
     }
-    return text + fmt::format("; {}", row.remedy);
+    // An error that was brought here by another has that one's remedy already.
+    return text.ends_with(row.remedy) ? text : text + fmt::format("; {}", row.remedy);
 }
 
 } // namespace gaudi

@@ -214,6 +214,7 @@ TEST_F(rdma_tools, bad_input_is_one_line_with_the_remedy) {
         {"localhost --require speed", 2, "--require 'speed': expected zero-copy"},
         {"localhost --wait sleep", 2, "--wait 'sleep': expected poll, events"},
         {"", 2, "peer is required"},
+        {"--nic mlx5_0", 2, "rdma_client: unknown argument '--nic'"},
     };
     for (const auto& each : cases) {
         SCOPED_TRACE(each.arguments);

@@ -210,6 +210,35 @@ TEST_F(tool_test, run_passes_the_exit_status_on) {
     EXPECT_HAS(unknown.output, "unknown command 'nonsense'; there are: info, measure, lab");
     EXPECT_HAS(tool({"lab", "nonsense"}).output,
                "unknown command 'nonsense'; there are: run, list, show, port, clean");
+    for (const auto& wrong :
+         {std::vector<std::string>{"--bogus"}, {"lab", "run", "--bogus", "x", "--", "true"}}) {
+        const auto refused = tool(wrong);
+        EXPECT_EQ(refused.status, 2);
+        EXPECT_HAS(refused.output, "gaudi-direct: unknown argument '--bogus'; gaudi-direct --help");
+    }
+}
+
+TEST_F(tool_test, a_program_ends_with_the_run_that_is_killed) {
+    const auto own = (root() / "pid").string();
+    const auto shown = run_program(
+        {"/bin/sh", "-c",
+         fmt::format("{0} lab run -- sh -c 'echo $$ > {1}; exec sleep 60' & run=$!; "
+                     "until [ -s {1} ]; do sleep 0.02; done; kill -9 $run; wait $run; "
+                     "for i in $(seq 100); do kill -0 $(cat {1}) 2>/dev/null || exit 0; "
+                     "grep -q 'State:.Z' /proc/$(cat {1})/status && exit 0; sleep 0.05; done; exit 1",
+                     GAUDI_DIRECT_TOOL, own)},
+        {});
+    EXPECT_EQ(shown.status, 0) << shown.output;
+}
+
+TEST_F(tool_test, memory_is_registered_from_c) {
+    const auto shown = tool({"lab", "run", "--", EXAMPLE_REGISTER_MEMORY});
+    EXPECT_EQ(shown.status, 0) << shown.output;
+    EXPECT_HAS(shown.output, "address 0x1001500010000000, lkey 0x");
+    const auto refused = tool({"lab", "run", "--", EXAMPLE_REGISTER_MEMORY},
+                              {"GAUDI_LAB_FAULTS=ibv_reg_dmabuf_mr 1 errno EPERM"});
+    EXPECT_EQ(refused.status, 1);
+    EXPECT_HAS(refused.output, "no NIC, or it does not register this DMA-BUF: Operation not permitted");
 }
 
 TEST_F(tool_test, run_serves_programs_linked_by_name) {

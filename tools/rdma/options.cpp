@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "tools/rdma/options.hpp"
 
+#include "tools/arguments.hpp"
+
 #include <gaudi/version.hpp>
 
 #include <CLI/CLI.hpp>
@@ -74,7 +76,7 @@ std::optional<int> parse(CLI::App& program, int argc, char** argv) {
     try {
         program.parse(argc, argv);
     } catch (const CLI::ParseError& error) {
-        return program.exit(error) == 0 ? right : usage;
+        return tell(program, error, usage);
     }
     return {};
 }

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <fmt/format.h>
+
+namespace tools {
+
+// What the command line's parser has to say, as our programs say things. What nobody knows comes first: with
+// it something else is likely to be missing as well. The exit status.
+inline int tell(const CLI::App& program, const CLI::ParseError& error, int when_wrong) {
+    if (error.get_exit_code() == 0) // --help, --version
+        return program.exit(error);
+    const auto left = program.remaining(true);
+    const auto unknown =
+        std::find_if(left.begin(), left.end(), [](const auto& each) { return each != "--"; });
+    fmt::print(stderr, "{0}: {1}; {0} --help says what there is\n", program.get_name(),
+               unknown != left.end() ? fmt::format("unknown argument '{}'", *unknown)
+                                     : std::string(error.what()));
+    return when_wrong;
+}
+
+} // namespace tools
