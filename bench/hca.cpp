@@ -98,6 +98,19 @@ void anonymous_bandwidth(table& out) {
                         fmt::format("process_vm_writev: {:.1f} GB/s; ratio {:.2f}, goal 0.85",
                                     gbps(bytes, limit), limit / ours),
                         limit / ours >= 0.85);
+                const auto read_limit = bench::nanoseconds_per([&](std::size_t) {
+                    if (::process_vm_readv(static_cast<pid_t>(where.line), &near, 1, &far, 1, 0) < 0)
+                        give_up("process_vm_readv");
+                });
+                const auto read = bench::nanoseconds_per([&](std::size_t) {
+                    here.read(here.at, here.remote.memory, static_cast<std::uint32_t>(bytes));
+                    here.wait(1);
+                });
+                out.row(fmt::format("read from anonymous memory, {}", size_of(bytes)),
+                        fmt::format("{:.1f} GB/s", gbps(bytes, read)),
+                        fmt::format("process_vm_readv: {:.1f} GB/s; ratio {:.2f}, goal 0.85",
+                                    gbps(bytes, read_limit), read_limit / read),
+                        read_limit / read >= 0.85);
             }
         });
 }

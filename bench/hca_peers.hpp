@@ -144,13 +144,19 @@ public:
 
     void write(std::uint64_t from, std::uint64_t to, std::uint32_t bytes,
                unsigned flags = IBV_SEND_SIGNALED) {
-        ibv_sge entry{from, bytes, mr->lkey};
+        post(IBV_WR_RDMA_WRITE, from, to, bytes, flags);
+    }
+    void read(std::uint64_t into, std::uint64_t from, std::uint32_t bytes) {
+        post(IBV_WR_RDMA_READ, into, from, bytes, IBV_SEND_SIGNALED);
+    }
+    void post(ibv_wr_opcode what, std::uint64_t own, std::uint64_t far, std::uint32_t bytes, unsigned flags) {
+        ibv_sge entry{own, bytes, mr->lkey};
         ibv_send_wr wr{}, *bad = nullptr;
-        wr.opcode = IBV_WR_RDMA_WRITE;
+        wr.opcode = what;
         wr.sg_list = &entry;
         wr.num_sge = 1;
         wr.send_flags = flags;
-        wr.wr.rdma = {to, remote.key};
+        wr.wr.rdma = {far, remote.key};
         if (ibv_post_send(qp, &wr, &bad) != 0)
             give_up("ibv_post_send");
     }

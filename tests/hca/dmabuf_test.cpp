@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Memory of a virtual Gaudi as a region of the virtual NIC.
+// Memory of a virtual Gaudi as a region of the virtual NIC: what moves through it, and what it keeps alive.
 #include "lab/dmabuf.h"
+#include "tests/hca/gaudi_region.hpp"
 #include "tests/hca/newer_verbs.h"
-#include "tests/hca/verbs_node.hpp"
 #include "tests/support/card.hpp"
 #include "tests/support/child.hpp"
 #include "tests/support/test_lab.hpp"
@@ -17,40 +17,6 @@
 namespace {
 
 using namespace testing_support;
-
-// A Gaudi with memory, exported, and a NIC that has it registered under the device address.
-class dmabuf_test : public test_lab {
-protected:
-    void SetUp() override {
-        describe("gaudis = 2\nhbm_pages = 4\n");
-        gaudi.emplace();
-        ASSERT_GE(gaudi->fd, 0);
-        at = gaudi->memory(dram_page);
-        ASSERT_NE(at, 0U);
-        fd = gaudi->dmabuf(at, dram_page);
-        ASSERT_GE(fd, 0);
-    }
-    void TearDown() override {
-        if (fd >= 0)
-            ::close(fd);
-        gaudi.reset();
-        test_lab::TearDown();
-    }
-    mr_handle register_it(const node& where, std::uint64_t offset = 0, std::size_t length = 1 << 20,
-                          int access = all_access) const {
-        return mr_handle(ibv_reg_dmabuf_mr(where.pd.get(), offset, length, at + offset, fd, access));
-    }
-    // Through the device's own DMA engine: what is really in HBM.
-    std::vector<unsigned char> device_bytes(std::uint64_t offset, std::size_t length) {
-        host_memory buffer(*gaudi, 65536);
-        EXPECT_EQ(copy(*gaudi, at + offset, buffer.address, static_cast<std::uint32_t>(length), 4), 0);
-        return {buffer.bytes().begin(), buffer.bytes().begin() + static_cast<std::ptrdiff_t>(length)};
-    }
-
-    std::optional<card> gaudi;
-    std::uint64_t at = 0;
-    int fd = -1;
-};
 
 void expect_free_soon(const char* bus_id) {
     int opened = -1;
@@ -98,34 +64,41 @@ TEST_F(dmabuf_test, write_read_send_and_atomics) {
     for (int i = 0; i < 6; ++i)
         (void)both.left.expect_wc();
     EXPECT_EQ(device_bytes(512, 8)[0], 15);
+    for (const std::uint64_t expected : {15U, 14U}) // the second finds something else and swaps nothing
+        ASSERT_EQ(request(IBV_WR_ATOMIC_CMP_AND_SWP)
+                      .from(both.left.entry(16, 8))
+                      .atomic(at + 512, mr->rkey, expected, expected + 10)
+                      .post(both.a.get()),
+                  0);
+    for (int i = 0; i < 2; ++i)
+        (void)both.left.expect_wc();
+    EXPECT_EQ(device_bytes(512, 8)[0], 25);
+    EXPECT_EQ(both.left.memory[16], 25) << "what the second found";
 }
 
-// As programs for rdma-core 65 register it.
-TEST_F(dmabuf_test, registered_by_description) {
+TEST_F(dmabuf_test, one_message_out_of_device_and_host_memory) {
     two_nodes both;
-    newer_mr_init_attr wanted{};
-    wanted.comp_mask = newer_mr_fd | newer_mr_fd_offset | newer_mr_iova;
-    wanted.fd = fd;
-    wanted.fd_offset = 8192;
-    wanted.iova = at + 8192;
-    wanted.length = 1 << 16;
-    wanted.access = all_access;
-    const mr_handle mr(newer_reg_mr_ex(both.right.pd.get(), &wanted));
+    const auto mr = register_it(both.left);
     ASSERT_TRUE(mr) << std::strerror(errno);
-    EXPECT_EQ(reinterpret_cast<std::uint64_t>(mr->addr), 8192U);
-    for (std::size_t i = 0; i < 60000; ++i)
-        both.left.memory[i] = static_cast<unsigned char>(i * 11);
+    for (std::size_t i = 0; i < 300; ++i)
+        both.right.memory[i] = static_cast<unsigned char>(i * 3 + 1);
+    const auto remote = both.right.address_of(both.b.get());
     ASSERT_EQ(
-        request(IBV_WR_RDMA_WRITE).from(both.left.entry(0, 60000)).at(at + 8192, mr->rkey).post(both.a.get()),
+        request(IBV_WR_RDMA_READ).from({at, 300, mr->lkey}).at(remote.memory, remote.key).post(both.a.get()),
         0);
     (void)both.left.expect_wc();
-    EXPECT_EQ(std::memcmp(device_bytes(8192, 60000).data(), both.left.memory.data(), 60000), 0);
-    wanted.iova += 1;
-    EXPECT_EQ(newer_reg_mr_ex(both.right.pd.get(), &wanted), nullptr);
-    EXPECT_EQ(errno, EINVAL);
-    wanted.comp_mask |= newer_mr_addr;
-    EXPECT_EQ(newer_reg_mr_ex(both.right.pd.get(), &wanted), nullptr);
-    EXPECT_EQ(errno, EINVAL);
+    both.left.memory[7] = 77;
+    ASSERT_EQ(request(IBV_WR_RDMA_WRITE)
+                  .from(both.left.entry(7, 1))
+                  .from({at, 300, mr->lkey})
+                  .from(both.left.entry(7, 1))
+                  .at(remote.memory + 1000, remote.key)
+                  .post(both.a.get()),
+              0);
+    (void)both.left.expect_wc();
+    EXPECT_EQ(both.right.memory[1000], 77);
+    EXPECT_EQ(std::memcmp(&both.right.memory[0], &both.right.memory[1001], 300), 0);
+    EXPECT_EQ(both.right.memory[1301], 77);
 }
 
 TEST_F(dmabuf_test, from_device_to_device_without_the_host) {
@@ -171,50 +144,6 @@ TEST_F(dmabuf_test, scatter_over_regions_of_different_kinds) {
     EXPECT_EQ(both.right.memory[500], 200);
 }
 
-TEST_F(dmabuf_test, rules_of_registration) {
-    node here;
-    const auto refused = [&](std::uint64_t offset, std::size_t length, std::uint64_t iova, int which,
-                             int access) {
-        errno = 0;
-        const mr_handle made(ibv_reg_dmabuf_mr(here.pd.get(), offset, length, iova, which, access));
-        return made ? 0 : errno;
-    };
-    EXPECT_EQ(refused(0, 4096, 0, -1, all_access), EBADF) << "how programs ask whether it is supported";
-    EXPECT_EQ(refused(0, 0, 1, -1, -1), EBADF) << "before anything else";
-    const int closed = ::dup(fd);
-    ::close(closed);
-    EXPECT_EQ(refused(0, 4096, 0, closed, all_access), EBADF) << "it was one";
-    const int plain = ::memfd_create("plain", MFD_CLOEXEC);
-    ASSERT_EQ(::ftruncate(plain, 65536), 0);
-    EXPECT_EQ(refused(0, 4096, 0, plain, all_access), EINVAL) << "not a DMA-BUF";
-    ::close(plain);
-    EXPECT_EQ(refused(0, dram_page, at, fd, all_access), 0);
-    EXPECT_EQ(refused(4096, dram_page, at, fd, all_access), EINVAL) << "beyond the end";
-    EXPECT_EQ(refused(dram_page, 1, at, fd, all_access), EINVAL);
-    EXPECT_EQ(refused(0, 0, at, fd, all_access), EINVAL);
-    EXPECT_EQ(refused(0, 4096, at, fd, all_access | IBV_ACCESS_ON_DEMAND), EOPNOTSUPP);
-    EXPECT_EQ(refused(0, 4096, at, fd, all_access | IBV_ACCESS_MW_BIND), EOPNOTSUPP);
-    EXPECT_EQ(refused(0, 4096, at, fd, all_access | IBV_ACCESS_ZERO_BASED), EINVAL);
-    EXPECT_EQ(refused(0, 4096, at, fd, IBV_ACCESS_REMOTE_WRITE), EINVAL);
-    EXPECT_EQ(refused(0, 4096, at, fd, all_access | IBV_ACCESS_RELAXED_ORDERING), 0);
-}
-
-TEST_F(dmabuf_test, p15_offset_and_address_agree_within_the_page) {
-    node here;
-    const auto taken = [&](std::uint64_t offset, std::uint64_t iova) {
-        errno = 0;
-        return mr_handle(ibv_reg_dmabuf_mr(here.pd.get(), offset, 4096, iova, fd, all_access)) != nullptr;
-    };
-    EXPECT_TRUE(taken(0, at));
-    EXPECT_TRUE(taken(8, at + 8));
-    EXPECT_TRUE(taken(8, 0x7008)) << "any address that fits the page";
-    EXPECT_TRUE(taken(4096 + 8, at + 8));
-    for (const auto& [offset, iova] : {std::pair(8UL, at), std::pair(0UL, at + 1), std::pair(2048UL, at)}) {
-        EXPECT_FALSE(taken(offset, iova)) << offset;
-        EXPECT_EQ(errno, EINVAL);
-    }
-}
-
 TEST_F(dmabuf_test, p31_inline_data_is_read_by_the_cpu) {
     gate ordinary;
     child sender([&] {
@@ -239,53 +168,6 @@ TEST_F(dmabuf_test, p31_inline_data_is_read_by_the_cpu) {
     EXPECT_TRUE(ordinary.wait()) << "the NIC reads the same bytes by itself";
     const int status = sender.wait();
     EXPECT_TRUE(status > 3) << "the access went through: " << status; // a signal, or the sanitizer's own exit
-}
-
-TEST_F(dmabuf_test, p32_errors_of_registration_that_are_no_bugs) {
-    node here;
-    errno = 0;
-    EXPECT_EQ(ibv_reg_mr(here.pd.get(), reinterpret_cast<void*>(at), 4096, all_access), nullptr)
-        << "a device address is no pointer";
-    EXPECT_EQ(errno, EFAULT);
-    // No way from NIC to Gaudi: the lab's PCI has one everywhere, a script takes it away.
-    for (const auto& [name, error] : {std::pair("EPERM", EPERM), std::pair("EIO", EIO)}) {
-        ASSERT_EQ(gaudi_lab_hca_arm_faults(fmt::format("ibv_reg_dmabuf_mr 1 errno {}", name).c_str()), 0);
-        errno = 0;
-        EXPECT_FALSE(register_it(here));
-        EXPECT_EQ(errno, error);
-        EXPECT_TRUE(register_it(here));
-    }
-    gaudi_lab_hca_arm_faults("");
-}
-
-TEST_F(dmabuf_test, descriptors_run_out) {
-    const node here;
-    ASSERT_TRUE(register_it(here)); // whatever is opened once is open
-    bool refused = false, granted = false;
-    for (rlim_t room = 0; room < 8; ++room) {
-        const descriptors_left few(room);
-        errno = 0;
-        const auto mr = register_it(here);
-        const int why = errno;
-        EXPECT_EQ(mr == nullptr, why == EMFILE) << room << " " << std::strerror(why);
-        EXPECT_FALSE(granted && !mr) << room;
-        (mr ? granted : refused) = true;
-    }
-    EXPECT_TRUE(refused && granted);
-}
-
-TEST_F(dmabuf_test, bounds_are_those_of_the_region) {
-    two_nodes both;
-    const auto mr = register_it(both.right, 8192, 4096);
-    ASSERT_TRUE(mr);
-    ASSERT_EQ(
-        request(IBV_WR_RDMA_WRITE).from(both.left.entry(0, 4096)).at(at + 8192, mr->rkey).post(both.a.get()),
-        0);
-    (void)both.left.expect_wc();
-    ASSERT_EQ(
-        request(IBV_WR_RDMA_WRITE).from(both.left.entry(0, 8)).at(at + 8184, mr->rkey).post(both.a.get()), 0);
-    (void)both.left.expect_wc(IBV_WC_REM_ACCESS_ERR);
-    EXPECT_EQ(next_event(both.right.context.get()), IBV_EVENT_QP_ACCESS_ERR);
 }
 
 TEST_F(dmabuf_test, the_region_outlives_the_descriptor_and_pins_the_device) {
@@ -473,21 +355,6 @@ TEST_F(test_lab, a_full_tmpfs_under_a_write_is_an_error) {
         EXPECT_TRUE(reaches(both.a.get(), IBV_QPS_ERR));
     }
     ::close(fd);
-}
-
-TEST_F(dmabuf_test, p33_a_nic_that_cannot_register_dmabufs) {
-    ::close(fd);
-    gaudi->close();
-    describe("gaudis = 1\nhbm_pages = 4\ndmabuf = no\n");
-    gaudi.emplace();
-    fd = gaudi->dmabuf(gaudi->memory(1), 4096);
-    ASSERT_GE(fd, 0) << "the Gaudi exports as ever";
-    node here; // which has host memory registered: enough for staging
-    for (const int which : {-1, fd}) {
-        errno = 0;
-        EXPECT_EQ(ibv_reg_dmabuf_mr(here.pd.get(), 0, 4096, 0, which, all_access), nullptr);
-        EXPECT_EQ(errno, EOPNOTSUPP);
-    }
 }
 
 } // namespace

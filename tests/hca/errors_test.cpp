@@ -185,9 +185,12 @@ TEST_F(errors_test, peer_that_is_not_there) {
     auto nobody = alone.address_of(qp.get());
     nobody.qp_number = 0x3fc123;
     connect(qp.get(), alone.address_of(qp.get()), nobody);
+    const auto begin = std::chrono::steady_clock::now();
     ASSERT_EQ(request(IBV_WR_SEND).from(alone.entry(0, 8)).post(qp.get()), 0);
     alone.expect_none();
     (void)alone.expect_wc(IBV_WC_RETRY_EXC_ERR);
+    EXPECT_GE(std::chrono::steady_clock::now() - begin, std::chrono::microseconds(2 * 4194))
+        << "twice 4.096 us * 2^10";
     EXPECT_EQ(state_of(qp.get()), IBV_QPS_ERR);
 }
 

@@ -2,6 +2,7 @@
 // The ways of being late or wrong that tests ask for, and what the lab's surroundings can do to a NIC.
 #include "tests/hca/verbs_node.hpp"
 #include "tests/support/child.hpp"
+#include "tests/support/expect_has.hpp"
 #include "tests/support/test_lab.hpp"
 
 #include <dlfcn.h>
@@ -94,6 +95,15 @@ TEST_F(modes_test, deferred) {
         }
     }
     EXPECT_GT(late, 0);
+}
+
+TEST_F(modes_test, delays_between_hosts_lose_nothing) {
+    const auto self = std::filesystem::read_symlink("/proc/self/exe").string();
+    const auto ran = run_program(
+        {self, "--gtest_filter=wire_test.send_receive_write_read_and_atomics:wire_test.memory_of_all_kinds*"},
+        {"GAUDI_LAB_HCA_MODE=deferred,delay=1ms"});
+    EXPECT_EQ(ran.status, 0) << ran.output;
+    EXPECT_HAS(ran.output, "[  PASSED  ] 2 tests.");
 }
 
 TEST_F(modes_test, every_second_delivery_finds_no_receive) {

@@ -275,6 +275,21 @@ TEST_F(objects_test, null_region_swallows_and_gives_zeros) {
     ASSERT_EQ(request(IBV_WR_SEND).from(both.left.entry(0, 20)).post(both.a.get()), 0);
     EXPECT_EQ(both.right.expect_wc().byte_len, 20U);
     EXPECT_EQ(both.right.memory[0], 2) << "the first ten bytes went nowhere";
+    (void)both.left.expect_wc();
+    const mr_handle source(ibv_alloc_null_mr(both.left.pd.get()));
+    ASSERT_TRUE(source);
+    std::memset(both.right.memory.data(), 7, 40);
+    const auto remote = both.right.address_of(both.b.get());
+    ASSERT_EQ(request(IBV_WR_RDMA_WRITE)
+                  .from(both.left.entry(9, 1))
+                  .from({0, 20, source->lkey})
+                  .at(remote.memory, remote.key)
+                  .post(both.a.get()),
+              0);
+    (void)both.left.expect_wc();
+    EXPECT_EQ(both.right.memory[0], 1);
+    EXPECT_EQ(std::count(both.right.memory.begin() + 1, both.right.memory.begin() + 21, 0), 20);
+    EXPECT_EQ(both.right.memory[21], 7);
 }
 
 TEST_F(objects_test, resizing_a_completion_queue_keeps_what_is_in_it) {

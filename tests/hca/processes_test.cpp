@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Several processes: data across, death, fork.
-#include "tests/hca/verbs_node.hpp"
+#include "tests/hca/connected_child.hpp"
 #include "tests/support/child.hpp"
+#include "tests/support/expect_has.hpp"
 #include "tests/support/test_lab.hpp"
 
 #include <csignal>
 #include <cstdlib>
 #include <fcntl.h>
 #include <filesystem>
+#include <fstream>
 #include <random>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -16,56 +18,6 @@ namespace {
 
 using namespace testing_support;
 using processes_test = test_lab;
-
-template <typename T>
-class shared_memory {
-public:
-    explicit shared_memory(std::size_t count)
-        : bytes_(count * sizeof(T)), at_(static_cast<T*>(::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
-                                                                MAP_SHARED | MAP_ANONYMOUS, -1, 0))) {}
-    ~shared_memory() { ::munmap(at_, bytes_); }
-    shared_memory(const shared_memory&) = delete;
-    shared_memory& operator=(const shared_memory&) = delete;
-    T& operator[](std::size_t i) const { return at_[i]; }
-
-private:
-    std::size_t bytes_;
-    T* at_;
-};
-
-// A child with one queue pair connected to one of ours; the child then does `body`.
-class connected_child {
-public:
-    connected_child(node& here, ibv_qp* qp, const std::function<int(node&, ibv_qp*)>& body,
-                    const connect_options& how = {})
-        : exchange_(2), peer_([&, this] {
-              node there;
-              const auto mine = there.make_qp();
-              exchange_[1] = there.address_of(mine.get());
-              up_.open();
-              if (!down_.wait())
-                  return 90;
-              connect(mine.get(), exchange_[1], exchange_[0], how);
-              up_.open();
-              const int status = body(there, mine.get());
-              return ::testing::Test::HasFailure() ? 91 : status;
-          }) {
-        EXPECT_TRUE(up_.wait());
-        exchange_[0] = here.address_of(qp);
-        connect(qp, exchange_[0], exchange_[1], how);
-        down_.open();
-        EXPECT_TRUE(up_.wait());
-    }
-    child& process() { return peer_; }
-    const address& remote() { return exchange_[1]; }
-    gate& go() { return down_; }
-    gate& done() { return up_; }
-
-private:
-    gate up_, down_;
-    shared_memory<address> exchange_;
-    child peer_;
-};
 
 TEST_F(processes_test, every_operation_across) {
     node here;
@@ -120,6 +72,50 @@ TEST_F(processes_test, one_sided_and_atomic_across) {
     EXPECT_EQ(peer.process().wait(), 0);
     for (int i = 0; i < 10; ++i)
         (void)here.expect_wc();
+}
+
+TEST_F(processes_test, zeros_of_a_null_region_reach_another_process) {
+    node here;
+    const auto qp = here.make_qp();
+    connected_child peer(here, qp.get(), [&](node& there, ibv_qp* mine) {
+        std::memset(there.memory.data(), 9, 30000);
+        EXPECT_EQ(post_receive(mine, {there.entry(0, 30000)}), 0);
+        EXPECT_EQ(there.expect_wc().byte_len, 20001U);
+        EXPECT_EQ(std::count(there.memory.begin(), there.memory.begin() + 20000, 0), 20000);
+        EXPECT_EQ(there.memory[20000], 3);
+        EXPECT_EQ(there.memory[20001], 9);
+        return 0;
+    });
+    const mr_handle null(ibv_alloc_null_mr(here.pd.get()));
+    ASSERT_TRUE(null);
+    here.memory[0] = 3;
+    ASSERT_EQ(request(IBV_WR_SEND).from({0, 20000, null->lkey}).from(here.entry(0, 1)).post(qp.get()), 0);
+    (void)here.expect_wc();
+    EXPECT_EQ(peer.process().wait(), 0);
+}
+
+// Of one lab, over Ethernet: they recognise each other by the address and no byte goes through a socket.
+TEST_F(processes_test, peers_of_one_host_use_its_memory) {
+    describe("hcas = 1\nlink_layer = ethernet\naddress = 127.0.0.1");
+    const auto report = root() / "report";
+    {
+        node here;
+        const auto qp = here.make_qp();
+        connected_child peer(here, qp.get(), [&](node& there, ibv_qp* mine) {
+            EXPECT_EQ(post_receive(mine, {there.entry(0, 5000)}), 0);
+            EXPECT_EQ(there.expect_wc().byte_len, 5000U);
+            return 0;
+        });
+        ::setenv("GAUDI_LAB_HCA_REPORT", report.c_str(), 1); // the child is not to write it
+        ASSERT_EQ(request(IBV_WR_SEND).from(here.entry(0, 5000)).post(qp.get()), 0);
+        (void)here.expect_wc();
+        EXPECT_EQ(peer.process().wait(), 0);
+    }
+    ::unsetenv("GAUDI_LAB_HCA_REPORT");
+    std::ifstream file(report);
+    const std::string text{std::istreambuf_iterator<char>(file), {}};
+    EXPECT_HAS(text, R"("messages":1)");
+    EXPECT_HAS(text, R"("bytes_tcp":0)");
 }
 
 TEST_F(processes_test, events_reach_a_sleeping_peer) {
@@ -216,7 +212,11 @@ TEST_F(processes_test, a_dead_process_leaves_its_slot_to_the_next) {
     EXPECT_TRUE(std::filesystem::is_empty(lab() / "hca"));
 }
 
-TEST_F(processes_test, a_forked_child_has_no_part_in_its_parents_objects) {
+class fork_test : public test_lab, public ::testing::WithParamInterface<const char*> {};
+TEST_P(fork_test, child_has_no_part_in_its_parents_objects) {
+    describe(GetParam());
+    EXPECT_EQ(ibv_fork_init(), 0);
+    EXPECT_EQ(ibv_is_fork_initialized(), IBV_FORK_UNNEEDED);
     two_nodes both;
     const auto remote = both.right.address_of(both.b.get());
     child forked([&] {
@@ -242,6 +242,10 @@ TEST_F(processes_test, a_forked_child_has_no_part_in_its_parents_objects) {
     (void)both.left.expect_wc();
     EXPECT_EQ(both.right.memory[0], 4) << "the parent goes on";
 }
+INSTANTIATE_TEST_SUITE_P(over, fork_test,
+                         ::testing::Values("hcas = 1",
+                                           "hcas = 1\nlink_layer = ethernet\naddress = 127.0.0.1"),
+                         [](const auto& each) { return each.index == 0 ? "infiniband" : "ethernet"; });
 
 TEST_F(processes_test, memory_that_others_may_enter_is_refused) {
     { const node first; }
@@ -250,196 +254,6 @@ TEST_F(processes_test, memory_that_others_may_enter_is_refused) {
     EXPECT_EQ(ibv_get_device_list(nullptr), nullptr);
     EXPECT_NE(::testing::internal::GetCapturedStderr().find("others can enter it"), std::string::npos);
     std::filesystem::permissions(root(), std::filesystem::perms::owner_all);
-}
-
-// Eight processes, each with a queue pair to every other and to itself, in both roles at random; each message
-// carries its number, and the receiver checks every byte, as does who reads or adds.
-TEST_F(processes_test, campaign_of_eight_processes) {
-    constexpr unsigned processes = 8, rounds = 1000;
-    constexpr std::size_t largest = 20000, room = 32768;
-    // For each peer an outbox, an inbox, and two places to write to in turn: a write may arrive while the one
-    // before it is looked at. Then a page that all may read, and a number for each to add to.
-    constexpr std::size_t common = 4 * processes * room, numbers = common + room;
-    const auto written_to = [](unsigned from, unsigned writes) {
-        return (2 * processes + 2 * from + writes % 2) * room;
-    };
-    // What is done with the nth message; both sides know. The first two complete a receive.
-    enum { send, write, read, add, kinds };
-    const auto kind_of = [](unsigned from, unsigned to, unsigned number) {
-        return (from * 5 + to * 3 + number + number / kinds) % kinds;
-    };
-    shared_memory<address> where(processes * processes);
-    shared_memory<std::atomic<unsigned>> ready(3);
-    const auto arrive = [&](unsigned stage) {
-        ++ready[stage];
-        const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
-        while (ready[stage] < processes && std::chrono::steady_clock::now() < end)
-            ::usleep(1000);
-    };
-    std::vector<std::unique_ptr<child>> all;
-    for (unsigned me = 0; me < processes; ++me)
-        all.push_back(std::make_unique<child>([&, me] {
-            node here(numbers + processes * sizeof(std::uint64_t), 4096);
-            std::vector<qp_handle> qps;
-            for (unsigned peer = 0; peer < processes; ++peer) {
-                qps.push_back(here.make_qp({IBV_QPT_RC, 64, 2, 64}));
-                where[me * processes + peer] = here.address_of(qps.back().get());
-            }
-            arrive(0);
-            connect_options how;
-            how.timeout = 18; // 1 s
-            how.retries = 7;
-            const auto content = [](unsigned from, unsigned number, std::size_t i) {
-                return static_cast<unsigned char>(from * 101 + number * 7 + i);
-            };
-            for (std::size_t i = 0; i < room; ++i)
-                here.memory[common + i] = content(me, rounds, i);
-            for (unsigned peer = 0; peer < processes; ++peer) {
-                connect(qps[peer].get(), where[me * processes + peer], where[peer * processes + me], how);
-                EXPECT_EQ(
-                    post_receive(qps[peer].get(), {here.entry((processes + peer) * room, room)}, 1000 + peer),
-                    0);
-            }
-            arrive(1);
-            std::mt19937 random(me + 1);
-            std::vector<unsigned> sent(processes), received(processes);
-            std::vector<std::uint64_t> added(processes);
-            std::vector<unsigned> writes(processes), written(processes); // there, and here
-            std::vector<std::size_t> busy(processes);                    // with so many bytes
-            unsigned left = rounds * processes, expected = 0;
-            for (unsigned from = 0; from < processes; ++from)
-                for (unsigned number = 0; number < rounds; ++number)
-                    expected += kind_of(from, me, number) <= write ? 1U : 0U;
-            while (left + expected > 0) {
-                const auto peer = static_cast<unsigned>(random() % processes);
-                if (sent[peer] < rounds && busy[peer] == 0) {
-                    const auto kind = kind_of(me, peer, sent[peer]);
-                    const auto length = kind == add ? sizeof(std::uint64_t) : 4 + random() % largest;
-                    auto* bytes = here.memory.data() + peer * room;
-                    for (std::size_t i = 0; i < length; ++i)
-                        bytes[i] = content(me, sent[peer], i);
-                    const auto& there = where[peer * processes + me];
-                    constexpr ibv_wr_opcode opcodes[] = {IBV_WR_SEND, IBV_WR_RDMA_WRITE_WITH_IMM,
-                                                         IBV_WR_RDMA_READ, IBV_WR_ATOMIC_FETCH_AND_ADD};
-                    request wanted(opcodes[kind], peer);
-                    wanted.from(here.entry(peer * room, length));
-                    if (kind == add)
-                        wanted.atomic(there.memory + numbers + me * sizeof(std::uint64_t), there.key, 1, 0);
-                    else if (kind == read)
-                        wanted.at(there.memory + common, there.key);
-                    else if (kind == write)
-                        wanted.at(there.memory + written_to(me, writes[peer]++), there.key);
-                    EXPECT_EQ(wanted.post(qps[peer].get()), 0);
-                    busy[peer] = length;
-                    ++sent[peer];
-                }
-                ibv_wc done[16];
-                const int count = ibv_poll_cq(here.cq.get(), 16, done);
-                if (count == 0)
-                    std::this_thread::yield();
-                for (int k = 0; k < count; ++k) {
-                    if (done[k].status != IBV_WC_SUCCESS)
-                        return 10 + static_cast<int>(done[k].status);
-                    if (done[k].wr_id < 1000) {
-                        const auto to = static_cast<unsigned>(done[k].wr_id);
-                        const auto kind = kind_of(me, to, sent[to] - 1);
-                        const auto* bytes = here.memory.data() + to * room;
-                        for (std::size_t i = 0; kind == read && i < busy[to]; ++i)
-                            if (bytes[i] != content(to, rounds, i))
-                                return 3;
-                        std::uint64_t before = 0;
-                        std::memcpy(&before, bytes, sizeof(before));
-                        if (kind == add && before != added[to]++)
-                            return 4;
-                        busy[to] = 0;
-                        --left;
-                        continue;
-                    }
-                    const auto from = static_cast<unsigned>(done[k].wr_id - 1000);
-                    while (kind_of(from, me, received[from]) > write)
-                        ++received[from];
-                    const auto* bytes = here.memory.data() + (kind_of(from, me, received[from]) == send
-                                                                  ? (processes + from) * room
-                                                                  : written_to(from, written[from]++));
-                    for (std::size_t i = 0; i < done[k].byte_len; ++i)
-                        if (bytes[i] != content(from, received[from], i))
-                            return 2;
-                    ++received[from];
-                    --expected;
-                    EXPECT_EQ(post_receive(qps[from].get(), {here.entry((processes + from) * room, room)},
-                                           1000 + from),
-                              0);
-                }
-            }
-            arrive(2);
-            return ::testing::Test::HasFailure() ? 1 : 0;
-        }));
-    for (auto& each : all)
-        EXPECT_EQ(each->wait(std::chrono::seconds(120)), 0);
-}
-
-// A peer is killed at a random moment of heavy traffic in both directions, over and over: the survivor always
-// gets its completions, right or with an error, and can go on with the next peer.
-TEST_F(processes_test, campaign_of_kill_9) {
-    node here(1 << 20, 4096);
-    std::mt19937 random(7);
-    connect_options how;
-    how.timeout = 8; // 1 ms
-    how.retries = 2;
-    const char* cycles = std::getenv("GAUDI_TEST_CYCLES");
-    const int rounds = cycles != nullptr ? std::atoi(cycles) : 100;
-    for (int round = 0; round < rounds; ++round) {
-        SCOPED_TRACE(round);
-        const auto qp = here.make_qp({IBV_QPT_RC, 64, 1, 0});
-        connected_child peer(
-            here, qp.get(),
-            [](node& there, ibv_qp* mine) {
-                for (;;) { // sends and receives until the end
-                    (void)post_receive(mine, {there.entry(0, 8192)}, 1);
-                    (void)request(IBV_WR_SEND, 2).from(there.entry(8192, 4096)).post(mine);
-                    ibv_wc done[8];
-                    if (const int count = ibv_poll_cq(there.cq.get(), 8, done);
-                        count > 0 && done[0].status != IBV_WC_SUCCESS)
-                        return 1;
-                }
-            },
-            how);
-        const auto kill_at = std::chrono::steady_clock::now() + std::chrono::microseconds(random() % 20000);
-        bool killed = false;
-        unsigned outstanding_sends = 0, outstanding_receives = 0;
-        const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-        for (;;) {
-            if (!killed && std::chrono::steady_clock::now() >= kill_at) {
-                peer.process().kill_it();
-                killed = true;
-            }
-            if (state_of(qp.get()) == IBV_QPS_RTS) {
-                constexpr ibv_wr_opcode opcodes[] = {IBV_WR_SEND, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ,
-                                                     IBV_WR_ATOMIC_FETCH_AND_ADD};
-                const auto opcode = opcodes[random() % std::size(opcodes)];
-                request wanted(opcode, 3);
-                wanted.from(here.entry(0, opcode == IBV_WR_ATOMIC_FETCH_AND_ADD ? 8 : 4096));
-                if (opcode == IBV_WR_ATOMIC_FETCH_AND_ADD)
-                    wanted.atomic(peer.remote().memory + 32768, peer.remote().key, 1, 0);
-                else if (opcode != IBV_WR_SEND)
-                    wanted.at(peer.remote().memory + 16384, peer.remote().key);
-                if (outstanding_sends < 8 && wanted.post(qp.get()) == 0)
-                    ++outstanding_sends;
-                if (outstanding_receives < 8 && post_receive(qp.get(), {here.entry(8192, 8192)}, 4) == 0)
-                    ++outstanding_receives;
-            }
-            ibv_wc done[16];
-            const int count = ibv_poll_cq(here.cq.get(), 16, done);
-            for (int i = 0; i < count; ++i)
-                --(done[i].wr_id == 3 ? outstanding_sends : outstanding_receives);
-            if (killed && state_of(qp.get()) == IBV_QPS_ERR && outstanding_sends == 0 &&
-                outstanding_receives == 0)
-                break;
-            ASSERT_LT(std::chrono::steady_clock::now(), end)
-                << "outstanding: " << outstanding_sends << " sends, " << outstanding_receives
-                << " receives, state " << state_of(qp.get());
-        }
-    }
 }
 
 // Every file of the state is its user's alone, whoever knows where it lies.

@@ -293,16 +293,25 @@ TEST_F(wire_test, garbage_and_silence_at_the_port) {
                       std::memset(rubbish, 0x5a, sizeof(rubbish));
                       EXPECT_EQ(::send(rude, rubbish, sizeof(rubbish), MSG_NOSIGNAL), 256);
                       EXPECT_TRUE(is_cut_off(rude));
-                      // The right beginning of another version.
+                      const auto hello = [](std::uint32_t version) {
+                          return std::array<std::uint32_t, 16>{
+                              0x76686361, 1, 0, 0, version, 0, 0, 0, 0, 0, 47500, ::inet_addr("127.0.0.1")};
+                      };
+                      const auto own = hello(1);
+                      // Another version, and a hello that breaks off.
                       const int newer = dial();
-                      std::uint32_t hello[16] = {0x76686361, 1, 0, 0, 999};
-                      EXPECT_EQ(::send(newer, hello, sizeof(hello), MSG_NOSIGNAL), 64);
+                      EXPECT_EQ(::send(newer, hello(999).data(), 64, MSG_NOSIGNAL), 64);
                       EXPECT_TRUE(is_cut_off(newer));
+                      silent.push_back(dial());
+                      EXPECT_EQ(::send(silent.back(), own.data(), 20, MSG_NOSIGNAL), 20);
+                      // The right hello, then half a frame and the end.
+                      const int gone = dial();
+                      EXPECT_EQ(::send(gone, own.data(), 64, MSG_NOSIGNAL), 64);
+                      EXPECT_EQ(::send(gone, own.data(), 30, MSG_NOSIGNAL), 30);
+                      ::close(gone);
                       // The right hello, then a frame of nonsense.
                       const int liar = dial();
-                      std::uint32_t own[16] = {0x76686361, 1, 0, 0, 1,     0,
-                                               0,          0, 0, 0, 47500, ::inet_addr("127.0.0.1")};
-                      EXPECT_EQ(::send(liar, own, sizeof(own), MSG_NOSIGNAL), 64);
+                      EXPECT_EQ(::send(liar, own.data(), 64, MSG_NOSIGNAL), 64);
                       std::uint32_t nonsense[16] = {0x76686361, 77};
                       EXPECT_EQ(::send(liar, nonsense, sizeof(nonsense), MSG_NOSIGNAL), 64);
                       EXPECT_TRUE(is_cut_off(liar));
@@ -366,6 +375,52 @@ TEST_F(wire_test, an_address_of_somebody_else_is_refused_in_words) {
 }
 
 // The requester counts what of its own memory is a Gaudi's.
+// One message out of a Gaudi, host memory and nothing: every byte of it arrives.
+TEST_F(wire_test, memory_of_all_kinds_in_one_message) {
+    EXPECT_EQ(on_both(
+                  [&](node& here, ibv_qp* qp) {
+                      card gaudi;
+                      const auto at = gaudi.memory(dram_page);
+                      const int fd = gaudi.dmabuf(at, dram_page);
+                      const mr_handle mr(ibv_reg_dmabuf_mr(here.pd.get(), 0, 1 << 20, at, fd, all_access));
+                      const mr_handle null(ibv_alloc_null_mr(here.pd.get()));
+                      ASSERT_TRUE(mr && null) << std::strerror(errno);
+                      ::close(fd);
+                      // The far pattern into the Gaudi first, by a read.
+                      ASSERT_TRUE(is_said(1));
+                      ASSERT_EQ(request(IBV_WR_RDMA_READ)
+                                    .from({at, 1000, mr->lkey})
+                                    .at(remote().memory, remote().key)
+                                    .post(qp),
+                                0);
+                      (void)here.expect_wc();
+                      for (std::size_t i = 0; i < 50; ++i)
+                          here.memory[i] = static_cast<unsigned char>(200 + i);
+                      ASSERT_EQ(request(IBV_WR_SEND)
+                                    .from({at, 1000, mr->lkey})
+                                    .from({0, 30, null->lkey})
+                                    .from(here.entry(0, 50))
+                                    .post(qp),
+                                0);
+                      (void)here.expect_wc();
+                  },
+                  [&](node& there, ibv_qp* qp) {
+                      for (std::size_t i = 0; i < 1000; ++i)
+                          there.memory[i] = static_cast<unsigned char>(i * 5 + 1);
+                      std::memset(&there.memory[4000], 0xee, 2000);
+                      EXPECT_EQ(post_receive(qp, {there.entry(4000, 2000)}), 0);
+                      say(1);
+                      EXPECT_EQ(there.expect_wc().byte_len, 1080U);
+                      EXPECT_EQ(std::memcmp(&there.memory[0], &there.memory[4000], 1000), 0);
+                      for (std::size_t i = 0; i < 30; ++i)
+                          EXPECT_EQ(there.memory[5000 + i], 0);
+                      for (std::size_t i = 0; i < 50; ++i)
+                          EXPECT_EQ(there.memory[5030 + i], static_cast<unsigned char>(200 + i));
+                      EXPECT_EQ(there.memory[5080], 0xee);
+                  }),
+              0);
+}
+
 TEST_F(wire_test, bytes_of_device_memory_are_counted) {
     const auto report = root() / "report";
     const auto near = [&](node& here, ibv_qp* qp) {

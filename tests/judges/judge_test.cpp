@@ -157,6 +157,8 @@ protected:
         const auto both = run_both(in_lab(options, server), in_lab(options, client), port);
         EXPECT_EQ(both.server.status, 0) << both.server.output;
         EXPECT_EQ(both.client.status, 0) << both.client.output;
+        for (const auto& each : {both.server, both.client}) // of -c, which ends with 0 all the same
+            EXPECT_HAS_NOT(each.output, "invalid data");
     }
 };
 
@@ -197,7 +199,8 @@ INSTANTIATE_TEST_SUITE_P(
                       "ib_send_bw -c UD -e -n 400", "ib_send_lat -c UD", "ib_send_bw -c UC -n 400",
                       "ib_send_bw -c UC -b -q 4 -n 400", "ib_send_bw -c UC -e -n 400", "ib_write_bw -c UC",
                       "ib_write_bw -c UC -b -q 4 -n 500", "ib_write_lat -c UC", "ib_send_lat -c UC",
-                      "ib_write_bw -s 1", "ib_send_lat -e", "ib_read_bw -e",
+                      "ib_write_bw -s 1", "ib_send_lat -e", "ib_read_bw -e", "ib_read_bw -b -q 4 -n 500",
+                      "ib_atomic_bw -b -q 4 -n 500", "ib_read_lat -e -n 500",
                       "ib_send_bw --use-srq -q 2 -n 500"),
     name_of);
 // On a card whose part number it knows, perftest posts inline, and by ibv_wr_*.

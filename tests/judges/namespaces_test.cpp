@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Two hosts, as network namespaces joined by a cable; other people's programs between them.
 #include "tests/judges/two_programs.hpp"
+#include "tests/support/expect_has.hpp"
 
 #include <algorithm>
 #include <functional>
@@ -78,6 +79,8 @@ protected:
         const auto both = run_on_both(options, server, client);
         EXPECT_EQ(both.server.status, 0) << both.server.output;
         EXPECT_EQ(both.client.status, 0) << both.client.output;
+        for (const auto& each : {both.server, both.client}) // of pingpong -c, which ends with 0 all the same
+            EXPECT_HAS_NOT(each.output, "invalid data");
     }
 
     std::string near_, far_;
