@@ -23,6 +23,14 @@ void wait_for_stop(meeting& where) {
         ::usleep(1000);
 }
 
+void beside(table& out, const std::string& what, const char* limit, std::uint64_t bytes,
+            const bench::times& seen, double goal) {
+    out.row(what, fmt::format("{:.1f} GB/s", gbps(bytes, seen.ours)),
+            fmt::format("{}: {:.1f} GB/s; ratio {:.2f}, goal {:.2f}", limit, gbps(bytes, seen.limit),
+                        seen.ratio(), goal),
+            seen.ratio() >= goal);
+}
+
 void device_bandwidth(table& out) {
     auto& where = new_meeting();
     with_peer(
@@ -44,20 +52,17 @@ void device_bandwidth(table& out) {
             here.use(source, 64 * mib);
             here.meet(where, 0);
             for (const auto bytes : {64 * kib, 256 * kib, mib, 4 * mib, 64 * mib}) {
-                const auto limit = bench::nanoseconds_per([&](std::size_t) {
-                    std::memcpy(target, source, bytes);
-                    asm volatile("" ::: "memory");
-                });
-                const auto ours = bench::nanoseconds_per([&](std::size_t) {
-                    here.write(here.at, here.remote.memory, static_cast<std::uint32_t>(bytes));
-                    here.wait(1);
-                });
-                const auto goal = bytes >= mib ? 0.95 : 0.75;
-                out.row(fmt::format("write into a DMA-BUF region, {}", size_of(bytes)),
-                        fmt::format("{:.1f} GB/s", gbps(bytes, ours)),
-                        fmt::format("memcpy: {:.1f} GB/s; ratio {:.2f}, goal {:.2f}", gbps(bytes, limit),
-                                    limit / ours, goal),
-                        limit / ours >= goal);
+                const auto seen = bench::in_turn(
+                    [&](std::size_t) {
+                        std::memcpy(target, source, bytes);
+                        asm volatile("" ::: "memory");
+                    },
+                    [&](std::size_t) {
+                        here.write(here.at, here.remote.memory, static_cast<std::uint32_t>(bytes));
+                        here.wait(1);
+                    });
+                beside(out, fmt::format("write into a DMA-BUF region, {}", size_of(bytes)), "memcpy", bytes,
+                       seen, bytes >= mib ? 0.95 : 0.75);
             }
         });
 }
@@ -85,32 +90,30 @@ void anonymous_bandwidth(table& out) {
                 ::usleep(100);
             for (const auto bytes : {64 * kib, mib, 4 * mib, 64 * mib}) {
                 const iovec near{memory, bytes}, far{reinterpret_cast<void*>(here.remote.memory), bytes};
-                const auto limit = bench::nanoseconds_per([&](std::size_t) {
-                    if (::process_vm_writev(static_cast<pid_t>(where.line), &near, 1, &far, 1, 0) < 0)
-                        give_up("process_vm_writev");
-                });
-                const auto ours = bench::nanoseconds_per([&](std::size_t) {
-                    here.write(here.at, here.remote.memory, static_cast<std::uint32_t>(bytes));
-                    here.wait(1);
-                });
-                out.row(fmt::format("write into anonymous memory, {}", size_of(bytes)),
-                        fmt::format("{:.1f} GB/s", gbps(bytes, ours)),
-                        fmt::format("process_vm_writev: {:.1f} GB/s; ratio {:.2f}, goal 0.85",
-                                    gbps(bytes, limit), limit / ours),
-                        limit / ours >= 0.85);
-                const auto read_limit = bench::nanoseconds_per([&](std::size_t) {
-                    if (::process_vm_readv(static_cast<pid_t>(where.line), &near, 1, &far, 1, 0) < 0)
-                        give_up("process_vm_readv");
-                });
-                const auto read = bench::nanoseconds_per([&](std::size_t) {
-                    here.read(here.at, here.remote.memory, static_cast<std::uint32_t>(bytes));
-                    here.wait(1);
-                });
-                out.row(fmt::format("read from anonymous memory, {}", size_of(bytes)),
-                        fmt::format("{:.1f} GB/s", gbps(bytes, read)),
-                        fmt::format("process_vm_readv: {:.1f} GB/s; ratio {:.2f}, goal 0.85",
-                                    gbps(bytes, read_limit), read_limit / read),
-                        read_limit / read >= 0.85);
+                const auto size = static_cast<std::uint32_t>(bytes);
+                const auto owner = static_cast<pid_t>(where.line);
+                const auto writing = bench::in_turn(
+                    [&](std::size_t) {
+                        if (::process_vm_writev(owner, &near, 1, &far, 1, 0) < 0)
+                            give_up("process_vm_writev");
+                    },
+                    [&](std::size_t) {
+                        here.write(here.at, here.remote.memory, size);
+                        here.wait(1);
+                    });
+                beside(out, fmt::format("write into anonymous memory, {}", size_of(bytes)),
+                       "process_vm_writev", bytes, writing, 0.85);
+                const auto reading = bench::in_turn(
+                    [&](std::size_t) {
+                        if (::process_vm_readv(owner, &near, 1, &far, 1, 0) < 0)
+                            give_up("process_vm_readv");
+                    },
+                    [&](std::size_t) {
+                        here.read(here.at, here.remote.memory, size);
+                        here.wait(1);
+                    });
+                beside(out, fmt::format("read from anonymous memory, {}", size_of(bytes)), "process_vm_readv",
+                       bytes, reading, 0.85);
             }
         });
 }

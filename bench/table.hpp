@@ -51,10 +51,10 @@ private:
 
 // Mean time of one call, best of several rounds that last long enough to measure.
 template <typename Body>
-double nanoseconds_per(Body&& body) {
+double nanoseconds_per(Body&& body, int rounds = 8) {
     std::size_t count = 16;
     double best = 1e18;
-    for (int round = 0; round < 8;) {
+    for (int round = 0; round < rounds;) {
         const auto begin = clock::now();
         for (std::size_t i = 0; i < count; ++i)
             body(i);
@@ -65,6 +65,23 @@ double nanoseconds_per(Body&& body) {
         }
         best = std::min(best, taken.count() / static_cast<double>(count));
         ++round;
+    }
+    return best;
+}
+
+struct times {
+    double limit = 1e18, ours = 1e18;
+
+    [[nodiscard]] double ratio() const { return limit / ours; }
+};
+
+// Nanoseconds of two things in turn, so that both meet the same machine.
+template <typename Limit, typename Ours>
+times in_turn(Limit&& limit, Ours&& ours) {
+    times best;
+    for (int round = 0; round < 4; ++round) {
+        best.limit = std::min(best.limit, nanoseconds_per(limit, 3));
+        best.ours = std::min(best.ours, nanoseconds_per(ours, 3));
     }
     return best;
 }
