@@ -92,28 +92,23 @@ void anonymous_bandwidth(table& out) {
                 const iovec near{memory, bytes}, far{reinterpret_cast<void*>(here.remote.memory), bytes};
                 const auto size = static_cast<std::uint32_t>(bytes);
                 const auto owner = static_cast<pid_t>(where.line);
-                const auto writing = bench::in_turn(
-                    [&](std::size_t) {
-                        if (::process_vm_writev(owner, &near, 1, &far, 1, 0) < 0)
-                            give_up("process_vm_writev");
-                    },
-                    [&](std::size_t) {
-                        here.write(here.at, here.remote.memory, size);
-                        here.wait(1);
-                    });
-                beside(out, fmt::format("write into anonymous memory, {}", size_of(bytes)),
-                       "process_vm_writev", bytes, writing, 0.85);
-                const auto reading = bench::in_turn(
-                    [&](std::size_t) {
-                        if (::process_vm_readv(owner, &near, 1, &far, 1, 0) < 0)
-                            give_up("process_vm_readv");
-                    },
-                    [&](std::size_t) {
-                        here.read(here.at, here.remote.memory, size);
-                        here.wait(1);
-                    });
-                beside(out, fmt::format("read from anonymous memory, {}", size_of(bytes)), "process_vm_readv",
-                       bytes, reading, 0.85);
+                const auto compare = [&](const char* what, const char* call, auto&& limit, auto&& post) {
+                    const auto seen = bench::in_turn(
+                        [&](std::size_t) {
+                            if (limit(owner, &near, 1UL, &far, 1UL, 0UL) < 0)
+                                give_up(call);
+                        },
+                        [&](std::size_t) {
+                            post();
+                            here.wait(1);
+                        });
+                    beside(out, fmt::format("{} anonymous memory, {}", what, size_of(bytes)), call, bytes,
+                           seen, 0.85);
+                };
+                compare("write into", "process_vm_writev", ::process_vm_writev,
+                        [&] { here.write(here.at, here.remote.memory, size); });
+                compare("read from", "process_vm_readv", ::process_vm_readv,
+                        [&] { here.read(here.at, here.remote.memory, size); });
             }
         });
 }

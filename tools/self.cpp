@@ -3,7 +3,6 @@
 
 #include <gaudi/nic.hpp>
 
-#include <climits>
 #include <cstdlib>
 #include <cstring>
 #include <dlfcn.h>
@@ -16,10 +15,18 @@ namespace tools {
 
 namespace fs = std::filesystem;
 
-fs::path lab_folder() {
+namespace {
+
+// This program's path; empty where it cannot be told.
+fs::path own_path() {
     std::error_code failure;
-    const auto self = fs::read_symlink("/proc/self/exe", failure);
-    return self.parent_path().parent_path() / "lib" / "gaudi-direct" / "lab";
+    return fs::read_symlink("/proc/self/exe", failure);
+}
+
+} // namespace
+
+fs::path lab_folder() {
+    return own_path().parent_path().parent_path() / "lib" / "gaudi-direct" / "lab";
 }
 
 fs::path lab_hlthunk() {
@@ -65,9 +72,7 @@ void enter_lab(const std::string& reason) {
         arguments.push_back(&text[at]);
     arguments.push_back(nullptr);
     // By its own name: that is what others are told about who holds a device.
-    char program[PATH_MAX] = {};
-    if (::readlink("/proc/self/exe", program, sizeof(program) - 1) > 0)
-        ::execv(program, arguments.data());
+    ::execv(own_path().c_str(), arguments.data());
     ::execv("/proc/self/exe", arguments.data());
 }
 

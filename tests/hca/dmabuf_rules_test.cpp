@@ -4,13 +4,10 @@
 #include "tests/hca/gaudi_region.hpp"
 #include "tests/hca/newer_verbs.h"
 #include "tests/support/card.hpp"
-#include "tests/support/child.hpp"
 #include "tests/support/test_lab.hpp"
 
-#include <csignal>
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
 

@@ -2,14 +2,12 @@
 // Memory of a virtual Gaudi as a region of the virtual NIC: what moves through it, and what it keeps alive.
 #include "lab/dmabuf.h"
 #include "tests/hca/gaudi_region.hpp"
-#include "tests/hca/newer_verbs.h"
 #include "tests/support/card.hpp"
 #include "tests/support/child.hpp"
 #include "tests/support/test_lab.hpp"
 
 #include <csignal>
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>

@@ -98,10 +98,9 @@ TEST_F(modes_test, deferred) {
 }
 
 TEST_F(modes_test, delays_between_hosts_lose_nothing) {
-    const auto self = std::filesystem::read_symlink("/proc/self/exe").string();
-    const auto ran = run_program(
-        {self, "--gtest_filter=wire_test.send_receive_write_read_and_atomics:wire_test.memory_of_all_kinds*"},
-        {"GAUDI_LAB_HCA_MODE=deferred,delay=1ms"});
+    const auto ran =
+        run_own_tests("wire_test.send_receive_write_read_and_atomics:wire_test.memory_of_all_kinds*",
+                      {"GAUDI_LAB_HCA_MODE=deferred,delay=1ms"});
     EXPECT_EQ(ran.status, 0) << ran.output;
     EXPECT_HAS(ran.output, "[  PASSED  ] 2 tests.");
 }
@@ -265,9 +264,7 @@ TEST_F(modes_test, a_full_tmpfs_is_an_errno) {
 }
 
 TEST_F(modes_test, trace_covers_verbs) {
-    const auto self = std::filesystem::read_symlink("/proc/self/exe").string();
-    const auto ran =
-        run_program({self, "--gtest_filter=transfer_test.send_and_receive"}, {"GAUDI_LAB_TRACE=1"});
+    const auto ran = run_own_tests("transfer_test.send_and_receive", {"GAUDI_LAB_TRACE=1"});
     EXPECT_EQ(ran.status, 0) << ran.output;
     for (const auto* call : {"ibv_open_device(", "ibv_reg_mr(", "ibv_modify_qp(",
                              "send 4999 bytes in 1 (id 0x3)) = 0", "5000 bytes in 1 (id 0x7)) = 0"})
@@ -275,13 +272,10 @@ TEST_F(modes_test, trace_covers_verbs) {
 }
 
 TEST_F(modes_test, errors_are_counted) {
-    const auto self = std::filesystem::read_symlink("/proc/self/exe").string();
     const auto report = (root() / "report").string();
-    const auto ran = run_program({self, "--gtest_filter=errors_test.write_with_a_wrong_key"},
-                                 {"GAUDI_LAB_HCA_REPORT=" + report});
+    const auto ran = run_own_tests("errors_test.write_with_a_wrong_key", {"GAUDI_LAB_HCA_REPORT=" + report});
     EXPECT_EQ(ran.status, 0) << ran.output;
-    std::ifstream file(report);
-    const std::string text((std::istreambuf_iterator<char>(file)), {});
+    const auto text = text_of(report);
     EXPECT_TRUE(std::regex_search(text, std::regex(R"("errors": ?[1-9])"))) << text;
 }
 

@@ -9,9 +9,6 @@
 #include <cstdlib>
 #include <fcntl.h>
 #include <filesystem>
-#include <fstream>
-#include <random>
-#include <sys/mman.h>
 #include <unistd.h>
 
 namespace {
@@ -112,8 +109,7 @@ TEST_F(processes_test, peers_of_one_host_use_its_memory) {
         EXPECT_EQ(peer.process().wait(), 0);
     }
     ::unsetenv("GAUDI_LAB_HCA_REPORT");
-    std::ifstream file(report);
-    const std::string text{std::istreambuf_iterator<char>(file), {}};
+    const auto text = text_of(report);
     EXPECT_HAS(text, R"("messages":1)");
     EXPECT_HAS(text, R"("bytes_tcp":0)");
 }

@@ -446,8 +446,7 @@ TEST_F(wire_test, bytes_of_device_memory_are_counted) {
     };
     EXPECT_EQ(on_both(near, far), 0);
     ::unsetenv("GAUDI_LAB_HCA_REPORT");
-    std::ifstream file(report);
-    const std::string text{std::istreambuf_iterator<char>(file), {}};
+    const auto text = text_of(report);
     EXPECT_HAS(text, R"("messages":5)");
     EXPECT_HAS(text, R"("bytes_tcp":1438)");
     EXPECT_HAS(text, R"("bytes_from_dmabuf":1020)");

@@ -79,9 +79,7 @@ TEST_F(lab_faults, functions_without_a_result) {
 
 // In a program of its own: whether there is a trace is decided at the first call.
 TEST_F(lab_faults, trace_covers_functions_without_a_result) {
-    const auto self = std::filesystem::read_symlink("/proc/self/exe").string();
-    const auto ran =
-        run_program({self, "--gtest_filter=lab_faults.functions_without_a_result"}, {"GAUDI_LAB_TRACE=1"});
+    const auto ran = run_own_tests("lab_faults.functions_without_a_result", {"GAUDI_LAB_TRACE=1"});
     EXPECT_EQ(ran.status, 0) << ran.output;
     EXPECT_HAS(ran.output, "hlthunk_malloc(0x64) = 0x");
     EXPECT_HAS(ran.output, "hlthunk_free(0x");

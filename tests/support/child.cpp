@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <fcntl.h>
+#include <filesystem>
 #include <poll.h>
 #include <stdexcept>
 #include <sys/socket.h>
@@ -172,6 +173,11 @@ program_result run_program(const std::vector<std::string>& command,
     }
     result.status = status_of(raw);
     return result;
+}
+
+program_result run_own_tests(const std::string& filter, const std::vector<std::string>& environment) {
+    return run_program({std::filesystem::read_symlink("/proc/self/exe").string(), "--gtest_filter=" + filter},
+                       environment);
 }
 
 } // namespace testing_support

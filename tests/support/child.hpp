@@ -54,5 +54,8 @@ struct program_result {
 [[nodiscard]] program_result run_program(const std::vector<std::string>& command,
                                          const std::vector<std::string>& environment = {},
                                          std::chrono::seconds limit = std::chrono::seconds(60));
+// Tests of this program in a process of their own.
+[[nodiscard]] program_result run_own_tests(const std::string& filter,
+                                           const std::vector<std::string>& environment);
 
 } // namespace testing_support

@@ -54,6 +54,11 @@ void test_lab::TearDown() {
     EXPECT_EQ(open_descriptors(), descriptors_) << "the test left descriptors open";
 }
 
+std::string text_of(const std::filesystem::path& file) {
+    std::ifstream stream(file, std::ios::binary);
+    return {std::istreambuf_iterator<char>(stream), {}};
+}
+
 std::size_t open_descriptors() {
     std::size_t count = 0;
     for ([[maybe_unused]] const auto& entry : fs::directory_iterator("/proc/self/fd"))

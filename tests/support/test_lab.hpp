@@ -43,6 +43,7 @@ private:
 
 [[nodiscard]] std::size_t open_descriptors();
 [[nodiscard]] std::size_t mapped_regions();
+[[nodiscard]] std::string text_of(const std::filesystem::path& file);
 // Bytes that a folder really occupies.
 [[nodiscard]] std::uint64_t stored_bytes(const std::filesystem::path& folder);
 

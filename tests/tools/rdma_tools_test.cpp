@@ -460,8 +460,7 @@ TEST_F(rdma_tools, the_nearest_nic_is_chosen_and_the_choice_explained) {
 }
 
 TEST_F(rdma_tools, every_option_is_in_the_man_page) {
-    std::ifstream page(std::string(SOURCE_FOLDER) + "/man/rdma_client.1");
-    std::string text((std::istreambuf_iterator<char>(page)), {});
+    auto text = text_of(SOURCE_FOLDER "/man/rdma_client.1");
     text.erase(std::remove(text.begin(), text.end(), '\\'), text.end());
     for (const auto& program : {server_program, client_program}) {
         std::istringstream help(run_program({program, "--help"}).output);

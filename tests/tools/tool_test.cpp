@@ -30,10 +30,6 @@ protected:
         std::ofstream(path) << text;
         return path;
     }
-    static std::string text_of(const std::string& path) {
-        std::ifstream stream(path);
-        return {std::istreambuf_iterator<char>(stream), {}};
-    }
     // A script with GAUDI_LAB_ROOT, on a tmpfs of these mount options, of its own; nothing where that is not
     // allowed.
     std::optional<program_result> on_tmpfs(const std::string& options, const std::string& script) {
@@ -480,8 +476,7 @@ TEST_F(tool_test, every_option_is_in_the_man_page) {
         auto arguments = command;
         arguments.push_back("--help");
         const auto help = tool(arguments).output;
-        std::ifstream stream(std::string(SOURCE_FOLDER "/man/") + page);
-        const std::string text((std::istreambuf_iterator<char>(stream)), {});
+        const auto text = text_of(std::string(SOURCE_FOLDER "/man/") + page);
         unsigned found = 0;
         for (auto at = help.find("--"); at != help.npos; at = help.find("--", at + 2)) {
             const auto name =
