@@ -299,6 +299,7 @@ void reset(queue_pair& pair) {
     pair.way = {};
     pair.last_receive_told = false;
     pair.flushed = false;
+    pair.found_broken_ns = 0;
     pair.attributes = {};
     pair.handle()->state = IBV_QPS_RESET;
 }

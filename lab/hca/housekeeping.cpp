@@ -85,6 +85,15 @@ void attend_ports(process& home) {
         }
 }
 
+// Whoever broke the queue pair down says next what its owner is to be told, before it is flushed. Unless it
+// died in between: then it has been as it is for a whole round.
+bool was_left_alone(queue_pair& qp) {
+    const auto now = now_ns();
+    if (qp.found_broken_ns == 0)
+        qp.found_broken_ns = now;
+    return now - qp.found_broken_ns >= look_around_ns;
+}
+
 // What a peer that was killed half-way left undone. Once a second, while there is anything that peers can
 // touch.
 bool look_around(process& home) {
@@ -92,7 +101,7 @@ bool look_around(process& home) {
     for (std::uint32_t i = 0; i < home.qps_in_use; ++i)
         if (auto* qp = home.qps[i]; qp != nullptr && qp->qp->state.load() >= IBV_QPS_RTR) {
             anything = true;
-            if (qp->qp->state.load() == IBV_QPS_ERR && !qp->flushed)
+            if (qp->qp->state.load() == IBV_QPS_ERR && !qp->flushed && was_left_alone(*qp))
                 flush(*qp);
         }
     if (!anything)

@@ -134,7 +134,8 @@ struct queue_pair {
     short_way way; // of its writes
     std::uint32_t events_read = 0;
     bool last_receive_told = false;
-    std::atomic<bool> flushed{false}; // in the error state, and all is told
+    std::atomic<bool> flushed{false};  // in the error state, and all is told
+    std::uint64_t found_broken_ns = 0; // by the guard, and not flushed yet
     std::mutex building;
     std::vector<built_request> built;
     int build_error = 0;
