@@ -4,6 +4,8 @@
 #include "lab/os/copy.hpp"
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <cstring>
 #include <sys/uio.h>
 
@@ -13,7 +15,26 @@ namespace {
 // Between two slices the engine looks whether its work was cancelled.
 constexpr std::uint64_t slice = 4 * mib;
 // From these sizes on past the cache: what is larger would be gone from it before it is read.
-constexpr std::uint64_t large_for_device = 8 << 20, large_for_host = 768 << 10;
+constexpr std::uint64_t large_for_device = 8 << 20, large_for_host = 768 << 10, middling_for_host = 256 << 10;
+
+// Host memory that copies of a middling size come back to, as a program's staging buffers. With few of them
+// the cache has each still when its turn comes again, and then streaming stores would only drive it out.
+class familiar_targets {
+public:
+    // Whether so much was copied since the last time that the place has left the cache.
+    [[nodiscard]] bool gone_from_cache(std::uint64_t destination, std::uint64_t size) {
+        constexpr std::uint64_t more_than_a_cache = 64 * mib;
+        const auto now = copied_.fetch_add(size, std::memory_order_relaxed) + size; // never 0
+        const auto place = (destination / host_page * 0x9e3779b97f4a7c15) >> (64 - bits);
+        const auto before = last_[place].exchange(now, std::memory_order_relaxed);
+        return before != 0 && now - before >= more_than_a_cache;
+    }
+
+private:
+    static constexpr unsigned bits = 14;
+    std::atomic<std::uint64_t> copied_{0};
+    std::array<std::atomic<std::uint64_t>, 1 << bits> last_{}; // by destination, more or less
+};
 
 struct dma_flags {
     bool memset;
@@ -84,7 +105,9 @@ bool run_lin_dma(submission& owner, unsigned queue, std::uint32_t size, std::uin
         return fill(owner, queue, destination, size, source);
     const bool to_host =
         device.type.host_va.contains(destination) || device.type.host_huge_va.contains(destination);
-    const bool large = size >= (to_host ? large_for_host : large_for_device);
+    static familiar_targets targets;
+    const bool large = size >= (to_host ? large_for_host : large_for_device) ||
+                       (to_host && size >= middling_for_host && targets.gone_from_cache(destination, size));
     for (std::uint64_t done = 0; done < size;) {
         if (owner.cancelled())
             return false;

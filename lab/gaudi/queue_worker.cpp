@@ -3,6 +3,7 @@
 
 #include "abi/hlthunk.h"
 #include "lab/gaudi/packets.hpp"
+#include "lab/gaudi/placement.hpp"
 #include "lab/gaudi/submission.hpp"
 
 #include <algorithm>
@@ -57,6 +58,8 @@ bool queue_worker::awaits(std::uint64_t begin, std::uint64_t end) {
 }
 
 void queue_worker::run() {
+    constexpr unsigned streams = 4; // of an engine
+    placement where(device_.index * 2 + queue_ / streams);
     std::unique_lock lock(mutex_);
     for (;;) {
         wake_.wait_for(lock, std::chrono::milliseconds(500),
@@ -71,6 +74,7 @@ void queue_worker::run() {
         jobs_.pop_front();
         busy_ = true;
         lock.unlock();
+        where.look();
         carry_out(current);
         current = {};
         lock.lock();
