@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstring>
 #include <sys/uio.h>
+#include <unistd.h>
 
 namespace lab::gaudi {
 namespace {
@@ -23,15 +24,21 @@ class familiar_targets {
 public:
     // Whether so much was copied since the last time that the place has left the cache.
     [[nodiscard]] bool gone_from_cache(std::uint64_t destination, std::uint64_t size) {
-        constexpr std::uint64_t more_than_a_cache = 64 * mib;
         const auto now = copied_.fetch_add(size, std::memory_order_relaxed) + size; // never 0
         const auto place = (destination / host_page * 0x9e3779b97f4a7c15) >> (64 - bits);
         const auto before = last_[place].exchange(now, std::memory_order_relaxed);
-        return before != 0 && now - before >= more_than_a_cache;
+        return before != 0 && now - before >= cache_;
     }
 
 private:
+    // Of the last level; where it is not known, some.
+    static std::uint64_t cache_size() {
+        const auto size = ::sysconf(_SC_LEVEL3_CACHE_SIZE);
+        return size > 0 ? static_cast<std::uint64_t>(size) : 64 * mib;
+    }
+
     static constexpr unsigned bits = 14;
+    const std::uint64_t cache_ = cache_size();
     std::atomic<std::uint64_t> copied_{0};
     std::array<std::atomic<std::uint64_t>, 1 << bits> last_{}; // by destination, more or less
 };

@@ -243,7 +243,7 @@ int post_sends(queue_pair& pair, ibv_send_wr* wr, ibv_send_wr** bad, takes which
             }
             const auto posted = qp.sq.posted.load(std::memory_order_relaxed);
             if (qp.sq.done.load(std::memory_order_relaxed) == posted &&
-                write_at_once(*pair.home, near, far, pair.way, *wr))
+                move_at_once(*pair.home, near, far, pair.way, *wr))
                 continue;
             write_request(near.request<send_request>(qp.sq, posted), qp, *wr);
             qp.sq.posted.store(posted + 1, std::memory_order_release);

@@ -322,18 +322,20 @@ std::byte* find_kept(stretch& kept, process& here, const segment& owner, std::ui
 
 } // namespace
 
-bool write_at_once(process& here, const endpoint& requester, const endpoint& responder, short_way& way,
-                   const ibv_send_wr& wr) {
+bool move_at_once(process& here, const endpoint& requester, const endpoint& responder, short_way& way,
+                  const ibv_send_wr& wr) {
     auto& qp = *requester.qp;
     constexpr std::uint32_t small = 4096;
-    if (wr.opcode != IBV_WR_RDMA_WRITE || qp.type != IBV_QPT_RC || wr.num_sge != 1 ||
+    const bool reads = wr.opcode == IBV_WR_RDMA_READ;
+    if ((wr.opcode != IBV_WR_RDMA_WRITE && !reads) || qp.type != IBV_QPT_RC || wr.num_sge != 1 ||
         wr.sg_list->length - 1 >= small || mode_is_set.load(std::memory_order_relaxed) ||
         qp.remote.load(std::memory_order_relaxed) != 0 ||
         qp.state.load(std::memory_order_acquire) != IBV_QPS_RTS || !is_there(requester, responder))
         return false;
     const auto& far = *responder.qp;
-    if (far.state.load(std::memory_order_acquire) != IBV_QPS_RTS ||
-        (far.access & IBV_ACCESS_REMOTE_WRITE) == 0 || !answers_to(far, qp.destination) ||
+    const std::uint32_t right = reads ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_REMOTE_WRITE;
+    if (far.state.load(std::memory_order_acquire) != IBV_QPS_RTS || (far.access & right) == 0 ||
+        (reads && (qp.rd_atomic == 0 || far.dest_rd_atomic == 0)) || !answers_to(far, qp.destination) ||
         here.ports().down() != 0) // some: the long way looks which
         return false;
     if (!way.connected || way.life != far.life.load(std::memory_order_relaxed)) {
@@ -341,25 +343,28 @@ bool write_at_once(process& here, const endpoint& requester, const endpoint& res
             return false;
         way = {true, far.life.load(std::memory_order_relaxed), {}, {}};
     }
+    auto& kept = reads ? way.reads : way.writes;
     const auto& sge = *wr.sg_list;
-    auto* const to = find_kept(way.to, here, responder.memory(), wr.wr.rdma.rkey, wr.wr.rdma.remote_addr,
-                               sge.length, far.pd, IBV_ACCESS_REMOTE_WRITE);
+    auto* const there = find_kept(kept.far, here, responder.memory(), wr.wr.rdma.rkey, wr.wr.rdma.remote_addr,
+                                  sge.length, far.pd, right);
     const bool inlined = (wr.send_flags & IBV_SEND_INLINE) != 0;
-    const auto* const from =
-        inlined ? reinterpret_cast<const std::byte*>(sge.addr)
-                : find_kept(way.from, here, requester.memory(), sge.lkey, sge.addr, sge.length, qp.pd, 0);
-    const bool apart = to + sge.length <= from || from + sge.length <= to;
-    if (to == nullptr || from == nullptr || !apart) // what overlaps is copied by way of the ring
+    auto* const own = inlined ? reinterpret_cast<std::byte*>(sge.addr)
+                              : find_kept(kept.near, here, requester.memory(), sge.lkey, sge.addr, sge.length,
+                                          qp.pd, reads ? IBV_ACCESS_LOCAL_WRITE : 0);
+    const bool apart = there + sge.length <= own || own + sge.length <= there;
+    if (there == nullptr || own == nullptr || !apart) // what overlaps is copied by way of the ring
         return false;
-    copy_local(to, from, sge.length);
+    copy_local(reads ? own : there, reads ? there : own, sge.length);
     moved sum;
     sum.mapped = sge.length;
-    sum.to_hbm = way.to.hbm ? sge.length : 0;
-    sum.from_hbm = !inlined && way.from.hbm ? sge.length : 0;
+    const bool near_hbm = !inlined && kept.near.hbm;
+    sum.to_hbm = (reads ? near_hbm : kept.far.hbm) ? sge.length : 0;
+    sum.from_hbm = (reads ? kept.far.hbm : near_hbm) ? sge.length : 0;
     count(qp, sum);
     const auto place = qp.sq.posted.load(std::memory_order_relaxed);
     if (qp.signal_all != 0 || (wr.send_flags & IBV_SEND_SIGNALED) != 0)
-        complete_send(requester, place, {wr.wr_id, IBV_WR_RDMA_WRITE, IBV_WC_SUCCESS, sge.length});
+        complete_send(requester, place,
+                      {wr.wr_id, static_cast<std::uint8_t>(wr.opcode), IBV_WC_SUCCESS, sge.length});
     qp.sq.posted.store(place + 1, std::memory_order_relaxed);
     qp.sq.done.store(place + 1, std::memory_order_release);
     return true;

@@ -17,16 +17,20 @@ struct verdict {
 // What the last small write of a queue pair found out, for the next one. Under the lock of its send queue;
 // forgotten when the queue pair is modified or reset.
 struct short_way {
+    struct ends {
+        stretch near, far;
+    };
     bool connected = false;
     std::uint32_t life = 0; // of the responder: it has not been reset since
-    stretch from, to;
+    ends writes, reads;
 };
 
-// The shortest way of a small write to memory that lies in one piece at either end: copied and completed at
-// once, it takes a place in the queue but none of the ring's memory. The queue is empty and its lock the
-// caller's. False: nothing was done; the request goes the usual way, which also finds what is wrong with it.
-[[nodiscard]] bool write_at_once(process& here, const endpoint& requester, const endpoint& responder,
-                                 short_way& way, const ibv_send_wr& wr);
+// The shortest way of a small write or read of memory that lies in one piece at either end: copied and
+// completed at once, it takes a place in the queue but none of the ring's memory. The queue is empty and its
+// lock the caller's. False: nothing was done; the request goes the usual way, which also finds what is wrong
+// with it.
+[[nodiscard]] bool move_at_once(process& here, const endpoint& requester, const endpoint& responder,
+                                short_way& way, const ibv_send_wr& wr);
 
 // Executes one request of a send queue whose peer is on this host, or a datagram. The caller has the queue's
 // lock.

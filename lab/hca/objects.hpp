@@ -131,7 +131,7 @@ struct queue_pair {
         other; // of a connected pair, from RTR on; changed under home->objects and both queues' locks
     ibv_qp_init_attr made_with;
     ibv_qp_attr attributes;
-    short_way way; // of its writes
+    short_way way; // of its writes and reads
     std::uint32_t events_read = 0;
     bool last_receive_told = false;
     std::atomic<bool> flushed{false};  // in the error state, and all is told

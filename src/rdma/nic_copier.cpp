@@ -4,6 +4,7 @@
 #include "src/os/round_up.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <fmt/format.h>
 
 namespace gaudi {
@@ -65,10 +66,41 @@ std::optional<error> nic_copier::broken() {
 }
 
 result<std::uint64_t> nic_copier::start(bool write, place near, place far, std::uint64_t length) {
+    const std::lock_guard guard(mutex_);
+    return post(write, near, far, length);
+}
+
+std::uint64_t nic_copier::poll() {
+    const std::lock_guard guard(mutex_);
+    return landed();
+}
+
+result<void> nic_copier::carry_out(bool write, place near, place far, std::uint64_t length) {
+    const std::lock_guard guard(mutex_);
+    const auto number = post(write, near, far, length);
+    if (!number)
+        return tl::unexpected(number.error());
+    // The queue pair's own timeout and retries end sooner, unless the NIC itself is gone and says nothing any
+    // more. The clock is not looked at before that is likely: it takes as long as a short transfer.
+    std::optional<std::chrono::steady_clock::time_point> deadline;
+    for (unsigned looks = 1; landed() < *number; ++looks) {
+        if (broken_)
+            return tl::unexpected(*broken_);
+        if (looks % 65536 != 0)
+            continue;
+        const auto now = std::chrono::steady_clock::now();
+        if (!deadline)
+            deadline = now + std::chrono::seconds(10);
+        if (now > *deadline)
+            give_up(error(errc::connection_broken, "the NIC says nothing about a transfer to itself"));
+    }
+    return {};
+}
+
+result<std::uint64_t> nic_copier::post(bool write, place near, place far, std::uint64_t length) {
     const auto longest = std::min<std::uint64_t>(card_->info().longest_message, 1ULL << 30);
     const auto pieces = static_cast<unsigned>((length + longest - 1) / longest);
     const auto needed = pieces + (write ? 1 : 0);
-    const std::lock_guard guard(mutex_);
     if (broken_)
         return tl::unexpected(*broken_);
     if (needed > near_.sends())
@@ -107,11 +139,13 @@ result<std::uint64_t> nic_copier::start(bool write, place near, place far, std::
     return ++started_;
 }
 
-std::uint64_t nic_copier::poll() {
-    const std::lock_guard guard(mutex_);
-    ibv_wc done[16];
-    int count = 0;
-    while (!broken_ && (count = ::ibv_poll_cq(near_.completions(), 16, done)) > 0)
+std::uint64_t nic_copier::landed() {
+    constexpr int most = 16;
+    ibv_wc done[most];
+    for (int count = most; !broken_ && count == most;) {
+        count = ::ibv_poll_cq(near_.completions(), most, done);
+        if (count < 0)
+            give_up(error(errc::connection_broken, "ibv_poll_cq of the NIC's transfers to itself"));
         for (int i = 0; i < count && !broken_; ++i) {
             if (done[i].status != IBV_WC_SUCCESS) {
                 give_up(error(errc::connection_broken, fmt::format("transfer of the NIC to itself: status {}",
@@ -121,8 +155,7 @@ std::uint64_t nic_copier::poll() {
             posted_ -= static_cast<unsigned>(done[i].wr_id);
             ++landed_;
         }
-    if (!broken_ && count < 0)
-        give_up(error(errc::connection_broken, "ibv_poll_cq of the NIC's transfers to itself"));
+    }
     return landed_;
 }
 

@@ -31,6 +31,8 @@ public:
     result<std::uint64_t> start(bool write, place near, place far, std::uint64_t length);
     // Up to which number they have landed.
     std::uint64_t poll();
+    // One copy; it has landed when this returns.
+    result<void> carry_out(bool write, place near, place far, std::uint64_t length);
     // Nothing that was started lands any more.
     void end(error why);
     // Why none lands any more, or nothing.
@@ -39,6 +41,9 @@ public:
 
 private:
     result<void> connect();
+    // With the mutex held.
+    result<std::uint64_t> post(bool write, place near, place far, std::uint64_t length);
+    std::uint64_t landed();
     void give_up(error why);
 
     // Order of members is order of tear-down, last first.

@@ -164,39 +164,42 @@ private:
     // A copy between host and device through a NIC. False: it was not possible, the engine shall do it, and
     // say why not.
     bool by_nic(unsigned index, bool down, std::uint64_t to, std::uint64_t from, std::size_t length) {
-        const auto device = gaudi::find_open_device(index);
-        auto* loop = device ? loop_of(*device, index) : nullptr;
-        if (loop == nullptr)
+        if (!nic_there_)
             return false;
-        const auto done = down ? loop->write(*device, gaudi::device_address(to), {host_pointer(from), length})
-                               : loop->read(*device, {host_pointer(to), length}, gaudi::device_address(from));
+        auto& way = ways_[index];
+        auto device = way.device.lock();
+        if (!device || device->lost())
+            way.device = device = gaudi::find_open_device(index);
+        if (!device)
+            return false;
+        if (!std::exchange(way.tried, true))
+            way.nic = loopback_of(*device);
+        auto& nic = way.nic;
+        if (!nic)
+            return false;
+        const auto done = down ? nic->write(*device, gaudi::device_address(to), {host_pointer(from), length})
+                               : nic->read(*device, {host_pointer(to), length}, gaudi::device_address(from));
         if (!done) {
             // What is wrong with the memory the engine says as well; anything else would fail every time.
             if (status_of(done.error()) != UCS_ERR_INVALID_ADDR) {
                 gaudi_log(module(), DIAG, "no more small copies through a NIC: {}", done.error().message());
-                loops_[index].reset();
+                nic.reset();
             }
             return false;
         }
         module().counters.loopback_bytes.fetch_add(length, std::memory_order_relaxed);
         return true;
     }
-    gaudi::loopback* loop_of(gaudi::device& device, unsigned index) {
-        if (!nic_there_)
-            return nullptr;
-        auto [known, fresh] = loops_.try_emplace(index);
-        if (fresh) {
-            gaudi::nic_choice choice;
-            choice.near_to = device.info();
-            choice.needs_dmabuf = true;
-            auto nic = gaudi::open_nic(choice);
-            auto made = nic ? gaudi::loopback::make(*nic) : tl::unexpected(nic.error());
-            if (made)
-                known->second = std::move(*made);
-            else
-                gaudi_log(module(), DEBUG, "no small copies through a NIC: {}", made.error().message());
-        }
-        return known->second ? &*known->second : nullptr;
+    std::optional<gaudi::loopback> loopback_of(const gaudi::device& device) {
+        gaudi::nic_choice choice;
+        choice.near_to = device.info();
+        choice.needs_dmabuf = true;
+        auto nic = gaudi::open_nic(choice);
+        auto made = nic ? gaudi::loopback::make(*nic) : tl::unexpected(nic.error());
+        if (made)
+            return std::move(*made);
+        gaudi_log(module(), DEBUG, "no small copies through a NIC: {}", made.error().message());
+        return std::nullopt;
     }
 
     // Registered host memory stays pinned for the engine that is used with it.
@@ -210,8 +213,13 @@ private:
 
     uct_gaudi_copy_md_t& md_;
     const uct_gaudi_copy_iface_config_t config_;
-    const bool nic_there_;                                     // one that might carry small copies
-    std::map<unsigned, std::optional<gaudi::loopback>> loops_; // by device; empty where it was tried in vain
+    const bool nic_there_; // one that might carry small copies
+    struct small_way {
+        std::weak_ptr<gaudi::device> device;
+        bool tried = false;
+        std::optional<gaudi::loopback> nic; // empty where it was tried in vain, and after it failed
+    };
+    std::map<unsigned, small_way> ways_; // by device
 };
 
 std::string wrong_with(const uct_gaudi_copy_iface_config_t& config) {

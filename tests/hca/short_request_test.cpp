@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Small writes, which are carried out without a place in the ring: nothing else may differ.
+// Small writes and reads, which are carried out without a place in the ring: nothing else may differ.
 #include "tests/hca/verbs_node.hpp"
 
 #include <optional>
@@ -253,6 +253,84 @@ TEST_F(second_short_write, to_an_address_that_is_another_one_now_does_not_arrive
     ASSERT_EQ(to_state(both->a.get(), IBV_QPS_RTS), 0);
     EXPECT_EQ(write(remote.memory, remote.key), IBV_WC_RETRY_EXC_ERR);
     EXPECT_EQ(both->right.memory[0], 1);
+}
+
+// What a request of one kind found out does not count for the other.
+class short_read : public second_short_write {
+protected:
+    ibv_wc_status read(std::uint64_t address, std::uint32_t key, std::optional<ibv_sge> into = std::nullopt) {
+        EXPECT_EQ(request(IBV_WR_RDMA_READ)
+                      .from(into.value_or(both->left.entry(64, 1)))
+                      .at(address, key)
+                      .post(both->a.get()),
+                  0);
+        const auto done = both->left.wait();
+        return done ? done->status : IBV_WC_GENERAL_ERR;
+    }
+    // Memory of the other side with these rights.
+    struct {
+        std::vector<unsigned char> bytes = std::vector<unsigned char>(4096);
+        mr_handle region;
+        [[nodiscard]] std::uint64_t at() const { return reinterpret_cast<std::uint64_t>(bytes.data()); }
+    } there;
+    void give(unsigned rights) {
+        there.region.reset(ibv_reg_mr(both->right.pd.get(), there.bytes.data(), there.bytes.size(), rights));
+        ASSERT_TRUE(there.region);
+    }
+    void TearDown() override {
+        there.region.reset();
+        second_short_write::TearDown();
+    }
+};
+
+TEST_F(short_read, brings_what_is_there_each_time) {
+    give(all_access);
+    for (unsigned char i = 1; i < 4; ++i) {
+        there.bytes[0] = static_cast<unsigned char>(i * 3);
+        ASSERT_EQ(read(there.at(), there.region->rkey), IBV_WC_SUCCESS);
+        EXPECT_EQ(both->left.memory[64], i * 3);
+    }
+}
+
+TEST_F(short_read, of_memory_that_may_only_be_written_is_refused) {
+    give(IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+    ASSERT_EQ(write(there.at(), there.region->rkey), IBV_WC_SUCCESS);
+    EXPECT_EQ(read(there.at(), there.region->rkey), IBV_WC_REM_ACCESS_ERR);
+    EXPECT_EQ(both->left.memory[64], 0);
+}
+
+TEST_F(short_read, does_not_open_the_memory_for_writes) {
+    give(IBV_ACCESS_REMOTE_READ);
+    ASSERT_EQ(read(there.at(), there.region->rkey), IBV_WC_SUCCESS);
+    EXPECT_EQ(write(there.at(), there.region->rkey), IBV_WC_REM_ACCESS_ERR);
+    EXPECT_EQ(there.bytes[0], 0);
+}
+
+TEST_F(short_read, into_memory_that_may_not_be_written_is_refused) {
+    unsigned char byte = 9;
+    const mr_handle region(ibv_reg_mr(both->left.pd.get(), &byte, 1, 0));
+    const ibv_sge entry{reinterpret_cast<std::uint64_t>(&byte), 1, region->lkey};
+    ASSERT_EQ(request(IBV_WR_RDMA_WRITE).from(entry).at(remote.memory, remote.key).post(both->a.get()), 0);
+    ASSERT_EQ(both->left.expect_wc().status, IBV_WC_SUCCESS);
+    both->right.memory[0] = 7;
+    EXPECT_EQ(read(remote.memory, remote.key, entry), IBV_WC_LOC_PROT_ERR);
+    EXPECT_EQ(byte, 9);
+}
+
+TEST_F(short_read, of_a_region_that_is_gone_is_refused) {
+    give(all_access);
+    const auto key = there.region->rkey;
+    ASSERT_EQ(read(there.at(), key), IBV_WC_SUCCESS);
+    there.region.reset();
+    EXPECT_EQ(read(there.at(), key), IBV_WC_REM_ACCESS_ERR);
+}
+
+TEST_F(short_read, after_the_right_is_withdrawn_is_refused) {
+    ASSERT_EQ(read(remote.memory, remote.key), IBV_WC_SUCCESS);
+    ibv_qp_attr values{};
+    values.qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
+    ASSERT_EQ(ibv_modify_qp(both->b.get(), &values, IBV_QP_ACCESS_FLAGS), 0);
+    EXPECT_EQ(read(remote.memory, remote.key), IBV_WC_REM_ACCESS_ERR);
 }
 
 } // namespace
