@@ -26,6 +26,7 @@ namespace {
 
 // The node is as large as the driver's mmap offsets reach: command buffers lie at 1 << 60.
 constexpr off_t node_size = 0x1800000000000000;
+constexpr const char* state_file = "context";
 
 bool same_inode(const struct stat& a, const struct stat& b) {
     return a.st_ino == b.st_ino && a.st_dev == b.st_dev;
@@ -39,12 +40,20 @@ bool try_lock(int fd, int how) {
     return rc == 0;
 }
 
+std::vector<std::filesystem::path> states_beside(const lab::folder& where, unsigned number) {
+    std::vector<std::filesystem::path> others;
+    for (unsigned i = 0; i < where.contents().gaudis.size(); ++i)
+        if (i != number)
+            others.push_back(where.device_folder(i) / state_file);
+    return others;
+}
+
 } // namespace
 
 virtual_device::virtual_device(const lab::folder& where, unsigned number)
     : index(number), card(where.contents().gaudis[number]), type(personality_of(card)),
       node(where.device_node(number)), control(where.control_node(number)),
-      directory(where.device_folder(number)) {
+      directory(where.device_folder(number)), other_states(states_beside(where, number)) {
     ::stat(node.c_str(), &node_status_);
     ::stat(control.c_str(), &control_status_);
 }
@@ -179,7 +188,7 @@ void virtual_device::released() {
 }
 
 context* virtual_device::map_context() {
-    const auto path = directory / "context";
+    const auto path = directory / state_file;
     const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     void* view = MAP_FAILED;
     if (fd >= 0 && ::ftruncate(fd, sizeof(context)) == 0 &&
@@ -200,7 +209,7 @@ context* virtual_device::map_context() {
 }
 
 bool virtual_device::store_tables() {
-    const int fd = ::open((directory / "context").c_str(), O_RDWR | O_CLOEXEC);
+    const int fd = ::open((directory / state_file).c_str(), O_RDWR | O_CLOEXEC);
     const bool stored = fd >= 0 && ::fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, sizeof(context)) == 0;
     const int error = errno;
     if (fd >= 0)

@@ -52,6 +52,7 @@ public:
     const gaudi_card card;
     const personality type;
     const std::filesystem::path node, control, directory;
+    const std::vector<std::filesystem::path> other_states; // of the lab's other devices
 
     [[nodiscard]] bool is_compute(const struct stat& status) const;
     [[nodiscard]] bool is_control(const struct stat& status) const;

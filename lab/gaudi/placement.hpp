@@ -2,26 +2,36 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <sched.h>
+#include <vector>
 
 namespace lab::gaudi {
 
 // Where a stream's thread runs. The kernel moves threads to where there is room, which is right until there
 // is none: streams that wander between crowded processors tear what they copy out of each other's caches.
-// While it is crowded a stream keeps to the processor of its engine.
+// While as many devices are at work as there are processors, a stream keeps to the processor of its engine.
 class placement {
 public:
-    explicit placement(unsigned engine);
+    // `others`: the state files of the lab's other devices.
+    placement(unsigned engine, const std::vector<std::filesystem::path>& others);
 
     // Before each job of the thread.
     void look();
-    // What a look finds: so many threads of the machine run or would like to.
-    void note(unsigned runnable);
+    // What a look finds: so many devices were at work since the last one.
+    void note(unsigned devices);
 
 private:
+    struct other_device {
+        std::filesystem::path state;
+        std::uint64_t next_sequence = 0; // when last looked at
+    };
+    [[nodiscard]] static bool went_on(other_device& which);
+
     cpu_set_t anywhere_{}, home_{};
     unsigned processors_ = 0;
-    int average_ = 0; // of the machine's runnable threads, times 16
+    std::vector<other_device> others_;
+    double average_ = 0; // of what looks find
     bool at_home_ = false;
     std::uint64_t next_look_ns_ = 0;
 };

@@ -59,7 +59,7 @@ bool queue_worker::awaits(std::uint64_t begin, std::uint64_t end) {
 
 void queue_worker::run() {
     constexpr unsigned streams = 4; // of an engine
-    placement where(device_.index * 2 + queue_ / streams);
+    placement where(device_.index * 2 + queue_ / streams, device_.other_states);
     std::unique_lock lock(mutex_);
     for (;;) {
         wake_.wait_for(lock, std::chrono::milliseconds(500),

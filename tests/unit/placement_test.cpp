@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "lab/gaudi/placement.hpp"
 
+#include "lab/gaudi/context.hpp"
+
+#include <chrono>
+#include <cstdlib>
 #include <gtest/gtest.h>
 #include <thread>
+#include <unistd.h>
 #include <vector>
 
 namespace {
@@ -19,14 +24,14 @@ std::vector<std::size_t> processors_of_this_thread() {
     return all;
 }
 
-// Where a stream of an engine may run after looks that found so many threads, each many times.
+// Where a stream of an engine may run after looks that found so many devices at work, each many times.
 std::vector<std::size_t> allowed_after(unsigned engine, std::vector<unsigned> found) {
     std::vector<std::size_t> result;
     std::thread([&] {
-        placement stream(engine);
-        for (const auto runnable : found)
+        placement stream(engine, {});
+        for (const auto devices : found)
             for (int i = 0; i < 200; ++i)
-                stream.note(runnable);
+                stream.note(devices);
         result = processors_of_this_thread();
     }).join();
     return result;
@@ -36,15 +41,74 @@ TEST(placement_test, crowded_streams_keep_to_the_processor_of_their_engine) {
     const auto all = processors_of_this_thread();
     const auto count = static_cast<unsigned>(all.size());
     for (unsigned engine = 0; engine < 2 * count; ++engine)
-        EXPECT_EQ(allowed_after(engine, {count * 3}), std::vector<std::size_t>{all[engine % count]});
+        EXPECT_EQ(allowed_after(engine, {count}), std::vector<std::size_t>{all[engine % count]});
 }
 
 TEST(placement_test, streams_with_room_run_anywhere) {
     const auto all = processors_of_this_thread();
-    EXPECT_EQ(allowed_after(1, {1}), all);
     const auto count = static_cast<unsigned>(all.size());
-    EXPECT_EQ(allowed_after(1, {count * 3, 0}), all) << "when it is no longer crowded";
-    EXPECT_EQ(allowed_after(0, {0, 1, 0, 1}), all) << "where the number is not known";
+    EXPECT_EQ(allowed_after(1, {count / 2}), all);
+    EXPECT_EQ(allowed_after(1, {count, count / 2}), all) << "when it is no longer crowded";
+}
+
+// The state of another device, as far as it is looked at.
+class state_of_another {
+public:
+    state_of_another() {
+        EXPECT_GE(fd_, 0);
+        EXPECT_EQ(::ftruncate(fd_, sizeof(lab::gaudi::context)), 0);
+    }
+    ~state_of_another() {
+        ::close(fd_);
+        ::unlink(path_);
+    }
+    state_of_another(const state_of_another&) = delete;
+    state_of_another& operator=(const state_of_another&) = delete;
+
+    [[nodiscard]] const char* path() const { return path_; }
+    void submit() {
+        ++sequence_;
+        EXPECT_EQ(::pwrite(fd_, &sequence_, sizeof(sequence_), offsetof(lab::gaudi::context, next_sequence)),
+                  static_cast<ssize_t>(sizeof(sequence_)));
+    }
+
+private:
+    char path_[32] = "/tmp/gaudi-state-XXXXXX";
+    int fd_ = ::mkstemp(path_);
+    std::uint64_t sequence_ = 0;
+};
+
+TEST(placement_test, looks_whether_other_devices_go_on) {
+    const auto all = processors_of_this_thread();
+    state_of_another other;
+    std::thread([&] {
+        placement stream(0, std::vector<std::filesystem::path>(all.size(), other.path()));
+        const auto looks = [&](bool submits) {
+            for (int i = 0; i < 60; ++i) {
+                if (submits)
+                    other.submit();
+                stream.look();
+                std::this_thread::sleep_for(std::chrono::milliseconds(5));
+            }
+        };
+        looks(true);
+        EXPECT_EQ(processors_of_this_thread(), std::vector<std::size_t>{all[0]});
+        looks(false);
+        EXPECT_EQ(processors_of_this_thread(), all);
+    }).join();
+}
+
+TEST(placement_test, a_device_that_was_never_opened_is_not_at_work) {
+    const auto all = processors_of_this_thread();
+    std::thread([&] {
+        placement stream(0, std::vector<std::filesystem::path>(2 * all.size(), "/tmp/gaudi-no-such-file"));
+        for (int i = 0; i < 60; ++i) {
+            stream.look();
+            std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        }
+        EXPECT_EQ(processors_of_this_thread(), all);
+    }).join();
+    EXPECT_FALSE(std::filesystem::exists("/tmp/gaudi-no-such-file"));
 }
 
 } // namespace
