@@ -34,6 +34,7 @@ bool registration_cache::evict_one() {
             oldest = each;
     if (oldest == chunks_.end())
         return false;
+    forget_last_chunk();
     chunks_.erase(oldest);
     ++counts_.evictions;
     return true;
@@ -98,10 +99,26 @@ result<local_region> registration_cache::of(heap_core& heap, device_address addr
         return tl::unexpected(card_->forked_error());
     if (heap.device().lost())
         return tl::unexpected(heap.device().lost_error("registration of memory"));
+    if (auto known = of_last_chunk(heap, address, length))
+        return std::move(*known);
     const auto chunk = heap.chunk_at(address, length);
     if (!chunk)
         return tl::unexpected(chunk.error());
     return of_chunk(heap, *chunk, address.value(), length);
+}
+
+std::optional<local_region> registration_cache::of_last_chunk(heap_core& heap, device_address address,
+                                                              std::uint64_t length) {
+    const auto allocation = known_memory().find(address);
+    if (!allocation || length > allocation->length - (address - allocation->base) ||
+        allocation->device_index != heap.device().who().index)
+        return std::nullopt; // what is wrong with it the heap says
+    const std::lock_guard guard(mutex_);
+    if (last_.what == nullptr || address.value() - last_.base >= last_.length)
+        return std::nullopt;
+    ++counts_.hits;
+    last_.what->last_use = ++uses_;
+    return lease(last_.what->what, address.value(), length, memory_way::zero_copy);
 }
 
 result<local_region> registration_cache::of_chunk(heap_core& heap, const chunk_view& chunk,
@@ -111,6 +128,7 @@ result<local_region> registration_cache::of_chunk(heap_core& heap, const chunk_v
         if (const auto found = chunks_.find(chunk.serial); found != chunks_.end()) {
             ++counts_.hits;
             found->second.last_use = ++uses_;
+            last_ = {chunk.whole.iova.value(), chunk.whole.length, &found->second};
             return lease(found->second.what, address, length, memory_way::zero_copy);
         }
     }
@@ -173,6 +191,7 @@ result<local_region> registration_cache::of(std::span<std::byte> memory) {
 
 void registration_cache::chunk_goes(std::uint64_t serial) {
     const std::lock_guard guard(mutex_);
+    forget_last_chunk();
     chunks_.erase(serial);
 }
 

@@ -55,6 +55,10 @@ private:
 
     result<local_region> of_chunk(heap_core& heap, const chunk_view& chunk, std::uint64_t address,
                                   std::uint64_t length);
+    // The chunk that was asked for last, which is often asked for again.
+    [[nodiscard]] std::optional<local_region> of_last_chunk(heap_core& heap, device_address address,
+                                                            std::uint64_t length);
+    void forget_last_chunk() { last_ = {}; }
     static local_region lease(std::shared_ptr<const registration> what, std::uint64_t address,
                               std::uint64_t length, memory_way way);
     // With the mutex held.
@@ -72,6 +76,11 @@ private:
     std::unordered_map<std::uint64_t, kept> chunks_; // by serial
     std::map<host_range, std::weak_ptr<const registration>> host_;
     std::map<std::uint64_t, std::shared_ptr<const registration>> pools_; // by base
+    struct last_chunk {
+        std::uint64_t base = 0, length = 0;
+        kept* what = nullptr;
+    };
+    last_chunk last_;
     std::uint64_t uses_ = 0;
     registration_statistics counts_;
 };

@@ -109,8 +109,8 @@ result<std::uint64_t> nic_copier::post(bool write, place near, place far, std::u
     if (posted_ + needed > near_.sends())
         return tl::unexpected(
             error(errc::too_many_operations, fmt::format("{} requests are on the NIC's queue", posted_)));
-    requests_.assign(needed, {});
-    entries_.assign(needed, {});
+    requests_.resize(needed);
+    entries_.resize(needed);
     for (unsigned i = 0; i < pieces; ++i) {
         const auto done = i * longest;
         const auto bytes = static_cast<std::uint32_t>(std::min(length - done, longest));
@@ -124,6 +124,7 @@ result<std::uint64_t> nic_copier::post(bool write, place near, place far, std::u
         requests_[pieces].wr.rdma = {far.address + length - 1, far.key};
     }
     for (unsigned i = 0; i < needed; ++i) {
+        requests_[i].send_flags = 0;
         requests_[i].sg_list = &entries_[i];
         requests_[i].num_sge = 1;
         requests_[i].wr_id = needed; // how many are done when the signalled one is
