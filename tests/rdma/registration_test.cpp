@@ -66,6 +66,79 @@ TEST_F(registration_test, the_least_recently_used_goes_when_there_is_no_room) {
         << refused.error().message();
 }
 
+// By address, memory of the chunk that was asked for last is found by a shorter way, which must see the same.
+class last_chunk_test : public registration_test {
+protected:
+    result<local_region> region_at(device_address address, std::uint64_t length = 8) {
+        return left.nic->region(*left.gaudi, address, length);
+    }
+};
+
+TEST_F(last_chunk_test, serves_every_buffer_in_it) {
+    open();
+    const auto a = expect(left.gaudi->heap().allocate(4096)), b = expect(left.gaudi->heap().allocate(4096));
+    for (int round = 0; round < 3; ++round)
+        for (const auto* each : {&a, &b}) {
+            const auto region = expect(region_at(each->address() + 8));
+            EXPECT_EQ(expect(region.remote()).address, (each->address() + 8).value());
+            EXPECT_EQ(region.length(), 8U);
+        }
+    EXPECT_EQ(left.nic->registrations().misses, 1U);
+    EXPECT_EQ(left.nic->registrations().hits, 5U);
+}
+
+TEST_F(last_chunk_test, does_not_serve_what_is_not_allocated) {
+    open();
+    const auto kept = expect(left.gaudi->heap().allocate(4096)); // so that the chunk stays
+    auto freed = expect(left.gaudi->heap().allocate(4096));
+    const auto at = freed.address();
+    (void)expect(region_at(at));
+    (void)expect(region_at(at));
+    EXPECT_EQ(region_at(at + 4090).error().code(), errc::range_leaves_allocation);
+    freed = {};
+    EXPECT_EQ(region_at(at).error().code(), errc::not_allocated);
+    (void)expect(region_at(kept.address()));
+}
+
+TEST_F(last_chunk_test, is_another_when_it_went) {
+    open();
+    std::uint32_t before = 0;
+    for (int round = 0; round < 3; ++round) {
+        auto buffer = expect(left.gaudi->heap().allocate(700 << 20));
+        for (int i = 0; i < 2; ++i) {
+            const auto key = expect(expect(region_at(buffer.address())).remote()).key;
+            EXPECT_TRUE(i == 0 ? key != before : key == before);
+            before = key;
+        }
+        buffer = {};
+        left.gaudi->heap().trim();
+        EXPECT_EQ(left.gaudi->heap().statistics().chunks, 0U);
+    }
+    EXPECT_EQ(left.nic->registrations().misses, 3U);
+}
+
+TEST_F(last_chunk_test, gives_way_where_there_is_no_room) {
+    open({.bytes = 1ULL << 40, .regions = 1});
+    const auto a = expect(left.gaudi->heap().allocate(700 << 20)),
+               b = expect(left.gaudi->heap().allocate(700 << 20));
+    for (int round = 0; round < 2; ++round)
+        for (const auto* each : {&a, &b})
+            for (int i = 0; i < 2; ++i)
+                EXPECT_EQ(expect(expect(region_at(each->address())).remote()).address,
+                          each->address().value());
+    EXPECT_EQ(left.nic->registrations().misses, 4U);
+    EXPECT_EQ(left.nic->registrations().evictions, 3U);
+}
+
+TEST_F(last_chunk_test, is_not_of_another_device) {
+    open();
+    const auto other = expect(open_device(by_index{1}));
+    const auto buffer = expect(left.gaudi->heap().allocate(4096));
+    (void)expect(region_at(buffer.address()));
+    (void)expect(region_at(buffer.address()));
+    EXPECT_EQ(left.nic->region(*other, buffer.address(), 8).error().code(), errc::wrong_device);
+}
+
 TEST_F(registration_test, bytes_are_bounded_too) {
     open({.bytes = 1ULL << 30, .regions = 100});
     const auto a = expect(left.gaudi->heap().allocate(700 << 20)),
