@@ -325,7 +325,7 @@ std::byte* find_kept(stretch& kept, process& here, const segment& owner, std::ui
 bool move_at_once(process& here, const endpoint& requester, const endpoint& responder, short_way& way,
                   const ibv_send_wr& wr) {
     auto& qp = *requester.qp;
-    constexpr std::uint32_t small = 4096;
+    constexpr std::uint32_t small = 32768;
     const bool reads = wr.opcode == IBV_WR_RDMA_READ;
     if ((wr.opcode != IBV_WR_RDMA_WRITE && !reads) || qp.type != IBV_QPT_RC || wr.num_sge != 1 ||
         wr.sg_list->length - 1 >= small || mode_is_set.load(std::memory_order_relaxed) ||
