@@ -143,6 +143,7 @@ struct context {
     std::uint32_t pages_used, allocation_count, mapping_count, export_count, buffer_count;
     alignas(64) std::atomic<std::uint64_t> next_sequence;
     std::atomic<std::uint32_t> in_flight;
+    std::atomic<std::int32_t> submitter; // the process of the last submission
 
     // Memory.
     alignas(4096) std::uint32_t page_next[max_pages]; // chain of an allocation's pages; max_pages ends it

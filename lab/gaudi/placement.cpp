@@ -26,12 +26,19 @@ placement::placement(unsigned engine, const std::vector<std::filesystem::path>& 
 
 // Read, not mapped: a device that nobody has opened yet has no state, and this is no reason to give it one.
 bool placement::went_on(other_device& which) {
-    std::uint64_t next = which.next_sequence;
+    struct {
+        std::uint64_t next_sequence;
+        std::uint32_t in_flight;
+        std::int32_t submitter;
+    } now{which.next_sequence, 0, 0};
+    constexpr auto begin = offsetof(context, next_sequence);
+    static_assert(offsetof(context, submitter) == begin + offsetof(decltype(now), submitter));
     if (const int fd = ::open(which.state.c_str(), O_RDONLY | O_CLOEXEC); fd >= 0) {
-        (void)!::pread(fd, &next, sizeof(next), offsetof(context, next_sequence));
+        (void)!::pread(fd, &now, sizeof(now), begin);
         ::close(fd);
     }
-    return std::exchange(which.next_sequence, next) != next;
+    return std::exchange(which.next_sequence, now.next_sequence) != now.next_sequence &&
+           now.submitter != ::getpid();
 }
 
 void placement::look() {
@@ -44,7 +51,7 @@ void placement::look() {
 }
 
 void placement::note(unsigned devices) {
-    average_ += (devices - average_) / 16;
+    average_ += (devices - average_) / 8;
     const bool crowded = processors_ > 1 && average_ >= 0.75 * processors_;
     if (crowded != at_home_ && ::sched_setaffinity(0, sizeof(cpu_set_t), crowded ? &home_ : &anywhere_) == 0)
         at_home_ = crowded;

@@ -10,7 +10,8 @@ namespace lab::gaudi {
 
 // Where a stream's thread runs. The kernel moves threads to where there is room, which is right until there
 // is none: streams that wander between crowded processors tear what they copy out of each other's caches.
-// While as many devices are at work as there are processors, a stream keeps to the processor of its engine.
+// While as many programs have devices at work as there are processors, a stream keeps to the processor of its
+// engine.
 class placement {
 public:
     // `others`: the state files of the lab's other devices.
@@ -18,7 +19,7 @@ public:
 
     // Before each job of the thread.
     void look();
-    // What a look finds: so many devices were at work since the last one.
+    // What a look finds: so many devices were at work since the last one, each for another program.
     void note(unsigned devices);
 
 private:
@@ -26,6 +27,7 @@ private:
         std::filesystem::path state;
         std::uint64_t next_sequence = 0; // when last looked at
     };
+    // For another program than this one.
     [[nodiscard]] static bool went_on(other_device& which);
 
     cpu_set_t anywhere_{}, home_{};

@@ -132,6 +132,7 @@ answer<std::uint64_t> issue(virtual_device& device, int fd, std::vector<planned>
                 slot.sequence = sequence;
                 slot.state = cs_state::pending;
                 state.in_flight.fetch_add(1);
+                state.submitter.store(slot.process, std::memory_order_relaxed);
                 state.next_sequence = sequence + 1;
                 // Under the lock: the order within a queue is the order of sequences.
                 for (auto& [work, queue] : jobs) {

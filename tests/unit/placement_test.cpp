@@ -66,13 +66,18 @@ public:
     state_of_another& operator=(const state_of_another&) = delete;
 
     [[nodiscard]] const char* path() const { return path_; }
-    void submit() {
+    void submit(pid_t process) {
         ++sequence_;
-        EXPECT_EQ(::pwrite(fd_, &sequence_, sizeof(sequence_), offsetof(lab::gaudi::context, next_sequence)),
-                  static_cast<ssize_t>(sizeof(sequence_)));
+        write(sequence_, offsetof(lab::gaudi::context, next_sequence));
+        write(process, offsetof(lab::gaudi::context, submitter));
     }
 
 private:
+    template <typename Value>
+    void write(const Value& value, std::size_t offset) {
+        EXPECT_EQ(::pwrite(fd_, &value, sizeof(value), static_cast<off_t>(offset)),
+                  static_cast<ssize_t>(sizeof(value)));
+    }
     char path_[32] = "/tmp/gaudi-state-XXXXXX";
     int fd_ = ::mkstemp(path_);
     std::uint64_t sequence_ = 0;
@@ -83,17 +88,19 @@ TEST(placement_test, looks_whether_other_devices_go_on) {
     state_of_another other;
     std::thread([&] {
         placement stream(0, std::vector<std::filesystem::path>(all.size(), other.path()));
-        const auto looks = [&](bool submits) {
+        const auto looks = [&](pid_t submitter) {
             for (int i = 0; i < 60; ++i) {
-                if (submits)
-                    other.submit();
+                if (submitter != 0)
+                    other.submit(submitter);
                 stream.look();
                 std::this_thread::sleep_for(std::chrono::milliseconds(5));
             }
         };
-        looks(true);
+        looks(::getpid());
+        EXPECT_EQ(processors_of_this_thread(), all) << "two devices for one program";
+        looks(::getppid());
         EXPECT_EQ(processors_of_this_thread(), std::vector<std::size_t>{all[0]});
-        looks(false);
+        looks(0);
         EXPECT_EQ(processors_of_this_thread(), all);
     }).join();
 }
