@@ -14,8 +14,8 @@ struct verdict {
     std::uint64_t bytes = 0;
 };
 
-// What the last small write of a queue pair found out, for the next one. Under the lock of its send queue;
-// forgotten when the queue pair is modified or reset.
+// What the last small write and read of a queue pair found out, for the next ones. Under the lock of its send
+// queue; forgotten when the queue pair is modified or reset.
 struct short_way {
     struct ends {
         stretch near, far;

@@ -6,6 +6,27 @@ namespace {
 
 using namespace testing_support;
 
+constexpr int killed = 128 + SIGKILL; // what timeout -s KILL makes of a program that hangs
+
+TEST_F(ucx_test, perftest_has_no_gaudi_memory_on_an_unknown_version) {
+    const auto port = free_port();
+    const auto program = fmt::format(
+        "timeout -s KILL 10 env LD_PRELOAD=" OTHER_VERSION " ucx_perftest -t tag_bw -n 10 -p {}", port);
+    const auto gaudi =
+        run_both(lab(new_ucx, program + " -m gaudi"), lab(new_ucx, program + " -m gaudi localhost"), port)
+            .client;
+    EXPECT_HAS(gaudi.output, "no Gaudi memory: UCX 1.99.0 is not known; known are 1.22 and 1.23");
+    EXPECT_NE(gaudi.status, 0);
+    EXPECT_NE(gaudi.status, killed) << "it hangs";
+    const auto again = free_port();
+    const auto host_program = fmt::format(
+        "timeout -s KILL 20 env LD_PRELOAD=" OTHER_VERSION " ucx_perftest -t tag_bw -n 10 -p {}", again);
+    const auto host =
+        run_both(lab(new_ucx, host_program), lab(new_ucx, host_program + " localhost"), again).client;
+    EXPECT_EQ(host.status, 0) << host.output;
+    EXPECT_HAS(host.output, "Final:");
+}
+
 TEST_F(ucx_test, an_unknown_version_is_declined_and_ucx_works_on) {
     const auto shown = run(new_ucx, "env LD_PRELOAD=" OTHER_VERSION " ucx_info -d");
     EXPECT_EQ(shown.status, 0);
@@ -114,6 +135,7 @@ TEST_F(ucx_test, no_gaudi_a_busy_one_and_a_full_one_are_said) {
     const auto program = fmt::format("timeout -s KILL 4 ucx_perftest -t tag_bw -m gaudi -p {}", port);
     const auto none = run_both(lab(old_ucx, program), lab(old_ucx, program + " localhost"), port).client;
     EXPECT_NE(none.status, 0);
+    EXPECT_NE(none.status, killed) << "it hangs";
     EXPECT_HAS(none.output, "no Gaudi: the driver finds none");
 }
 
@@ -124,6 +146,7 @@ TEST_F(ucx_test, perftest_ends_with_a_status_where_no_device_has_queues) {
     const auto both = run_both(lab(old_ucx, program), lab(old_ucx, program + " localhost"), port);
     EXPECT_HAS(both.client.output, "Gaudi memory: no device has a queue for copies");
     EXPECT_NE(both.client.status, 0);
+    EXPECT_NE(both.client.status, killed) << "it hangs";
 }
 
 TEST_F(ucx_test, a_nic_without_dmabufs_carries_staged_memory) {
