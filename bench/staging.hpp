@@ -65,7 +65,8 @@ private:
                     for (std::uint64_t at = 0; at < total; at += fragment) {
                         while (state_->in.load() <= at) {
                         }
-                        copy_bytes(&target_[at % message_], &fragments_[at % fragments_.size()], false);
+                        lab::copy_bytes(&target_[at % message_], &fragments_[at % fragments_.size()],
+                                        fragment, false);
                         state_->out = at + fragment;
                     }
                     ::_exit(0);
@@ -73,15 +74,13 @@ private:
                 for (std::uint64_t at = 0; at < total; at += fragment) {
                     while (at >= state_->out.load() + fragments_.size()) {
                     }
-                    copy_bytes(&fragments_[at % fragments_.size()], &source_[at % message_], past_the_cache);
+                    lab::copy_bytes(&fragments_[at % fragments_.size()], &source_[at % message_], fragment,
+                                    past_the_cache);
                     state_->in = at + fragment;
                 }
                 ::waitpid(reader, nullptr, 0);
             },
             total);
-    }
-    static void copy_bytes(std::byte* to, const std::byte* from, bool past_the_cache) {
-        lab::copy_bytes(to, from, fragment, past_the_cache);
     }
 
     std::uint64_t message_;

@@ -116,9 +116,13 @@ std::optional<local_region> registration_cache::of_last_chunk(heap_core& heap, d
     const std::lock_guard guard(mutex_);
     if (last_.what == nullptr || address.value() - last_.base >= last_.length)
         return std::nullopt;
+    return again(*last_.what, address.value(), length);
+}
+
+local_region registration_cache::again(kept& found, std::uint64_t address, std::uint64_t length) {
     ++counts_.hits;
-    last_.what->last_use = ++uses_;
-    return lease(last_.what->what, address.value(), length, memory_way::zero_copy);
+    found.last_use = ++uses_;
+    return lease(found.what, address, length, memory_way::zero_copy);
 }
 
 result<local_region> registration_cache::of_chunk(heap_core& heap, const chunk_view& chunk,
@@ -126,10 +130,8 @@ result<local_region> registration_cache::of_chunk(heap_core& heap, const chunk_v
     {
         const std::lock_guard guard(mutex_);
         if (const auto found = chunks_.find(chunk.serial); found != chunks_.end()) {
-            ++counts_.hits;
-            found->second.last_use = ++uses_;
             last_ = {chunk.whole.iova.value(), chunk.whole.length, &found->second};
-            return lease(found->second.what, address, length, memory_way::zero_copy);
+            return again(found->second, address, length);
         }
     }
     heap.observe(shared_from_this()); // not under our lock: the heap calls us under its own

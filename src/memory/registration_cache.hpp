@@ -59,6 +59,8 @@ private:
     [[nodiscard]] std::optional<local_region> of_last_chunk(heap_core& heap, device_address address,
                                                             std::uint64_t length);
     void forget_last_chunk() { last_ = {}; }
+    // Once more; with the mutex held.
+    [[nodiscard]] local_region again(kept& found, std::uint64_t address, std::uint64_t length);
     static local_region lease(std::shared_ptr<const registration> what, std::uint64_t address,
                               std::uint64_t length, memory_way way);
     // With the mutex held.

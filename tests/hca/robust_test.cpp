@@ -429,12 +429,9 @@ TEST_F(robust_test, a_killed_producer_leaves_a_completion_that_is_found) {
 
 TEST_F(robust_test, several_threads_on_one_queue_pair_and_one_completion_queue) {
     constexpr int threads = 4, each = 500;
-    node left(65536, 4096), right(65536, 4096);
-    qp_options how;
-    how.depth = 4096;
-    const auto a = left.make_qp(how), b = right.make_qp(how);
-    connect(a.get(), left.address_of(a.get()), right.address_of(b.get()));
-    connect(b.get(), right.address_of(b.get()), left.address_of(a.get()));
+    two_nodes both({.depth = 4096});
+    auto &left = both.left, &right = both.right;
+    const auto &a = both.a, &b = both.b;
     const auto remote = right.address_of(b.get());
     std::atomic<int> completed{0}, received{0};
     std::vector<std::thread> all;

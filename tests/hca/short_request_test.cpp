@@ -71,12 +71,9 @@ TEST_F(short_write_test, inline_data_is_as_it_was_when_posted) {
 
 TEST_F(short_write_test, of_several_threads_on_one_queue_pair) {
     constexpr unsigned threads = 4, each = 2000;
-    node left(65536, 16384), right(65536, 16384);
-    qp_options how;
-    how.depth = 16384;
-    const auto a = left.make_qp(how), b = right.make_qp(how);
-    connect(a.get(), left.address_of(a.get()), right.address_of(b.get()));
-    connect(b.get(), right.address_of(b.get()), left.address_of(a.get()));
+    two_nodes both({.depth = 16384});
+    auto &left = both.left, &right = both.right;
+    const auto &a = both.a, &b = both.b;
     const auto remote = right.address_of(b.get());
     std::vector<std::thread> all;
     for (unsigned t = 0; t < threads; ++t)

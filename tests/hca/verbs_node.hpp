@@ -300,11 +300,12 @@ inline int post_receive(ibv_srq* srq, std::vector<ibv_sge> entries, std::uint64_
 struct two_nodes {
     explicit two_nodes(const qp_options& how = {}, const connect_options& left_how = {},
                        const connect_options& right_how = {}, bool with_channels = false)
-        : left(65536, 256, with_channels), right(65536, 256, with_channels), a(left.make_qp(how)),
-          b(right.make_qp(how)) {
+        : left(65536, depth_for(how), with_channels), right(65536, depth_for(how), with_channels),
+          a(left.make_qp(how)), b(right.make_qp(how)) {
         connect(a.get(), left.address_of(a.get()), right.address_of(b.get()), left_how);
         connect(b.get(), right.address_of(b.get()), left.address_of(a.get()), right_how);
     }
+    static int depth_for(const qp_options& how) { return std::max(256, static_cast<int>(how.depth)); }
     node left, right;
     qp_handle a, b;
 };

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "ucx/abi/ucx_api.hpp"
 
+#include "ucx/abi/ucx_version.hpp"
+
 #include <cstring>
 #include <dlfcn.h>
 #include <fmt/format.h>
@@ -77,12 +79,8 @@ bool ucx_api::find(const void* caller, std::string& why_not) {
     GAUDI_UCX_SYMBOLS(GAUDI_UCX_REQUIRED, GAUDI_UCX_OPTIONAL)
 #undef GAUDI_UCX_REQUIRED
 #undef GAUDI_UCX_OPTIONAL
-    if (const auto ucp = bound_to(anchor, "ucp_get_version")) {
-        unsigned major = 0, minor = 0, release = 0;
-        reinterpret_cast<void (*)(unsigned*, unsigned*, unsigned*)>(::dlsym(ucp.get(), "ucp_get_version"))(
-            &major, &minor, &release);
-        version = fmt::format("{}.{}.{}", major, minor, release);
-    }
+    if (const auto ucp = bound_to(anchor, "ucp_get_version"))
+        version = version_by(::dlsym(ucp.get(), "ucp_get_version"));
     if (!missing.empty()) {
         why_not = fmt::format("UCX {} lacks{}", version, missing);
         return false;
@@ -91,14 +89,14 @@ bool ucx_api::find(const void* caller, std::string& why_not) {
 }
 
 bool ucx_api::check(std::string& why_not) const {
-    const bool known = version.empty() || version.starts_with("1.22.") || version.starts_with("1.23.");
+    const bool known = version.empty() || is_known_version(version);
     if (known && uct_base_iface_t_class->size == sizeof(uct_base_iface_t) &&
         uct_base_ep_t_class->size == sizeof(uct_base_ep_t))
         return true;
     why_not = fmt::format(
-        "UCX {} (interface of {} bytes, endpoint of {}) is not known; known are 1.22 and 1.23 ({} and {})",
+        "UCX {} (interface of {} bytes, endpoint of {}) is not known; known are {} ({} and {})",
         version.empty() ? "of unknown version" : version, uct_base_iface_t_class->size,
-        uct_base_ep_t_class->size, sizeof(uct_base_iface_t), sizeof(uct_base_ep_t));
+        uct_base_ep_t_class->size, known_versions, sizeof(uct_base_iface_t), sizeof(uct_base_ep_t));
     return false;
 }
 

@@ -4,6 +4,7 @@
 #include <gaudi/device.hpp>
 
 #include "ucx/abi/perf_allocator.h"
+#include "ucx/abi/ucx_version.hpp"
 #include "ucx/base/module.hpp"
 
 #include <algorithm>
@@ -115,21 +116,19 @@ constexpr ucx_perf_allocator allocator = {
 } // namespace
 
 extern "C" __attribute__((visibility("default"))) ucs_status_t ucs_module_global_init(void) {
-    auto** table =
-        static_cast<const ucx_perf_allocator**>(::dlsym(RTLD_DEFAULT, "ucx_perf_mem_type_allocators"));
-    if (table == nullptr)
-        return UCS_ERR_UNSUPPORTED;
-    const auto version = reinterpret_cast<void (*)(unsigned*, unsigned*, unsigned*)>(
-        ::dlsym(RTLD_DEFAULT, "ucp_get_version")); // the tool's libucp
-    unsigned major = 0, minor = 0, release = 0;
-    if (version != nullptr)
-        version(&major, &minor, &release);
-    if (major != 1 || (minor != 22 && minor != 23)) {
-        std::fprintf(stderr,
-                     "ucx_perftest: no Gaudi memory: UCX %u.%u.%u is not known; known are 1.22 and 1.23\n",
-                     major, minor, release);
-        return UCS_ERR_UNSUPPORTED;
-    }
-    table[UCS_MEMORY_TYPE_GAUDI] = &allocator;
-    return UCS_OK;
+    return guarded([]() -> ucs_status_t {
+        auto** table =
+            static_cast<const ucx_perf_allocator**>(::dlsym(RTLD_DEFAULT, "ucx_perf_mem_type_allocators"));
+        if (table == nullptr)
+            return UCS_ERR_UNSUPPORTED;
+        auto* const asked = ::dlsym(RTLD_DEFAULT, "ucp_get_version"); // the tool's libucp
+        const auto version = asked != nullptr ? version_by(asked) : "of unknown version";
+        if (!is_known_version(version)) {
+            std::fprintf(stderr, "ucx_perftest: no Gaudi memory: UCX %s is not known; known are %s\n",
+                         version.c_str(), known_versions);
+            return UCS_ERR_UNSUPPORTED;
+        }
+        table[UCS_MEMORY_TYPE_GAUDI] = &allocator;
+        return UCS_OK;
+    });
 }
