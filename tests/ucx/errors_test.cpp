@@ -9,17 +9,26 @@ using namespace testing_support;
 
 class errors_test : public ucx_test {
 protected:
-    program_result trouble(const std::string& version, const std::string& transports,
-                           const std::string& what) {
-        describe_lab("gaudis = 3\nhcas = 1\n"); // for three processes
+    program_result trouble(const std::string& version, const std::string& transports, const std::string& what,
+                           std::vector<std::string> environment = {}, int nics = 1) {
+        describe_lab(fmt::format("gaudis = 3\nhcas = {}\n", nics)); // for three processes
         // A peer that says nothing is looked after: every 100 ms, and with rc by datagrams.
-        std::vector<std::string> environment = {fmt::format("UCX_TLS={},gaudi_cpy", transports),
-                                                devices_for(transports), "UCX_KEEPALIVE_INTERVAL=100ms"};
+        environment.insert(environment.end(), {fmt::format("UCX_TLS={},gaudi_cpy", transports),
+                                               devices_for(transports), "UCX_KEEPALIVE_INTERVAL=100ms"});
         if (transports == "rc_v")
             environment.emplace_back("UCX_UD_VERBS_TIMEOUT=1s");
         if (transports.starts_with("posix"))
             environment.emplace_back("UCX_POSIX_ERROR_HANDLING=y");
         return run(prefix_of(version), fmt::format("{} {}", UCP_ERRORS, what), environment);
+    }
+    // A script: the device is reset under this submission of the process that gets it.
+    std::string reset_at(int submission) {
+        std::ofstream(root() / "faults") << fmt::format("hlthunk_command_submission {} reset\n", submission);
+        return "@" + (root() / "faults").string();
+    }
+    static std::ptrdiff_t errors_in(const std::string& output) {
+        const std::regex line("GAUDI ERROR");
+        return std::distance(std::sregex_iterator(output.begin(), output.end(), line), {});
     }
     // The active side's last words, after everything else was right.
     static void expect_only_a_failed(const program_result& done) {
@@ -27,6 +36,10 @@ protected:
         EXPECT_HAS(done.output, "a put and a message to B: right\nall right\n");
     }
 };
+
+class both_versions_of_errors : public errors_test, public ::testing::WithParamInterface<const char*> {};
+INSTANTIATE_TEST_SUITE_P(ucx, both_versions_of_errors, ::testing::Values("1.22", "1.23"),
+                         [](const auto& each) { return name_of(each.param); });
 
 struct killing {
     const char* version;
@@ -53,27 +66,43 @@ TEST_P(killed_peer, ends_its_requests_and_no_other_with_an_error) {
         << done.output;
 }
 
-// What the transport says of a put that it cannot carry out, and whether the endpoint works on.
+// What becomes of a put that cannot be carried out: an error of the transport, after which the endpoint works
+// on or does not; or, where UCX makes messages of it and has no way to tell, the end of the target.
 struct put_error {
     const char* version;
     const char* transports;
     const char* outside;
     const char* freed;
-    bool outlives;
+    const char* then;
 };
-constexpr const char* queue_pair_ends = "Connection reset by remote peer";
+constexpr const char* reset_by_peer = "Connection reset by remote peer";
 class failing_put : public errors_test, public ::testing::WithParamInterface<put_error> {
 protected:
     program_result put(const std::string& what) {
-        return trouble(GetParam().version, GetParam().transports,
-                       what + (GetParam().outlives ? " --outlives" : ""));
+        return trouble(GetParam().version, GetParam().transports, what + " --then " + GetParam().then);
+    }
+    [[nodiscard]] static bool staged() { return GetParam().then == std::string_view("process_ends"); }
+    // One line tells why, and UCX's own that it ends the process.
+    static void expect_the_target_said_why(const program_result& done, const char* why) {
+        if (!staged())
+            return;
+        EXPECT_EQ(errors_in(done.output), 1) << done.output;
+        EXPECT_HAS(done.output, why);
+        EXPECT_HAS(done.output, "Fatal: mem type unpack failed to uct_ep_put_short() Address not valid\n");
+        EXPECT_HAS(done.output, std::string("the handler of A: ") + reset_by_peer);
     }
 };
 INSTANTIATE_TEST_SUITE_P(
     over, failing_put,
-    ::testing::Values(put_error{"1.23", "rc_v", queue_pair_ends, queue_pair_ends, false},
-                      put_error{"1.22", "posix,gaudi_ipc", "Address not valid", "Invalid parameter", true},
-                      put_error{"1.23", "posix,gaudi_ipc", "Address not valid", "Invalid parameter", true}),
+    ::testing::Values(
+        put_error{"1.23", "rc_v", reset_by_peer, reset_by_peer, "endpoint_ends"},
+        put_error{"1.22", "posix,gaudi_ipc", "Address not valid", "Invalid parameter", "endpoint_lives"},
+        put_error{"1.23", "posix,gaudi_ipc", "Address not valid", "Invalid parameter", "endpoint_lives"},
+        put_error{"1.22", "tcp", reset_by_peer, reset_by_peer, "process_ends"},
+        put_error{"1.23", "tcp", reset_by_peer, reset_by_peer, "process_ends"},
+        // Over shared memory a flush may be answered before.
+        put_error{"1.22", "posix,cma", "", "", "process_ends"},
+        put_error{"1.23", "posix,cma", "", "", "process_ends"}),
     [](const auto& each) {
         return name_of(fmt::format("{} {}", each.param.version, each.param.transports));
     });
@@ -81,20 +110,108 @@ INSTANTIATE_TEST_SUITE_P(
 TEST_P(failing_put, that_leaves_the_range_of_its_key_is_an_error_and_writes_nothing_there) {
     const auto done = put("outside");
     expect_only_a_failed(done);
-    EXPECT_HAS(done.output, fmt::format("the put beyond A's memory: {}\n", GetParam().outside));
+    EXPECT_HAS(done.output, fmt::format("the put beyond A's memory: {}", GetParam().outside));
+    expect_the_target_said_why(done, "a range that ends outside its allocation");
 }
 
 TEST_P(failing_put, to_memory_that_was_freed_is_an_error_and_spares_what_came_after) {
     const auto done = put("freed");
     expect_only_a_failed(done);
-    EXPECT_HAS(done.output, fmt::format("the put to freed memory: {}\n", GetParam().freed));
+    EXPECT_HAS(done.output, fmt::format("the put to freed memory: {}", GetParam().freed));
+    expect_the_target_said_why(done, "no live allocation at this address");
 }
 
 TEST_P(failing_put, from_a_device_that_was_reset_is_an_error) {
-    std::ofstream(root() / "faults") << "hlthunk_command_submission 20 reset\n";
-    const auto done = put(fmt::format("reset --faults @{}", (root() / "faults").string()));
+    if (staged()) {
+        const auto done = trouble(GetParam().version, GetParam().transports,
+                                  "reset --then self_ends --faults " + reset_at(20));
+        EXPECT_EQ(done.status, 0) << done.output;
+        EXPECT_HAS(done.output, "Fatal: mem type pack failed to uct_ep_get_short() Input/output error\n");
+        EXPECT_HAS(done.output, "A: the peer is gone\n");
+        return;
+    }
+    const auto done = put("reset --faults " + reset_at(20));
     expect_only_a_failed(done);
     EXPECT_HAS(done.output, "the put from a device that was reset: Input/output error\n");
+}
+
+// ---- a device that is reset while something is under way ----
+
+// UCX stages in pieces, each of which the engine copies here: the reset meets one of them.
+class reset_under_staging : public errors_test, public ::testing::WithParamInterface<killing> {
+protected:
+    program_result message(const std::string& more) {
+        return trouble(GetParam().version, GetParam().transports,
+                       fmt::format("under_way --faults {} {}", reset_at(600), more),
+                       {"UCX_GAUDI_COPY_NIC_MAX=0"});
+    }
+};
+INSTANTIATE_TEST_SUITE_P(over, reset_under_staging,
+                         ::testing::Values(killing{"1.22", "tcp"}, killing{"1.23", "tcp"},
+                                           killing{"1.22", "posix,cma"}, killing{"1.23", "posix,cma"}),
+                         [](const auto& each) {
+                             return name_of(fmt::format("{} {}", each.param.version, each.param.transports));
+                         });
+
+TEST_P(reset_under_staging, of_the_receiver_ends_it_and_the_sender_is_told) {
+    const auto done = message("--faulty A --then process_ends");
+    expect_only_a_failed(done);
+    EXPECT_TRUE(std::regex_search(
+        done.output, std::regex("the message under the reset: (Connection reset by remote peer|Endpoint "
+                                "timeout)\nthe handler of A: Connection reset by remote peer\n")))
+        << done.output;
+    EXPECT_EQ(errors_in(done.output), 1) << done.output;
+    EXPECT_HAS(done.output, "Fatal: mem type unpack failed");
+}
+
+TEST_P(reset_under_staging, of_the_sender_ends_it_and_no_other) {
+    const auto done = message("--then self_ends");
+    EXPECT_EQ(done.status, 0) << done.output;
+    EXPECT_HAS(done.output, "Fatal: mem type pack failed");
+    EXPECT_HAS(done.output, "A: the peer is gone\n");
+    EXPECT_HAS(done.output, "B: the peer is gone\n");
+}
+
+// Endpoints without error handling get rendezvous in a pipeline, whose copies UCX does not look at: nothing
+// hangs or ends, and the plugin says what it means.
+TEST_P(both_versions_of_errors, a_reset_under_a_pipeline_is_told_by_the_log_alone) {
+    for (const auto* whose : {"A", "active"}) {
+        SCOPED_TRACE(whose);
+        const auto done =
+            trouble(GetParam(), "posix,cma",
+                    fmt::format("under_way --careless --faults {} --faulty {}", reset_at(600), whose),
+                    {"UCX_GAUDI_COPY_NIC_MAX=0"});
+        expect_only_a_failed(done);
+        EXPECT_HAS(done.output, "the device failed or was reset (device lost)");
+        EXPECT_HAS(done.output, "UCX does not look at the end of copies that it stages messages with");
+        EXPECT_EQ(errors_in(done.output), 2) << done.output;
+        EXPECT_TRUE(std::regex_search(
+            done.output,
+            std::regex("the message under the reset: Success; its receiver: Success, bytes: [wl]\n")))
+            << done.output;
+    }
+}
+
+// gaudi_ipc copies with both devices in turn: one of them is lost, then the other.
+TEST_P(both_versions_of_errors, a_reset_under_puts_between_processes_is_an_error_of_the_put) {
+    std::string all;
+    for (const int at : {40, 41, 42, 43}) {
+        SCOPED_TRACE(at);
+        const auto done = trouble(GetParam(), "posix,gaudi_ipc", "putting --faults " + reset_at(at), {}, 0);
+        expect_only_a_failed(done);
+        EXPECT_HAS(done.output, "the put under the reset: Input/output error\n");
+        EXPECT_EQ(errors_in(done.output), 1) << done.output;
+        all += done.output;
+    }
+    EXPECT_HAS(all, "lost: the device of A\n");
+    EXPECT_HAS(all, "lost: the device of the active process\n");
+}
+
+TEST_F(errors_test, a_reset_under_puts_of_a_nic_takes_nothing_from_them) {
+    const auto done = trouble("1.23", "rc_v", "past_the_device --faults " + reset_at(40));
+    expect_only_a_failed(done);
+    EXPECT_HAS(done.output, "device lost");
+    EXPECT_HAS(done.output, "puts under the reset: right\n");
 }
 
 } // namespace

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // An active process with one worker and an endpoint to each of two others. Something goes wrong with the
-// first: what is under way there ends with an error that UCX itself reports, and the second does not notice.
-#include "tests/ucx/ucp_side.hpp"
+// first, or with a device: what is under way there ends with an error that UCX itself reports, and the second
+// does not notice. Where UCX ends a process itself, that is what is expected, of that one alone.
+#include "tests/ucx/ucp_passive.hpp"
 
 #include <CLI/CLI.hpp>
 #include <chrono>
@@ -17,91 +18,6 @@ namespace {
 
 using namespace ucp_side;
 
-constexpr std::uint64_t features = UCP_FEATURE_TAG | UCP_FEATURE_RMA;
-constexpr std::size_t large = 1 << 20;
-constexpr std::uint64_t seed_of_target = 11, seed_of_other = 12, seed_of_fresh = 13, fatal_tag = 14;
-
-// What the active process asks of a passive one.
-enum order : char { exchange, pass, die, release, compare, leave };
-
-// ---- passive ----
-
-class passive {
-public:
-    explicit passive(int socket)
-        : context_(features), worker_(context_, false), notes_(socket),
-          peer_(worker_, worker_.connect(notes_, errors_handled(true)), socket, false) {
-        renew(target_, seed_of_target);
-        renew(other_, seed_of_other); // beside it, so that what goes too far is found
-    }
-
-    void serve() {
-        for (;;) {
-            const auto word = peer_.hear();
-            switch (word.at(0)) {
-            case exchange:
-                receive(static_cast<std::uint64_t>(word.at(1)));
-                break;
-            case pass:
-                peer_.tell(target_->pass());
-                break;
-            case die:
-                die_under_a_message();
-                break;
-            case release:
-                target_.reset();
-                renew(fresh_, seed_of_fresh); // where the other one was, as a rule
-                peer_.tell({release});
-                break;
-            case compare:
-                other_->expect(seed_of_other, "memory that nobody was to write");
-                if (fresh_)
-                    fresh_->expect(seed_of_fresh, "memory that came after what was freed");
-                peer_.tell({compare});
-                break;
-            default:
-                return;
-            }
-        }
-    }
-
-private:
-    void renew(std::unique_ptr<memory>& which, std::uint64_t seed) {
-        which = std::make_unique<memory>(context_, "gaudi", large);
-        which->fill(made(seed, large));
-    }
-    // A put into this process's memory, then a message.
-    void receive(std::uint64_t seed) {
-        memory mine(context_, "gaudi", large);
-        mine.fill(made(~seed, large));
-        peer_.tell(mine.pass());
-        (void)peer_.hear();
-        mine.expect(seed, "a put");
-        mine.fill(made(~seed, large));
-        auto param = mine.param();
-        peer_.done(ucp_tag_recv_nbx(worker_.handle(), mine.address(), large, seed, ~0ULL, &param),
-                   "ucp_tag_recv_nbx");
-        mine.expect(seed, "a message");
-        peer_.tell({exchange});
-    }
-    // When it was announced; its data waits to be asked for.
-    [[noreturn]] void die_under_a_message() {
-        ucp_tag_recv_info_t info{};
-        while (ucp_tag_probe_nb(worker_.handle(), fatal_tag, ~0ULL, 0, &info) == nullptr)
-            ucp_worker_progress(worker_.handle());
-        ::raise(SIGKILL);
-        throw failure("lives on after SIGKILL");
-    }
-
-    context context_;
-    worker worker_;
-    notes notes_;
-    peer peer_;
-    std::unique_ptr<memory> target_, other_, fresh_;
-};
-
-// ---- active ----
-
 struct link {
     link(std::string called, int socket) : name(std::move(called)), beside(socket) {}
     std::string name;
@@ -111,12 +27,20 @@ struct link {
     ucs_status_t reported = UCS_OK;
 };
 
+// What an error at A leaves of it.
+enum class afterwards {
+    endpoint_ends,
+    endpoint_lives, // where the transport looks before it moves
+    process_ends,   // by UCX, which has no way to tell
+    self_ends       // this one, by UCX
+};
+
 class active {
 public:
-    active(int first, int second, bool outlives)
-        : context_(features), worker_(context_, false), a_("A", first), b_("B", second), outlives_(outlives) {
+    active(int first, int second, afterwards then, bool handles_errors)
+        : context_(features), worker_(context_, false), a_("A", first), b_("B", second), then_(then) {
         for (auto* each : {&a_, &b_}) {
-            auto how = errors_handled(true);
+            auto how = errors_handled(handles_errors);
             how.field_mask |= UCP_EP_PARAM_FIELD_ERR_HANDLER;
             how.err_handler.cb = [](void* arg, ucp_ep_h, ucs_status_t status) {
                 auto& failed = *static_cast<link*>(arg);
@@ -158,8 +82,7 @@ public:
         a_.beside.tell({pass});
         const remote_memory theirs(a_.endpoint, hear(a_));
         must_fail(put(a_, *mine_, theirs, large / 2), "the put beyond A's memory");
-        end_or_outlive();
-        compare_others();
+        go_on_with_a();
         trade(b_, *mine_);
     }
     void freed() {
@@ -169,8 +92,7 @@ public:
         a_.beside.tell({release});
         (void)hear(a_);
         must_fail(put(a_, *mine_, theirs, 0), "the put to freed memory");
-        end_or_outlive();
-        compare_others();
+        go_on_with_a();
         trade(b_, *mine_);
     }
     // The fault script resets the device under one of the copies. What a NIC has registered before is its
@@ -180,12 +102,82 @@ public:
         const remote_memory theirs(a_.endpoint, hear(a_));
         const auto device = gaudi::expect(gaudi::open_device());
         const auto unknown = gaudi::expect(device->heap().allocate(large));
-        lose_device();
+        if (!lose_device(*mine_))
+            throw failure("a hundred copies and no reset: is there a fault script?");
         ucp_request_param_t none{};
         must_fail(put(a_, reinterpret_cast<void*>(unknown.address().value()), none, theirs, 0),
                   "the put from a device that was reset");
         compare_others();
         memory host(context_, "host", large);
+        trade(a_, host);
+        trade(b_, host);
+    }
+    // Long messages until a device is lost under one of them: A's, or this process's own.
+    void under_way(bool of_a) {
+        memory source(context_, "gaudi", longest);
+        source.fill(made(1, longest));
+        for (int messages = 0; messages < 100; ++messages) {
+            a_.beside.tell({take, 1});
+            auto param = source.param();
+            const auto sent = outcome(ucp_tag_send_nbx(a_.endpoint, source.address(), longest, 1, &param));
+            if (then_ == afterwards::process_ends && (sent != UCS_OK || gone(a_))) {
+                must_fail(sent, "the message under the reset");
+                await_report();
+                return trade(b_, *mine_);
+            }
+            const auto word = hear(a_);
+            const taken message{static_cast<ucs_status_t>(word.at(1)), word.at(2)};
+            if (sent == UCS_OK && message.status == UCS_OK && message.bytes == 'r')
+                continue;
+            fmt::print("the message under the reset: {}; its receiver: {}, bytes: {}\n",
+                       ucs_status_string(sent), ucs_status_string(message.status), message.bytes);
+            memory host(context_, "host", large);
+            if (!of_a)
+                trade(a_, host);
+            return trade(b_, host);
+        }
+        throw failure("a hundred messages and no reset: is there a fault script?");
+    }
+    // The same with puts, which are this process's own doing.
+    void putting() {
+        a_.beside.tell({pass});
+        const remote_memory theirs(a_.endpoint, hear(a_));
+        const auto device = gaudi::expect(gaudi::open_device()); // which is open here already
+        for (int puts = 0; puts < 1000; ++puts)
+            if (const auto status = put(a_, *mine_, theirs, 0); status != UCS_OK) {
+                must_fail(status, "the put under the reset");
+                const bool own = device->lost();
+                fmt::print("lost: the device of {}\n", own ? "the active process" : "A");
+                memory host(context_, "host", large);
+                if (own) {
+                    trade(a_, host);
+                    compare_others();
+                }
+                return trade(b_, host);
+            }
+        throw failure("a thousand puts and no reset: is there a fault script?");
+    }
+    // What a NIC has registered stays between it and the device, which waits for its process to close it.
+    void past_the_device() {
+        a_.beside.tell({pass});
+        const remote_memory theirs(a_.endpoint, hear(a_));
+        const auto seed = ++seed_;
+        mine_->fill(made(seed, large));
+        memory spare(context_, "gaudi", large);
+        std::atomic<bool> lost{false};
+        std::thread beside([&] { lost = lose_device(spare); });
+        ucs_status_t status = UCS_OK;
+        for (int after = 0; status == UCS_OK && after < 2; after += lost ? 1 : 0)
+            status = put(a_, *mine_, theirs, 0);
+        beside.join();
+        check(status, "a put under the reset");
+        memory host(context_, "host", large);
+        auto param = host.param();
+        check(
+            outcome(ucp_get_nbx(a_.endpoint, host.address(), large, theirs.address(), theirs.key(), &param)),
+            "ucp_get_nbx");
+        host.expect(seed, "what was put under the reset");
+        fmt::print("puts under the reset: right\n");
         trade(a_, host);
         trade(b_, host);
     }
@@ -227,8 +219,9 @@ private:
             outcome(ucp_put_nbx(to.endpoint, from, large, where.address() + into, where.key(), &param));
         return sent != UCS_OK ? sent : outcome(ucp_ep_flush_nbx(to.endpoint, &none));
     }
-    static void must_fail(ucs_status_t status, const char* what) {
-        if (!UCS_STATUS_IS_ERR(status))
+    // Where UCX ends A, a flush may have been answered before: then the handler alone tells.
+    void must_fail(ucs_status_t status, const char* what) const {
+        if (!UCS_STATUS_IS_ERR(status) && then_ != afterwards::process_ends)
             throw failure(fmt::format("{} ended with: {}", what, ucs_status_string(status)));
         fmt::print("{}: {}\n", what, ucs_status_string(status));
     }
@@ -236,17 +229,27 @@ private:
         until([&] { return a_.errors != 0; }, "a call of A's handler");
         fmt::print("the handler of A: {}\n", ucs_status_string(a_.reported));
     }
-    // A queue pair ends with its first error; where the transport looks before it moves, the endpoint works
-    // on.
-    void end_or_outlive() {
-        if (!outlives_)
-            return await_report();
-        trade(a_, *mine_);
-        if (a_.errors != 0)
-            throw failure(fmt::format("the handler of A was called: {}", ucs_status_string(a_.reported)));
+    void go_on_with_a() {
+        const bool lives = then_ == afterwards::endpoint_lives;
+        if (!lives)
+            await_report();
+        if (then_ == afterwards::process_ends)
+            return;
+        if (lives) {
+            trade(a_, *mine_);
+            if (a_.errors != 0)
+                throw failure(fmt::format("the handler of A was called: {}", ucs_status_string(a_.reported)));
+        }
+        compare_others();
     }
     std::vector<char> hear(link& from) {
         return from.beside.hear([&] { ucp_worker_progress(worker_.handle()); });
+    }
+    // Whether it ended before it said another word.
+    bool gone(link& who) {
+        pollfd word{who.beside.socket(), POLLIN, 0};
+        until([&] { return ::poll(&word, 1, 0) == 1; }, "a word of A, or its end");
+        return who.beside.ended();
     }
     void compare_others() {
         a_.beside.tell({compare});
@@ -266,32 +269,35 @@ private:
         (void)hear(with);
         fmt::print("a put and a message to {}: right\n", with.name);
     }
-    void lose_device() {
+    // Copies until the fault script strikes.
+    static bool lose_device(memory& by_copies_to) {
         const auto bytes = made(1, large);
         for (int copies = 0; copies < 100; ++copies)
             try {
-                mine_->fill(bytes);
+                by_copies_to.fill(bytes);
             } catch (const std::exception& error) {
                 fmt::print("{}\n", error.what());
-                return;
+                return true;
             }
-        throw failure("a hundred copies and no reset: is there a fault script?");
+        return false;
     }
 
     context context_;
     worker worker_;
     link a_, b_;
-    const bool outlives_;
+    const afterwards then_;
     std::unique_ptr<memory> mine_;
     std::uint64_t seed_ = 0;
 };
 
 // A process of its own; its status is what `body` returns.
 template <typename F>
-pid_t start(const char* name, F&& body) {
+pid_t start(const char* name, std::initializer_list<int> of_others, F&& body) {
     const auto id = ::fork();
     if (id != 0)
         return id;
+    for (const int socket : of_others) // whose end shows when they have ended
+        ::close(socket);
     ::prctl(PR_SET_PDEATHSIG, SIGKILL); // a parent that is ended for its slowness leaves nobody behind
     int status = 0;
     try {
@@ -314,49 +320,86 @@ sockets make_sockets() {
     return {pair[0], pair[1]};
 }
 
-void act(const std::string& what, int a, int b, bool outlives) {
-    active self(a, b, outlives);
+struct options {
+    std::string what, faults, faulty = "active";
+    afterwards then = afterwards::endpoint_ends;
+    bool handles_errors = true; // then UCX leaves out the protocols that could not report one
+};
+
+void act(const options& how, int a, int b) {
+    active self(a, b, how.then, how.handles_errors);
+    const auto& what = how.what;
     if (what == "killed")
         self.killed();
     else if (what == "outside")
         self.outside();
     else if (what == "freed")
         self.freed();
-    else
+    else if (what == "reset")
         self.reset();
+    else if (what == "putting")
+        self.putting();
+    else if (what == "past_the_device")
+        self.past_the_device();
+    else
+        self.under_way(how.faulty == "A");
     self.end();
-    if (what != "killed")
+    if (what != "killed" && how.then != afterwards::process_ends)
         self.dismiss_a();
 }
 
 } // namespace
 
 int main(int argc, char** argv) try {
-    std::string what, faults;
-    bool outlives = false;
+    options how;
     CLI::App app("one process, two others: an error at one of them");
-    app.add_option("case", what)->required()->check(CLI::IsMember({"killed", "outside", "freed", "reset"}));
-    app.add_option("--faults", faults, "a script for the active process alone");
-    app.add_flag("--outlives", outlives, "an error of a put does not end the endpoint");
+    app.add_option("case", how.what)
+        ->required()
+        ->check(CLI::IsMember(
+            {"killed", "outside", "freed", "reset", "under_way", "putting", "past_the_device"}));
+    app.add_option("--faults", how.faults, "a script for one process alone");
+    app.add_flag("!--careless", how.handles_errors, "endpoints without error handling");
+    app.add_option("--faulty", how.faulty, "that process")->check(CLI::IsMember({"active", "A"}));
+    app.add_option("--then", how.then, "what an error leaves of A")
+        ->transform(CLI::CheckedTransformer(
+            std::map<std::string, afterwards>{{"endpoint_ends", afterwards::endpoint_ends},
+                                              {"endpoint_lives", afterwards::endpoint_lives},
+                                              {"process_ends", afterwards::process_ends},
+                                              {"self_ends", afterwards::self_ends}}));
     CLI11_PARSE(app, argc, argv);
 
     // None of the three is another's parent: UCX takes a process that nobody has waited for as alive.
     const auto to_a = make_sockets(), to_b = make_sockets();
-    const auto a = start("A", [&] { passive(to_a.passive).serve(); });
-    const auto b = start("B", [&] { passive(to_b.passive).serve(); });
-    const auto self = start("active", [&] {
-        if (!faults.empty())
-            ::setenv("GAUDI_LAB_FAULTS", faults.c_str(), 1);
-        act(what, to_a.active, to_b.active, outlives);
+    const auto use_faults = [&](const char* of) {
+        if (!how.faults.empty() && how.faulty == of)
+            ::setenv("GAUDI_LAB_FAULTS", how.faults.c_str(), 1);
+    };
+    const auto a = start("A", {to_a.active, to_b.active, to_b.passive}, [&] {
+        use_faults("A");
+        passive(to_a.passive, how.handles_errors).serve();
     });
+    const auto b = start("B", {to_a.active, to_a.passive, to_b.active},
+                         [&] { passive(to_b.passive, how.handles_errors).serve(); });
+    const auto self = start("active", {to_a.passive, to_b.passive}, [&] {
+        use_faults("active");
+        act(how, to_a.active, to_b.active);
+    });
+    for (const int each : {to_a.active, to_a.passive, to_b.active, to_b.passive})
+        ::close(each);
     std::map<pid_t, int> ended;
-    while (ended.size() < 3 && !(ended.contains(self) && ended[self] != 0)) {
+    const bool self_ends = how.then == afterwards::self_ends;
+    while (ended.size() < 3 && (self_ends || !ended.contains(self) || ended[self] == 0)) {
         int status = 0;
         const auto who = ::waitpid(-1, &status, 0);
         ended[who] = status;
     }
-    const bool killed = WIFSIGNALED(ended[a]) && WTERMSIG(ended[a]) == SIGKILL;
-    if (ended[self] != 0 || ended[b] != 0 || (what == "killed" ? !killed : ended[a] != 0))
+    // The three: what ends them.
+    const auto signal = [&](pid_t of) { return WIFSIGNALED(ended[of]) ? WTERMSIG(ended[of]) : 0; };
+    const int of_a = how.what == "killed" ? SIGKILL : how.then == afterwards::process_ends ? SIGABRT : 0;
+    const bool expected =
+        self_ends ? signal(self) == SIGABRT && signal(a) == 0 && signal(b) == 0
+                  : ended[self] == 0 && ended[b] == 0 && signal(a) == of_a && (of_a != 0 || ended[a] == 0);
+    if (!expected)
         throw failure(fmt::format("A ended with {:#x}, B with {:#x}, the active process with {:#x}", ended[a],
                                   ended[b], ended[self]));
     fmt::print("all right\n");

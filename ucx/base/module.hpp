@@ -56,8 +56,9 @@ inline uct_gaudi_module& module_of(uct_component_t* component) {
 // One line in UCX's log, after UCX's own rules: at a level that is a value, or named.
 #define gaudi_log_at(module, level, ...)                                                                     \
     do {                                                                                                     \
-        if ((module).logs(level))                                                                            \
-            (module).write(level, __FILE__, __LINE__, __func__, fmt::format(__VA_ARGS__));                   \
+        const ucs_log_level_t level_of_line = (level);                                                       \
+        if ((module).logs(level_of_line))                                                                    \
+            (module).write(level_of_line, __FILE__, __LINE__, __func__, fmt::format(__VA_ARGS__));           \
     } while (0)
 #define gaudi_log(module, level, ...) gaudi_log_at(module, UCS_LOG_LEVEL_##level, __VA_ARGS__)
 

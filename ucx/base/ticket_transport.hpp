@@ -61,16 +61,20 @@ protected:
             endpoint_failed(ep, status_of(why));
     }
     ucs_status_t refused(const gaudi::error& why, std::size_t length, std::uint64_t to, std::uint64_t from) {
-        gaudi_log(module(), ERROR, "{} of {} bytes from {:#x} to {:#x}: {}", what_, length, from, to,
-                  why.message());
-        say_what_follows();
+        gaudi_log_at(module(), level_of_failure(why), "{} of {} bytes from {:#x} to {:#x}: {}", what_, length,
+                     from, to, why.message());
         return status_of(why);
     }
-
-private:
     void say_what_follows() {
         if (const auto* text = what_follows(); text != nullptr && !std::exchange(said_, true))
             gaudi_log(module(), ERROR, "{}: {}", what_, text);
+    }
+
+private:
+    // All copies that a lost device had under way fail, and all that follow: one line tells it.
+    ucs_log_level_t level_of_failure(const gaudi::error& why) {
+        const bool lost = why.kind() == gaudi::error_kind::device_lost;
+        return lost && std::exchange(told_of_loss_, true) ? UCS_LOG_LEVEL_DIAG : UCS_LOG_LEVEL_ERROR;
     }
     void wait_for_all() {
         operations_.for_each([](Ticket& each) { (void)each.wait(); });
@@ -81,7 +85,8 @@ private:
             const auto result = ticket.wait();
             status = result ? UCS_OK : status_of(result.error());
             if (!result) {
-                gaudi_log(module(), ERROR, "{}: {}", what_, result.error().message());
+                gaudi_log_at(module(), level_of_failure(result.error()), "{}: {}", what_,
+                             result.error().message());
                 say_what_follows();
                 note_failure(ep, result.error());
             }
@@ -91,7 +96,7 @@ private:
     }
 
     const char* const what_;
-    bool said_ = false;
+    bool said_ = false, told_of_loss_ = false;
     operations<Ticket> operations_;
 };
 

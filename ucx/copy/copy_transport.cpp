@@ -94,8 +94,11 @@ public:
         keep_pinned(local, remote);
         const auto mine = number(local.buffer);
         auto started = start(put ? remote : mine, put ? mine : remote, local.length);
-        if (UCS_STATUS_IS_ERR(started.status))
+        if (UCS_STATUS_IS_ERR(started.status)) {
+            if (rkey == UCT_INVALID_RKEY)
+                say_what_follows();
             return started.status;
+        }
         module().counters.zcopy_bytes.fetch_add(local.length, std::memory_order_relaxed);
         if (started.status == UCS_INPROGRESS)
             under_way().add(std::move(started.ticket), comp, ep);

@@ -42,10 +42,14 @@ public:
         if (rkey != UCT_INVALID_RKEY &&
             (under_way().running() >= config_.in_flight || under_way().others_wait()))
             return UCS_ERR_NO_RESOURCE;
-        return run(local, remote, rkey, put, [&](gaudi::copy_ticket& ticket) -> gaudi::result<ucs_status_t> {
-            under_way().add(std::move(ticket), comp, ep);
-            return UCS_INPROGRESS;
-        });
+        const auto status =
+            run(local, remote, rkey, put, [&](gaudi::copy_ticket& ticket) -> gaudi::result<ucs_status_t> {
+                under_way().add(std::move(ticket), comp, ep);
+                return UCS_INPROGRESS;
+            });
+        if (UCS_STATUS_IS_ERR(status) && rkey == UCT_INVALID_RKEY)
+            say_what_follows();
+        return status;
     }
     ucs_status_t copy_now(kind, void* buffer, std::size_t length, std::uint64_t remote, uct_rkey_t rkey,
                           bool put) override {

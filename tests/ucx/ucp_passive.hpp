@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// A process that does what another one asks of it, over a socket beside UCX: gives keys, receives, frees,
+// dies.
+#pragma once
+
+#include "tests/ucx/ucp_side.hpp"
+
+#include <chrono>
+#include <csignal>
+#include <memory>
+
+namespace ucp_side {
+
+inline constexpr std::uint64_t features = UCP_FEATURE_TAG | UCP_FEATURE_RMA;
+inline constexpr std::size_t large = 1 << 20, longest = 16 << 20;
+inline constexpr std::uint64_t seed_of_target = 11, seed_of_other = 12, seed_of_fresh = 13, fatal_tag = 14;
+
+// What the active process asks of a passive one.
+enum order : char { exchange, pass, die, release, compare, take, leave };
+
+// What became of a message that took long, as its receiver saw it.
+struct taken {
+    ucs_status_t status = UCS_OK;
+    char bytes = '?'; // right, wrong, or lost with the device
+};
+
+class passive {
+public:
+    explicit passive(int socket, bool handles_errors)
+        : context_(features), worker_(context_, false), notes_(socket),
+          peer_(worker_, worker_.connect(notes_, errors_handled(handles_errors)), socket, false) {
+        renew(target_, seed_of_target);
+        renew(other_, seed_of_other); // beside it, so that what goes too far is found
+    }
+
+    void serve() {
+        for (;;) {
+            const auto word = peer_.hear();
+            switch (word.at(0)) {
+            case exchange:
+                receive(static_cast<std::uint64_t>(word.at(1)));
+                break;
+            case pass:
+                peer_.tell(target_->pass());
+                break;
+            case die:
+                die_under_a_message();
+                break;
+            case release:
+                target_.reset();
+                renew(fresh_, seed_of_fresh); // where the other one was, as a rule
+                peer_.tell({release});
+                break;
+            case compare:
+                other_->expect(seed_of_other, "memory that nobody was to write");
+                if (fresh_)
+                    fresh_->expect(seed_of_fresh, "memory that came after what was freed");
+                peer_.tell({compare});
+                break;
+            case take: {
+                const auto message = receive_long(static_cast<std::uint64_t>(word.at(1)));
+                peer_.tell({take, static_cast<char>(message.status), message.bytes});
+                break;
+            }
+            default:
+                return;
+            }
+        }
+    }
+
+private:
+    void renew(std::unique_ptr<memory>& which, std::uint64_t seed) {
+        which = std::make_unique<memory>(context_, "gaudi", large);
+        which->fill(made(seed, large));
+    }
+    // A put into this process's memory, then a message.
+    void receive(std::uint64_t seed) {
+        memory mine(context_, "gaudi", large);
+        mine.fill(made(~seed, large));
+        peer_.tell(mine.pass());
+        (void)peer_.hear();
+        mine.expect(seed, "a put");
+        mine.fill(made(~seed, large));
+        auto param = mine.param();
+        peer_.done(ucp_tag_recv_nbx(worker_.handle(), mine.address(), large, seed, ~0ULL, &param),
+                   "ucp_tag_recv_nbx");
+        mine.expect(seed, "a message");
+        peer_.tell({exchange});
+    }
+    // What was given up after a while counts as unfinished.
+    taken receive_long(std::uint64_t seed) {
+        if (!long_)
+            long_ = std::make_unique<memory>(context_, "gaudi", longest);
+        auto param = long_->param();
+        const auto request =
+            ucp_tag_recv_nbx(worker_.handle(), long_->address(), longest, seed, ~0ULL, &param);
+        const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+        while (UCS_PTR_IS_PTR(request) && ucp_request_check_status(request) == UCS_INPROGRESS) {
+            ucp_worker_progress(worker_.handle());
+            if (std::chrono::steady_clock::now() > deadline)
+                return {UCS_INPROGRESS};
+        }
+        taken message{UCS_PTR_IS_PTR(request) ? ucp_request_check_status(request) : UCS_PTR_STATUS(request)};
+        if (UCS_PTR_IS_PTR(request))
+            ucp_request_free(request);
+        try {
+            message.bytes = long_->read() == made(seed, longest) ? 'r' : 'w';
+        } catch (const std::exception&) {
+            message.bytes = 'l';
+        }
+        return message;
+    }
+    // When it was announced; its data waits to be asked for.
+    [[noreturn]] void die_under_a_message() {
+        ucp_tag_recv_info_t info{};
+        while (ucp_tag_probe_nb(worker_.handle(), fatal_tag, ~0ULL, 0, &info) == nullptr)
+            ucp_worker_progress(worker_.handle());
+        ::raise(SIGKILL);
+        throw failure("lives on after SIGKILL");
+    }
+
+    context context_;
+    worker worker_;
+    notes notes_;
+    peer peer_;
+    std::unique_ptr<memory> target_, other_, fresh_, long_;
+};
+
+} // namespace ucp_side
