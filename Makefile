@@ -35,7 +35,7 @@ test: setup ucx format-check build-release ## what CI runs: format, headers, war
 	@$(TEST_ENV) cd build/asan && $(CTEST) -j2 -LE 'full|slow'
 
 test-release:
-	@$(TEST_ENV) cd build/release && $(CTEST) -LE full
+	@$(TEST_ENV) cd build/release && $(CTEST) -LE 'full|waits' && $(CTEST) -j6 -L waits -LE full
 
 # What is built while the tests run, with what they leave of the processor.
 beside-tests: niceness := nice -n 19

@@ -63,7 +63,7 @@ TEST_P(between_processes, every_byte_is_right_and_goes_the_way_it_should) {
 
 class whole_gibibyte : public between_processes {};
 INSTANTIATE_TEST_SUITE_P(
-    one_gibibyte, whole_gibibyte,
+    every_gibibyte, whole_gibibyte,
     ::testing::Values(
         ipc_case{"vendor_import", "1.22", "gaudis = 2\nhcas = 1\ndmabuf_import = yes\n", "", import},
         ipc_case{"nic", "1.23", "gaudis = 2\nhcas = 1\n", "", nic},

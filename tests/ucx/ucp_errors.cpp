@@ -115,7 +115,7 @@ public:
     // Long messages until a device is lost under one of them: A's, or this process's own.
     void under_way(bool of_a) {
         memory source(context_, "gaudi", longest);
-        source.fill(made(1, longest));
+        source.fill(1);
         for (int messages = 0; messages < 100; ++messages) {
             a_.beside.tell({take, 1});
             auto param = source.param();
@@ -162,7 +162,7 @@ public:
         a_.beside.tell({pass});
         const remote_memory theirs(a_.endpoint, hear(a_));
         const auto seed = ++seed_;
-        mine_->fill(made(seed, large));
+        mine_->fill(seed);
         memory spare(context_, "gaudi", large);
         std::atomic<bool> lost{false};
         std::thread beside([&] { lost = lose_device(spare); });
@@ -258,7 +258,7 @@ private:
     // A put and a message; the other one compares every byte.
     void trade(link& with, memory& from) {
         const auto seed = ++seed_;
-        from.fill(made(seed, large));
+        from.fill(seed);
         with.beside.tell({exchange, static_cast<char>(seed)});
         const remote_memory theirs(with.endpoint, hear(with));
         check(put(with, from, theirs, 0), "ucp_put_nbx");
@@ -271,10 +271,9 @@ private:
     }
     // Copies until the fault script strikes.
     static bool lose_device(memory& by_copies_to) {
-        const auto bytes = made(1, large);
         for (int copies = 0; copies < 100; ++copies)
             try {
-                by_copies_to.fill(bytes);
+                by_copies_to.fill(1);
             } catch (const std::exception& error) {
                 fmt::print("{}\n", error.what());
                 return true;

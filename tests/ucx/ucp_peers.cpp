@@ -69,7 +69,7 @@ private:
     void one_sided(const std::string& operation, memory& mine, std::size_t size, const std::string& what) {
         const bool from_here = operation == "put";
         const bool gives = from_here == peer_.active();
-        mine.fill(made(gives ? seed_ : ~seed_, size));
+        mine.fill(gives ? seed_ : ~seed_);
         if (!peer_.active()) {
             peer_.tell(mine.pass());
             (void)peer_.hear(); // it is done
@@ -97,12 +97,12 @@ private:
     void tagged(memory& mine, std::size_t size, const std::string& what) {
         auto param = mine.param();
         if (peer_.active()) {
-            mine.fill(made(seed_, size));
+            mine.fill(seed_);
             peer_.done(ucp_tag_send_nbx(peer_.endpoint(), mine.address(), size, seed_, &param),
                        "ucp_tag_send_nbx");
             return;
         }
-        mine.fill(made(~seed_, size));
+        mine.fill(~seed_);
         peer_.done(ucp_tag_recv_nbx(peer_.worker_handle(), mine.address(), size, seed_, ~0ULL, &param),
                    "ucp_tag_recv_nbx");
         mine.expect(seed_, what);
@@ -111,12 +111,12 @@ private:
     void streamed(memory& mine, std::size_t size, const std::string& what) {
         auto param = mine.param();
         if (peer_.active()) {
-            mine.fill(made(seed_, size));
+            mine.fill(seed_);
             peer_.done(ucp_stream_send_nbx(peer_.endpoint(), mine.address(), size, &param),
                        "ucp_stream_send_nbx");
             return;
         }
-        mine.fill(made(~seed_, size));
+        mine.fill(~seed_);
         param.op_attr_mask |= UCP_OP_ATTR_FIELD_FLAGS;
         param.flags = UCP_STREAM_RECV_FLAG_WAITALL;
         std::size_t got = 0;
@@ -128,13 +128,13 @@ private:
     void active_message(memory& mine, std::size_t size, const std::string& what) {
         auto param = mine.param();
         if (peer_.active()) {
-            mine.fill(made(seed_, size));
+            mine.fill(seed_);
             peer_.done(
                 ucp_am_send_nbx(peer_.endpoint(), peer_.id(), nullptr, 0, mine.address(), size, &param),
                 "ucp_am_send_nbx");
             return;
         }
-        mine.fill(made(~seed_, size));
+        mine.fill(~seed_);
         const auto message = peer_.next_message();
         if (message.length != size)
             throw failure(fmt::format("{}: {} bytes came", what, message.length));

@@ -67,6 +67,16 @@ protected:
                 "GAUDI_LAB_HCA_REPORT=" + (root() / "report").string(),
                 "UCX_LOG_FILE=" + (root() / "ucx.log.%p").string()};
     }
+    // What UCX and the plugin wrote into these files.
+    [[nodiscard]] std::string logged() const {
+        std::string all;
+        for (const auto& each : std::filesystem::directory_iterator(root()))
+            if (each.path().filename().string().starts_with("ucx.log.")) {
+                std::ifstream log(each.path());
+                all.append(std::istreambuf_iterator<char>(log), {});
+            }
+        return all;
+    }
     void forget_counts() {
         for (const auto& file : std::filesystem::directory_iterator(root()))
             if (file.path().filename() == "report" || file.path().filename().string().starts_with("ucx.log."))
@@ -83,18 +93,14 @@ protected:
         }
         const std::regex printed(
             R"((\d+) DMA-BUFs given; copied (\d+) bytes short, (\d+) bcopy, (\d+) zcopy.* (\d+) by gaudi_dma)");
-        for (const auto& each : std::filesystem::directory_iterator(root())) {
-            if (!each.path().filename().string().starts_with("ucx.log."))
-                continue;
-            std::ifstream log(each.path());
-            std::smatch match;
-            for (std::string line; std::getline(log, line);)
-                if (std::regex_search(line, match, printed)) {
-                    sum.exports += std::stoull(match[1]);
-                    sum.staged += std::stoull(match[2]) + std::stoull(match[3]) + std::stoull(match[4]);
-                    sum.dma += std::stoull(match[5]);
-                }
-        }
+        std::istringstream log(logged());
+        std::smatch match;
+        for (std::string line; std::getline(log, line);)
+            if (std::regex_search(line, match, printed)) {
+                sum.exports += std::stoull(match[1]);
+                sum.staged += std::stoull(match[2]) + std::stoull(match[3]) + std::stoull(match[4]);
+                sum.dma += std::stoull(match[5]);
+            }
         return sum;
     }
 
@@ -103,16 +109,12 @@ protected:
         std::array<std::uint64_t, 6> sum{};
         const std::regex printed("by way: own memory ([0-9]+), [^,]* ([0-9]+), [^,]* ([0-9]+), [^,]* "
                                  "([0-9]+), [^,]* ([0-9]+), [^,]* ([0-9]+)");
-        for (const auto& each : std::filesystem::directory_iterator(root())) {
-            if (!each.path().filename().string().starts_with("ucx.log."))
-                continue;
-            std::ifstream log(each.path());
-            std::smatch match;
-            for (std::string line; std::getline(log, line);)
-                if (std::regex_search(line, match, printed))
-                    for (std::size_t i = 0; i < sum.size(); ++i)
-                        sum[i] += std::stoull(match[i + 1]);
-        }
+        std::istringstream log(logged());
+        std::smatch match;
+        for (std::string line; std::getline(log, line);)
+            if (std::regex_search(line, match, printed))
+                for (std::size_t i = 0; i < sum.size(); ++i)
+                    sum[i] += std::stoull(match[i + 1]);
         return sum;
     }
 

@@ -162,18 +162,24 @@ INSTANTIATE_TEST_SUITE_P(
     name_of_way);
 INSTANTIATE_TEST_SUITE_P(
     one_gibibyte, data,
-    ::testing::Values(
-        way{"1.22", "tcp", "--sizes 1g --rounds 1 --operations tag", ""},
-        way{"1.22", "posix,cma", "--sizes 1g --rounds 1 --operations tag", ""},
-        way{"1.23", "rc_v", "--sizes 1g --rounds 1 --operations put,get,tag", ""},
-        way{"1.22", "posix,gaudi_ipc", "--sizes 1g --rounds 1 --operations put,get,tag", ""},
-        way{"1.23", "posix,gaudi_ipc,gaudi_dma", "--sizes 1g --rounds 1 --operations put,get,tag", ""},
-        way{"1.22", "posix,gaudi_ipc,gaudi_dma", "--sizes 1g --rounds 1 --operations put,get,tag,am", ""},
-        way{"1.23", "posix,gaudi_ipc", "--sizes 1g --rounds 1 --operations put,get,tag,am", ""},
-        way{"1.23", "posix,gaudi_dma", "--sizes 1g --rounds 1 --operations tag", ""},
-        way{"1.23", "tcp", "--sizes 1g --rounds 1 --operations tag,am", ""},
-        way{"1.23", "posix,cma", "--sizes 1g --rounds 1 --operations tag,stream", ""}),
+    ::testing::Values(way{"1.22", "tcp", "--sizes 1g --rounds 1 --operations tag", ""},
+                      way{"1.23", "tcp", "--sizes 1g --rounds 1 --operations am", ""},
+                      way{"1.22", "posix,cma", "--sizes 1g --rounds 1 --operations put", ""},
+                      way{"1.23", "posix,cma", "--sizes 1g --rounds 1 --operations stream", ""},
+                      way{"1.23", "ud_v", "--sizes 1g --rounds 1 --operations get", ""},
+                      way{"1.23", "rc_v", "--sizes 1g --rounds 1", ""}),
     name_of_way);
+INSTANTIATE_TEST_SUITE_P(every_gibibyte, data, ::testing::ValuesIn([] {
+                             std::vector<way> all;
+                             for (const auto* version : {"1.22", "1.23"})
+                                 for (const auto* transports :
+                                      {"tcp", "posix,cma", "posix,gaudi_ipc", "posix,gaudi_dma",
+                                       "posix,gaudi_ipc,gaudi_dma"})
+                                     all.push_back({version, transports, "--sizes 1g --rounds 1", ""});
+                             all.push_back({"1.23", "ud_v", "--sizes 1g --rounds 1", ""});
+                             return all;
+                         }()),
+                         name_of_way);
 
 TEST_F(ucx_test, data_is_right_where_each_process_has_two_devices) {
     describe_lab("gaudis = 4\nhcas = 1\n");
@@ -189,7 +195,12 @@ TEST_F(ucx_test, data_is_right_where_each_process_has_two_devices) {
 TEST_F(ucx_test, data_is_right_over_roce) {
     describe_lab("gaudis = 2\nhcas = 1\nlink_layer = ethernet\n");
     expect_right(peers(new_ucx, "rc_v", "--rounds 1"));
-    expect_right(peers(new_ucx, "ud_v", "--rounds 1 --sizes 8,4097,1m"));
+    expect_right(peers(new_ucx, "rc_v", "--sizes 1g --rounds 1 --operations tag"));
+    for (const auto* transports : {"rc_v", "ud_v"})
+        for (const auto* more : {"", "--here host", "--there host", "--sleep", "--threads 3"}) {
+            SCOPED_TRACE(fmt::format("{} {}", transports, more));
+            expect_right(peers(new_ucx, transports, fmt::format("--rounds 1 --sizes 8,4097,1m {}", more)));
+        }
 }
 
 // What a program computes on: memory of SynapseAI, which UCX is given by its address.
