@@ -73,19 +73,19 @@ result<dmabuf_export> device::export_pages(device_address address, std::uint64_t
 }
 
 result<dmabuf_export> device::export_foreign(device_address address, std::uint64_t length) {
-    if (const auto found = find_synapse_device_of(core_->fd())) {
-        const auto plan = plan_export({core_->who().generation, memory_origin::foreign_pool, found->pool_base,
-                                       found->pool_size, address, length});
-        if (!plan)
-            return tl::unexpected(plan.error());
-        auto fd = core_->export_dmabuf(*plan);
-        if (!fd)
-            return tl::unexpected(fd.error());
-        return dmabuf_export{fd->release(), plan->dmabuf_offset, plan->iova, plan->length};
-    }
-    return tl::unexpected(
-        error(errc::not_allocated, fmt::format("{} bytes at {:#x}: no SynapseAI in this process owns {}",
-                                               length, address.value(), core_->who().bus_id)));
+    const auto found = core_->synapse_side();
+    if (!found)
+        return tl::unexpected(
+            error(errc::not_allocated,
+                  fmt::format("{} bytes at {:#x}: {}", length, address.value(), found.error().observed())));
+    const auto plan = plan_export({core_->who().generation, memory_origin::foreign_pool, found->pool_base,
+                                   found->pool_size, address, length});
+    if (!plan)
+        return tl::unexpected(plan.error());
+    auto fd = core_->export_dmabuf(*plan);
+    if (!fd)
+        return tl::unexpected(fd.error());
+    return dmabuf_export{fd->release(), plan->dmabuf_offset, plan->iova, plan->length};
 }
 
 bool synapse_copies_here() {

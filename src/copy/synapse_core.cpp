@@ -37,9 +37,11 @@ result<std::shared_ptr<copy_core>> synapse_core::make(const std::shared_ptr<hl_d
             error(errc::copies_absent, fmt::format("the queues of {} belong to SynapseAI in this process, {}",
                                                    device->who().bus_id, why)));
     };
-    const auto holder = find_synapse_device_of(device->fd());
+    const auto holder = device->synapse_side();
+    if (!holder)
+        return tl::unexpected(holder.error());
     const auto api = find_synapse_copies();
-    if (!holder || !api)
+    if (!api)
         return absent("which offers no copies");
     auto slab = bounce_slab::make(32);
     if (!slab)
@@ -83,6 +85,8 @@ synapse_core::~synapse_core() {
 error synapse_core::failed(std::string_view call, int status) const {
     if (status == synapse_copies::device_reset)
         device_->mark_lost(fmt::format("{} answers synDeviceReset", call));
+    if (const auto held = device_->synapse_side(); !held)
+        return held.error();
     if (device_->lost())
         return device_->lost_error("copy");
     return {errc::copy_refused, fmt::format("{} on {} answers {}", call, device_->who().bus_id, status)};
@@ -112,11 +116,14 @@ void synapse_core::release(std::uint32_t slot) {
 }
 
 result<void> synapse_core::map_host(std::span<std::byte> memory) {
-    if (const int status = api_.synHostMap(id_, memory.size(), memory.data()); status != 0)
-        return tl::unexpected(
-            error(errc::host_range_invalid, fmt::format("synHostMap of {} bytes at {} answers {}",
-                                                        memory.size(), fmt::ptr(memory.data()), status)));
-    return {};
+    const int status = api_.synHostMap(id_, memory.size(), memory.data());
+    if (status == 0)
+        return {};
+    if (const auto held = device_->synapse_side(); !held)
+        return tl::unexpected(held.error());
+    return tl::unexpected(
+        error(errc::host_range_invalid, fmt::format("synHostMap of {} bytes at {} answers {}", memory.size(),
+                                                    fmt::ptr(memory.data()), status)));
 }
 
 result<std::uint64_t> synapse_core::reach_host(std::uint32_t slot, std::span<std::byte> memory, bool writes) {

@@ -343,6 +343,14 @@ void hl_device::mark_lost(std::string reason) {
     lost_.store(true, std::memory_order_release);
 }
 
+result<synapse_device> hl_device::synapse_side() {
+    if (const auto found = find_synapse_device_of(fd_))
+        return *found;
+    mark_lost("SynapseAI in this process has let go of it");
+    return tl::unexpected(
+        error(errc::not_allocated, fmt::format("no SynapseAI in this process owns {}", who_.bus_id)));
+}
+
 error hl_device::lost_error(std::string_view during) const {
     const std::lock_guard guard(lost_mutex_);
     return {errc::device_lost, fmt::format("{} on {}: {}", during, who_.bus_id, lost_reason_)};

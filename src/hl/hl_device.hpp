@@ -9,6 +9,7 @@
 #include "src/hl/export_plan.hpp"
 #include "src/hl/generation.hpp"
 #include "src/hl/hlthunk_api.hpp"
+#include "src/hl/synapse.hpp"
 #include "src/os/unique_fd.hpp"
 
 #include <atomic>
@@ -135,6 +136,8 @@ public:
 
     // Set once by whoever notices; from then on everything fails fast.
     void mark_lost(std::string reason);
+    // SynapseAI's side of a context that is its own. Where it has let go of the device, the context is lost.
+    result<synapse_device> synapse_side();
     [[nodiscard]] bool lost() const { return lost_.load(std::memory_order_acquire); }
     [[nodiscard]] error lost_error(std::string_view during) const;
     // Turns a failed driver call into an error; EIO, EBUSY and the like of a device in reset become

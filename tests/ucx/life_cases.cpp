@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <optional>
 #include <unistd.h>
 
 namespace {
@@ -161,6 +162,48 @@ TEST(uct_life, memory_of_synapse_is_found_whenever_it_comes) {
         copier dma(domain, "gaudi_dma", "gaudi_dma");
         expect_there_and_back(dma, address + 8192, 3 << 20);
     }
+}
+
+TEST(uct_life, memory_of_a_synapse_from_before_is_known_at_once) {
+    const fake_synapse synapse(FAKE_SYNAPSE);
+    memory_domain domain("gaudi_copy", "gaudi_copy");
+    ucs_memory_info_t info{};
+    EXPECT_EQ(ucs_memtype_cache_lookup(reinterpret_cast<void*>(synapse.pool()), 4096, &info), UCS_OK);
+    EXPECT_EQ(info.type, UCS_MEMORY_TYPE_GAUDI);
+    EXPECT_NE(info.sys_dev, UCS_SYS_DEVICE_ID_UNKNOWN);
+    copier copies(domain);
+    expect_there_and_back(copies, synapse.pool() + 4096, 1 << 20);
+}
+
+TEST(uct_life, memory_of_a_synapse_that_went_is_refused_and_found_when_it_comes_again) {
+    memory_domain domain("gaudi_copy", "gaudi_copy");
+    const auto dmabuf_of = [&](uint64_t address) {
+        uct_md_mem_attr_v2_t attr{};
+        attr.field_mask = dmabuf;
+        const auto status = uct_md_mem_query_v2(domain.md, reinterpret_cast<void*>(address), 4096, &attr);
+        if (status == UCS_OK && attr.dmabuf_fd >= 0)
+            ::close(attr.dmabuf_fd);
+        return status;
+    };
+    copier copies(domain);
+    const auto put = [&](uint64_t address, unsigned length) {
+        auto out = numbered(length, 4);
+        return uct_ep_put_short(copies.ep, out.data(), length, address, UCT_INVALID_RKEY);
+    };
+    std::optional<fake_synapse> synapse(FAKE_SYNAPSE);
+    const auto before = synapse->pool();
+    expect_there_and_back(copies, before + 4096, 100000);
+    ASSERT_EQ(dmabuf_of(before), UCS_OK);
+    synapse.reset();
+    for (const unsigned length : {100000U, 8U}) // by its own call, and by a NIC
+        EXPECT_EQ(put(before, length), UCS_ERR_INVALID_ADDR) << length;
+    EXPECT_EQ(dmabuf_of(before), UCS_ERR_INVALID_ADDR);
+    const int between = ::dup(0); // so that its descriptor is another one
+    synapse.emplace(FAKE_SYNAPSE);
+    ::close(between);
+    expect_there_and_back(copies, synapse->pool() + 4096, 100000);
+    EXPECT_EQ(put(synapse->pool(), 8), UCS_OK);
+    EXPECT_EQ(dmabuf_of(synapse->pool()), UCS_OK);
 }
 
 // In a lab of Gaudi3, which have no queues for users.

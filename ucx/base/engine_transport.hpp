@@ -32,6 +32,7 @@ protected:
     // `options` count if nobody has the device's engine yet.
     [[nodiscard]] gaudi::result<gaudi::copy_engine> engine_of(unsigned device,
                                                               const gaudi::copy_options& options);
+    void forget_engine(unsigned device) { engines_.erase(device); }
     // Begins a copy of which one side is memory of the engine's device, or both are.
     [[nodiscard]] static gaudi::result<gaudi::copy_ticket>
     begin_on(gaudi::copy_engine& engine, std::uint64_t to, bool to_device, std::uint64_t from,

@@ -206,7 +206,13 @@ ucs_status_t uct_gaudi_copy_mem_query(uct_md_h tl_md, const void* pointer, size_
         }
         if ((mask & (UCT_MD_MEM_ATTR_V2_FIELD_DMABUF_FD | UCT_MD_MEM_ATTR_V2_FIELD_DMABUF_OFFSET)) == 0)
             return UCS_OK;
-        const auto device = gaudi::find_open_device(where.index);
+        auto device = gaudi::find_open_device(where.index);
+        if (!device)
+            return UCS_ERR_INVALID_ADDR;
+        const auto status = give_dmabuf(md, *device, address, length, attr);
+        if (status == UCS_OK || !was_let_go(device) || !attach_again(md, address))
+            return status;
+        device = gaudi::find_open_device(locate(address).index);
         return device ? give_dmabuf(md, *device, address, length, attr) : UCS_ERR_INVALID_ADDR;
     });
 }
@@ -322,6 +328,21 @@ void uct_gaudi_copy_md_vfs_init(uct_md_h tl_md) {
 located locate(std::uint64_t address) {
     const auto index = gaudi::known_memory().device_of(gaudi::device_address(address));
     return index ? located{true, *index} : located{};
+}
+
+bool was_let_go(std::shared_ptr<gaudi::device>& device) {
+    if (!device || !device->attached() || !device->lost())
+        return false;
+    device.reset();
+    return true;
+}
+
+bool attach_again(uct_gaudi_copy_md_t& md, std::uint64_t address) {
+    {
+        const std::lock_guard guard(md.mutex);
+        std::erase_if(md.attached, [](const auto& each) { return each->lost(); });
+    }
+    return attach_late(md, address) && locate(address).device;
 }
 
 located locate_or_attach(uct_gaudi_copy_md_t& md, std::uint64_t address) {

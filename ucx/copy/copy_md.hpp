@@ -76,6 +76,10 @@ struct located {
 [[nodiscard]] located locate(std::uint64_t address);
 // The same, and looks for what SynapseAI took in the meantime.
 [[nodiscard]] located locate_or_attach(uct_gaudi_copy_md_t& md, std::uint64_t address);
+// Whether SynapseAI has let go of the device, which is then given up here too.
+[[nodiscard]] bool was_let_go(std::shared_ptr<gaudi::device>& device);
+// After that: whether the address is known again.
+[[nodiscard]] bool attach_again(uct_gaudi_copy_md_t& md, std::uint64_t address);
 // Whether the address can only be a device's: a CPU that touches it dies.
 [[nodiscard]] bool in_device_space(std::uint64_t address);
 

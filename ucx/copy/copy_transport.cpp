@@ -128,7 +128,7 @@ private:
         gaudi::copy_ticket ticket;
     };
 
-    started_copy start(std::uint64_t to, std::uint64_t from, std::size_t length) {
+    started_copy start(std::uint64_t to, std::uint64_t from, std::size_t length, bool once_more = true) {
         const auto no = [&](const gaudi::error& why) {
             return started_copy{refused(why, length, to, from), {}};
         };
@@ -156,12 +156,25 @@ private:
             if (engine.error().code() == gaudi::errc::copies_absent && between &&
                 by_nic(index, target.device, to, from, length))
                 return {UCS_OK, {}};
-            return no(engine.error());
         }
         // Whoever made the engine may have wanted another number.
-        auto ticket =
-            begin_on(*engine, to, target.device, from, source.device, length, {.queues = md_.copies.queues});
-        return ticket ? started_copy{UCS_INPROGRESS, std::move(*ticket)} : no(ticket.error());
+        auto ticket = engine ? begin_on(*engine, to, target.device, from, source.device, length,
+                                        {.queues = md_.copies.queues})
+                             : tl::unexpected(engine.error());
+        if (ticket)
+            return {UCS_INPROGRESS, std::move(*ticket)};
+        if (once_more && is_there_again(index, target.device ? to : from))
+            return start(to, from, length, false);
+        return no(ticket.error());
+    }
+    // Whether SynapseAI has let go of the device, and has the memory again.
+    bool is_there_again(unsigned index, std::uint64_t address) {
+        auto device = gaudi::find_open_device(index);
+        if (!was_let_go(device))
+            return false;
+        forget_engine(index);
+        ways_.erase(index);
+        return attach_again(md_, address);
     }
 
     // A copy between host and device through a NIC. False: it was not possible, the engine shall do it, and
