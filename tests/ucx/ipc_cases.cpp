@@ -93,6 +93,12 @@ public:
         check(uct_iface_get_device_address(iface_, reinterpret_cast<uct_device_addr_t*>(into.machine.data())),
               "iface_get_device_address");
     }
+    // Of gaudi_copy, which works within a process.
+    void pack_for_copies(told& into) {
+        const auto key = key_of(copy_, memory_->memory.memh);
+        std::memcpy(into.key.data(), &key, sizeof(key));
+        into.address = memory_->number();
+    }
     [[nodiscard]] bool holds(unsigned seed) const {
         return seen_at(memory_->number()) == numbered(size, seed);
     }
@@ -116,6 +122,9 @@ TEST(other, DISABLED_process) {
         case 'k':
         case 'K':
             memory.pack(said, wanted.what == 'K');
+            break;
+        case 'c':
+            memory.pack_for_copies(said);
             break;
         case 'h':
             said.value = memory.holds(wanted.seed) ? 1 : 0;
@@ -366,6 +375,21 @@ TEST_F(uct_ipc_on_request, what_is_behind_a_fence_waits_for_what_is_before_it) {
     while (behind == UCS_INPROGRESS && two.times == 0)
         uct_worker_progress(worker_.handle);
     EXPECT_EQ(other.ask('h', 6).value, 1U);
+}
+
+TEST_F(uct_ipc, a_key_for_copies_opens_nothing_in_another_process) {
+    copier copies(copy);
+    const auto foreign = other.ask('c');
+    uct_rkey_bundle_t bundle{};
+    ASSERT_EQ(uct_rkey_unpack(copy.component, foreign.key.data(), &bundle), UCS_OK);
+    uint64_t word = 1;
+    EXPECT_EQ(uct_ep_put_short(copies.ep, &word, 8, foreign.address, bundle.rkey), UCS_ERR_INVALID_PARAM);
+    EXPECT_EQ(uct_ep_get_short(copies.ep, &word, 8, foreign.address, bundle.rkey), UCS_ERR_INVALID_PARAM);
+    uct_rkey_release(copy.component, &bundle);
+    uct_md_mem_attach_params_t params{};
+    uct_mem_h memh = nullptr;
+    EXPECT_EQ(uct_md_mem_attach(copy.md, foreign.key.data(), &params, &memh), UCS_ERR_UNREACHABLE);
+    EXPECT_EQ(other.ask('h', 1).value, 1U) << "its memory is as it was";
 }
 
 TEST_F(uct_ipc, damaged_keys_are_refused_and_equal_ones_are_equal) {

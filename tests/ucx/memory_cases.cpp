@@ -190,26 +190,6 @@ TEST_F(uct_case, a_child_of_fork_gets_errors_and_leaves_the_parent_alone) {
     EXPECT_EQ(found, word);
 }
 
-TEST_F(uct_case, what_cannot_be_allocated_is_refused) {
-    const uct_alloc_method_t methods[] = {UCT_ALLOC_METHOD_MD};
-    uct_md_h mds[] = {domain.md};
-    uct_mem_alloc_params_t params{};
-    params.field_mask = UCT_MEM_ALLOC_PARAM_FIELD_FLAGS | UCT_MEM_ALLOC_PARAM_FIELD_MDS |
-                        UCT_MEM_ALLOC_PARAM_FIELD_MEM_TYPE | UCT_MEM_ALLOC_PARAM_FIELD_ADDRESS;
-    params.mds.mds = mds;
-    params.mds.count = 1;
-    params.mem_type = UCS_MEMORY_TYPE_GAUDI;
-    params.flags = UCT_MD_MEM_ACCESS_ALL | UCT_MD_MEM_FLAG_HIDE_ERRORS;
-    uct_allocated_memory_t memory{};
-    EXPECT_NE(uct_mem_alloc(1ULL << 40, methods, 1, &params, &memory), UCS_OK); // more than a device has
-    params.flags |= UCT_MD_MEM_FLAG_FIXED;
-    params.address = reinterpret_cast<void*>(0x1001500000000000);
-    EXPECT_NE(uct_mem_alloc(4096, methods, 1, &params, &memory), UCS_OK); // the driver places memory itself
-    params.flags = UCT_MD_MEM_ACCESS_ALL;
-    params.mem_type = UCS_MEMORY_TYPE_CUDA;
-    EXPECT_NE(uct_mem_alloc(4096, methods, 1, &params, &memory), UCS_OK);
-}
-
 // ---- keys ----
 
 TEST_F(uct_case, keys_name_allocation_and_process_and_no_descriptor) {
@@ -228,23 +208,6 @@ TEST_F(uct_case, keys_name_allocation_and_process_and_no_descriptor) {
     EXPECT_EQ(order, 0);
     uct_rkey_release(domain.component, &*one);
     uct_rkey_release(domain.component, &*two);
-}
-
-TEST_F(uct_case, damaged_keys_are_refused) {
-    const allocated memory(domain, 65536);
-    const auto good = packed(memory.memory.memh);
-    auto magic = good, version = good, flipped = good, empty = good;
-    magic.magic ^= 1;
-    version.version = 2;
-    version.seal();
-    flipped.generation ^= 1;
-    empty.length = 0;
-    empty.seal();
-    for (const auto& bad : {magic, version, flipped, empty})
-        EXPECT_FALSE(unpacked(bad));
-    auto fine = unpacked(good);
-    ASSERT_TRUE(fine);
-    uct_rkey_release(domain.component, &*fine);
 }
 
 TEST_F(uct_case, short_keys_and_those_of_others_cannot_be_attached) {

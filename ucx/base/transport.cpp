@@ -54,11 +54,15 @@ int uct_gaudi_iface_is_reachable_v2(const uct_iface_h iface, const uct_iface_is_
     const auto& ucx = self.module().ucx;
     if (ucx.uct_iface_is_reachable_params_addrs_valid(params) == 0)
         return 0;
-    if (const char* why = self.why_unreachable(params->device_addr, params->iface_addr); why != nullptr) {
-        ucx.uct_iface_fill_info_str_buf(params, "%s", why);
-        return 0;
-    }
-    return ucx.uct_iface_scope_is_reachable(iface, params);
+    const char* why = "out of memory";
+    (void)guarded([&] {
+        why = self.why_unreachable(params->device_addr, params->iface_addr);
+        return UCS_OK;
+    });
+    if (why == nullptr)
+        return ucx.uct_iface_scope_is_reachable(iface, params);
+    ucx.uct_iface_fill_info_str_buf(params, "%s", why);
+    return 0;
 }
 
 unsigned uct_gaudi_iface_progress(uct_iface_h iface) {
@@ -154,9 +158,19 @@ ucs_status_t uct_gaudi_ep_create(const uct_ep_params_t* params, uct_ep_h* ep_p) 
 
 void uct_gaudi_ep_destroy(uct_ep_h ep) {
     const auto& ucx = of(ep->iface).module().ucx;
-    of(ep->iface).forget(ep);
+    (void)guarded([&] {
+        of(ep->iface).forget(ep);
+        return UCS_OK;
+    });
     ucx.ucs_class_call_cleanup_chain(ucx.uct_base_ep_t_class, ep, -1);
     delete reinterpret_cast<uct_gaudi_ep_t*>(ep);
+}
+
+ucs_status_t fence(uct_iface_h iface) {
+    return guarded([&] {
+        of(iface).fence();
+        return UCS_OK;
+    });
 }
 
 uct_iface_ops_t* iface_ops() {
@@ -192,10 +206,7 @@ uct_iface_ops_t* iface_ops() {
         made.ep_flush = [](uct_ep_h ep, unsigned, uct_completion_t* comp) {
             return guarded([&] { return of(ep->iface).flush(comp); });
         };
-        made.ep_fence = [](uct_ep_h ep, unsigned) {
-            of(ep->iface).fence();
-            return UCS_OK;
-        };
+        made.ep_fence = [](uct_ep_h ep, unsigned) { return fence(ep->iface); };
         made.ep_check = [](uct_ep_h ep, unsigned, uct_completion_t*) {
             return guarded([&] {
                 auto& self = of(ep->iface);
@@ -210,10 +221,7 @@ uct_iface_ops_t* iface_ops() {
         made.iface_flush = [](uct_iface_h iface, unsigned, uct_completion_t* comp) {
             return guarded([&] { return of(iface).flush(comp); });
         };
-        made.iface_fence = [](uct_iface_h iface, unsigned) {
-            of(iface).fence();
-            return UCS_OK;
-        };
+        made.iface_fence = [](uct_iface_h iface, unsigned) { return fence(iface); };
         made.iface_progress = uct_gaudi_iface_progress;
         made.iface_event_fd_get = [](uct_iface_h iface, int* fd) {
             return guarded([&] { return of(iface).event_fd(fd); });
