@@ -72,6 +72,25 @@ int main(void) {
     EXPECT(dmabuf.fd >= 0 && dmabuf.iova == one + 4096 && dmabuf.length == 8192 && dmabuf.offset % 4096 == 0);
     close(dmabuf.fd);
 
+    /* Null pointers are refused, with a word. */
+    EXPECT(gaudi_device_count(NULL) == GAUDI_INVALID && strstr(gaudi_last_error(), "null pointer") != NULL);
+    EXPECT(gaudi_open("0", NULL) == GAUDI_INVALID &&
+           gaudi_open(NULL, &same) == GAUDI_OK); /* which means auto */
+    gaudi_close(same);
+    gaudi_close(NULL);
+    EXPECT(gaudi_query_device(NULL, &info) == GAUDI_INVALID &&
+           gaudi_query_device(device, NULL) == GAUDI_INVALID);
+    EXPECT(gaudi_allocate(NULL, 1, &far) == GAUDI_INVALID &&
+           gaudi_allocate(device, 1, NULL) == GAUDI_INVALID);
+    EXPECT(gaudi_free(NULL, one) == GAUDI_INVALID && gaudi_query_memory(one, NULL) == GAUDI_INVALID);
+    EXPECT(gaudi_copy_in(NULL, one, out, 1) == GAUDI_INVALID &&
+           gaudi_copy_in(device, one, NULL, 1) == GAUDI_INVALID);
+    EXPECT(gaudi_copy_out(NULL, back, one, 1) == GAUDI_INVALID &&
+           gaudi_copy_out(device, NULL, one, 1) == GAUDI_INVALID);
+    EXPECT(gaudi_copy_within(NULL, two, one, 1) == GAUDI_INVALID);
+    EXPECT(gaudi_export(NULL, one, 4096, &dmabuf) == GAUDI_INVALID &&
+           gaudi_export(device, one, 4096, NULL) == GAUDI_INVALID);
+
     EXPECT(gaudi_free(device, one) == GAUDI_OK && gaudi_free(device, two) == GAUDI_OK);
     EXPECT(gaudi_free(device, two) == GAUDI_INVALID);
     EXPECT(gaudi_export(device, one, 4096, &dmabuf) == GAUDI_INVALID);

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <time.h>
 
 namespace tools {
@@ -25,6 +26,7 @@ struct directions {
 struct figures {
     directions few, many;             // queues
     double small_copy = 0, begin = 0; // seconds
+    std::optional<double> by_nic;     // seconds for 8 bytes, where a NIC reaches the device's memory
 };
 
 double cpu_seconds() {
@@ -36,7 +38,8 @@ double cpu_seconds() {
 class measurement {
 public:
     explicit measurement(gaudi::device& card)
-        : engine_(gaudi::expect(card.copies())), first_(gaudi::expect(card.heap().allocate(large))),
+        : card_(card), engine_(gaudi::expect(card.copies())),
+          first_(gaudi::expect(card.heap().allocate(large))),
           second_(gaudi::expect(card.heap().allocate(large))), host_(large, std::byte{1}),
           pinned_(gaudi::expect(engine_.pin(host_))) {}
 
@@ -49,6 +52,7 @@ public:
         }
         found.small_copy = time_of_small_copies();
         found.begin = time_to_begin();
+        found.by_nic = time_through_nic();
         return found;
     }
 
@@ -91,6 +95,25 @@ private:
         return median(each);
     }
 
+    // As the plugin makes small copies.
+    std::optional<double> time_through_nic() {
+        gaudi::nic_choice choice;
+        choice.near_to = card_.info();
+        choice.needs_dmabuf = true;
+        const auto nic = gaudi::open_nic(choice);
+        auto small_way = nic ? gaudi::loopback::make(*nic) : tl::unexpected(nic.error());
+        if (!small_way)
+            return std::nullopt;
+        std::vector<double> each(small_copies);
+        for (auto& taken : each) {
+            const auto start = std::chrono::steady_clock::now();
+            gaudi::expect(small_way->write(card_, first_.address(), std::span(host_).first(8)));
+            taken = seconds(std::chrono::steady_clock::now() - start).count();
+        }
+        return median(each);
+    }
+
+    gaudi::device& card_;
     gaudi::copy_engine engine_;
     gaudi::device_buffer first_, second_;
     std::vector<std::byte> host_;
@@ -107,15 +130,18 @@ std::vector<setting> settings_of(const figures& found) {
     const bool four = slower(found.many) > slower(found.few);
     const auto speed = [](double bytes) { return fmt::format("{:.0f}MBs", bytes / (1 << 20)); };
     const auto time = [](double taken) { return fmt::format("{:.0f}ns", taken * 1e9); };
-    return {{"UCX_GAUDI_COPY_BW_TO_DEVICE", speed(found.few.to)},
-            {"UCX_GAUDI_COPY_BW_FROM_DEVICE", speed(found.few.from)},
-            {"UCX_GAUDI_COPY_BW_WITHIN", speed(found.few.within)},
-            {"UCX_GAUDI_COPY_LATENCY", time(found.small_copy)},
-            {"UCX_GAUDI_COPY_OVERHEAD", time(found.begin)},
-            {"UCX_GAUDI_DMA_QUEUES", four ? "4" : "2"},
-            {"UCX_GAUDI_DMA_BW", speed(slower(four ? found.many : found.few))},
-            {"UCX_GAUDI_DMA_LATENCY", time(found.small_copy)},
-            {"UCX_GAUDI_DMA_OVERHEAD", time(found.begin)}};
+    std::vector<setting> all{{"UCX_GAUDI_COPY_BW_TO_DEVICE", speed(found.few.to)},
+                             {"UCX_GAUDI_COPY_BW_FROM_DEVICE", speed(found.few.from)},
+                             {"UCX_GAUDI_COPY_BW_WITHIN", speed(found.few.within)},
+                             {"UCX_GAUDI_COPY_LATENCY", time(found.small_copy)},
+                             {"UCX_GAUDI_COPY_OVERHEAD", time(found.begin)},
+                             {"UCX_GAUDI_DMA_QUEUES", four ? "4" : "2"},
+                             {"UCX_GAUDI_DMA_BW", speed(slower(four ? found.many : found.few))},
+                             {"UCX_GAUDI_DMA_LATENCY", time(found.small_copy)},
+                             {"UCX_GAUDI_DMA_OVERHEAD", time(found.begin)}};
+    if (found.by_nic)
+        all.push_back({"UCX_GAUDI_COPY_NIC_LATENCY", time(*found.by_nic)});
+    return all;
 }
 
 // Figures of the lab are not a Gaudi's.
@@ -142,6 +168,8 @@ void print_table(const gaudi::device_info& card, const figures& found) {
     row("within the device", found.few.within, found.many.within);
     fmt::print("{:<24}  {:>7.1f} us\n", "a copy of 4 KiB", found.small_copy * 1e6);
     fmt::print("{:<24}  {:>7.1f} us of CPU time\n", "beginning a copy", found.begin * 1e6);
+    if (found.by_nic)
+        fmt::print("{:<24}  {:>7.2f} us\n", "8 bytes through a NIC", *found.by_nic * 1e6);
     if (known_to_ucx(card))
         fmt::print("\nUCX reckons with this after: eval \"$(gaudi-direct measure --env)\"\n");
 }

@@ -104,7 +104,9 @@ TEST_F(tool_test, measure) {
         EXPECT_GT(std::stod(shown.output.substr(at + std::strlen(row))), 0) << shown.output;
     }
     const auto lines = tool({"lab", "run", "--", GAUDI_DIRECT_TOOL, "measure", "--env"}).output;
-    EXPECT_EQ(std::count(lines.begin(), lines.end(), '\n'), 9) << lines;
+    EXPECT_EQ(std::count(lines.begin(), lines.end(), '\n'), 10) << lines;
+    EXPECT_HAS(lines, "export UCX_GAUDI_COPY_NIC_LATENCY=");
+    EXPECT_HAS(shown.output, "8 bytes through a NIC ");
     EXPECT_TRUE(lines.starts_with("export UCX_GAUDI_COPY_BW_TO_DEVICE=")) << lines;
     const auto wrong = tool({"measure", "--device", "front"});
     EXPECT_EQ(wrong.status, 2);

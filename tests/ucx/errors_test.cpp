@@ -135,6 +135,15 @@ TEST_P(failing_put, from_a_device_that_was_reset_is_an_error) {
     EXPECT_HAS(done.output, "the put from a device that was reset: Input/output error\n");
 }
 
+TEST_P(both_versions_of_errors, a_corrupted_key_is_refused_and_the_right_one_works) {
+    const auto done = trouble(GetParam(), "posix,gaudi_ipc", "corrupted --key-begins 1GDH");
+    expect_only_a_failed(done);
+    const std::regex line("unpacking a corrupted key: Invalid parameter\n");
+    EXPECT_EQ(std::distance(std::sregex_iterator(done.output.begin(), done.output.end(), line), {}), 3)
+        << done.output;
+    EXPECT_EQ(errors_in(done.output), 3) << done.output;
+}
+
 // ---- a device that is reset while something is under way ----
 
 // UCX stages in pieces, each of which the engine copies here: the reset meets one of them.

@@ -81,7 +81,13 @@ TEST(uct_life, counters_and_devices_are_files_of_vfs) {
     while (done.times == 0)
         dma.progress();
     EXPECT_EQ(dma_bytes() - before, length);
-    EXPECT_NE(meanwhile.find("1048576 bytes in 1 buffers, 1 chunks"), std::string::npos) << meanwhile;
+    EXPECT_NE(meanwhile.find("1048576 bytes in 1 buffers, 1 chunks, 0 exported"), std::string::npos)
+        << meanwhile;
+    uct_md_mem_attr_v2_t attr{};
+    attr.field_mask = dmabuf;
+    ASSERT_EQ(uct_md_mem_query_v2(domain.md, memory.memory.address, length, &attr), UCS_OK);
+    ::close(attr.dmabuf_fd);
+    EXPECT_NE(devices().find("1 buffers, 1 chunks, 1 exported"), std::string::npos) << devices();
     EXPECT_NE(meanwhile.find(", 1 packets on it"), std::string::npos) << "the copy is on a queue:\n"
                                                                       << meanwhile;
     // What its queue shows when it is over: all the bytes, some time, nothing left.

@@ -174,14 +174,35 @@ TEST_F(uct_case, a_child_of_fork_gets_errors_and_leaves_the_parent_alone) {
     copier copies(domain);
     const allocated memory(domain, 65536);
     uint64_t word = 5, found = 0;
+    ucs_memory_type_t type = UCS_MEMORY_TYPE_LAST;
     ASSERT_EQ(uct_ep_put_short(copies.ep, &word, 8, memory.number(), UCT_INVALID_RKEY), UCS_OK);
     const auto child = ::fork();
     if (child == 0) {
         // Its parent's device is not its own: no crash, no copy, and nothing of the parent's is closed.
         uint64_t other = 6;
-        const bool refused =
-            uct_ep_put_short(copies.ep, &other, 8, memory.number(), UCT_INVALID_RKEY) != UCS_OK;
-        ::_exit(refused ? 0 : 1);
+        std::vector<std::byte> large(100000);
+        uct_md_mem_attr_v2_t attr{};
+        attr.field_mask = dmabuf;
+        uct_mem_h memh = nullptr;
+        std::size_t length = 4096;
+        void* address = nullptr;
+        const auto alloc = [&] {
+            return domain.md->ops->mem_alloc(domain.md, &length, &address, UCS_MEMORY_TYPE_GAUDI,
+                                             UCS_SYS_DEVICE_ID_UNKNOWN, UCT_MD_MEM_ACCESS_ALL, "child",
+                                             &memh);
+        };
+        const ucs_status_t all[] = {uct_ep_put_short(copies.ep, &other, 8, memory.number(), UCT_INVALID_RKEY),
+                                    uct_ep_get_short(copies.ep, &other, 8, memory.number(), UCT_INVALID_RKEY),
+                                    complete(copies, true, large.data(), 65536, memory.number()),
+                                    uct_md_mem_query_v2(domain.md, memory.memory.address, 4096, &attr),
+                                    uct_md_detect_memory_type(domain.md, memory.memory.address, 8, &type),
+                                    alloc()};
+        int wrong = 0;
+        for (const auto status : all)
+            wrong = wrong * 2 + (status < 0 ? 0 : 1);
+        uct_allocated_memory_t gone = memory.memory;
+        uct_mem_free(&gone);
+        ::_exit(wrong);
     }
     int status = -1;
     ASSERT_EQ(::waitpid(child, &status, 0), child);

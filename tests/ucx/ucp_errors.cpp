@@ -85,6 +85,28 @@ public:
         go_on_with_a();
         trade(b_, *mine_);
     }
+    // A key with a wrong bit in what the plugin wrote, which is known by its first bytes.
+    void corrupted(std::string_view begins) {
+        a_.beside.tell({pass});
+        auto note = hear(a_);
+        const std::string_view all(note.data(), note.size());
+        const auto at = all.find(begins);
+        if (at == all.npos)
+            throw failure("the key holds nothing of the plugin");
+        for (const auto wrong : {at, at + begins.size() + 4, at + begins.size() + 20}) {
+            auto copy = note;
+            copy[wrong] = static_cast<char>(copy[wrong] ^ 1);
+            ucp_rkey_h key = nullptr;
+            const auto status = ucp_ep_rkey_unpack(a_.endpoint, copy.data() + sizeof(std::uint64_t), &key);
+            if (status == UCS_OK)
+                ucp_rkey_destroy(key);
+            must_fail(status, "unpacking a corrupted key");
+        }
+        const remote_memory theirs(a_.endpoint, note);
+        check(put(a_, *mine_, theirs, 0), "a put with the right key");
+        trade(a_, *mine_);
+        trade(b_, *mine_);
+    }
     void freed() {
         a_.beside.tell({pass});
         const remote_memory theirs(a_.endpoint, hear(a_));
@@ -320,7 +342,7 @@ sockets make_sockets() {
 }
 
 struct options {
-    std::string what, faults, faulty = "active";
+    std::string what, faults, faulty = "active", key_begins;
     afterwards then = afterwards::endpoint_ends;
     bool handles_errors = true; // then UCX leaves out the protocols that could not report one
 };
@@ -334,6 +356,8 @@ void act(const options& how, int a, int b) {
         self.outside();
     else if (what == "freed")
         self.freed();
+    else if (what == "corrupted")
+        self.corrupted(how.key_begins);
     else if (what == "reset")
         self.reset();
     else if (what == "putting")
@@ -355,7 +379,8 @@ int main(int argc, char** argv) try {
     app.add_option("case", how.what)
         ->required()
         ->check(CLI::IsMember(
-            {"killed", "outside", "freed", "reset", "under_way", "putting", "past_the_device"}));
+            {"killed", "outside", "freed", "corrupted", "reset", "under_way", "putting", "past_the_device"}));
+    app.add_option("--key-begins", how.key_begins, "for corrupted: the plugin's part of a key");
     app.add_option("--faults", how.faults, "a script for one process alone");
     app.add_flag("!--careless", how.handles_errors, "endpoints without error handling");
     app.add_option("--faulty", how.faulty, "that process")->check(CLI::IsMember({"active", "A"}));

@@ -8,6 +8,7 @@
 #include <arpa/inet.h>
 #include <csignal>
 #include <netinet/in.h>
+#include <optional>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <thread>
@@ -24,7 +25,8 @@ struct options {
     source of;                                   // device memory
     bool sleep = false;
     unsigned threads = 1;
-    bool one_worker = false; // for all threads
+    bool one_worker = false;   // for all threads
+    bool own_contexts = false; // a context for each thread
     unsigned rounds = 2;
     std::string listen, connect;
 };
@@ -159,9 +161,7 @@ public:
     int run() {
         std::uint64_t bytes = 0;
         bool right = tried([&] {
-            const context made(UCP_FEATURE_TAG | UCP_FEATURE_RMA | UCP_FEATURE_STREAM | UCP_FEATURE_AM |
-                                   (options_.sleep ? UCP_FEATURE_WAKEUP : 0),
-                               options_.threads > 1);
+            const context made(features_, options_.threads > 1);
             bytes = options_.one_worker ? on_one_worker(made) : on_a_worker_each(made);
         });
         right = right && failures_ == 0;
@@ -201,10 +201,13 @@ private:
     }
     std::uint64_t on_a_worker_each(const context& made) {
         return in_threads([&](unsigned, int socket) {
-            worker own(made, options_.sleep);
+            std::optional<context> another;
+            if (options_.own_contexts)
+                another.emplace(features_, false);
+            worker own(another ? *another : made, options_.sleep);
             notes beside(socket);
             peer with(own, own.connect(beside, errors_handled(false)), socket, active_);
-            const auto bytes = campaign(options_, made, with, 0).run();
+            const auto bytes = campaign(options_, another ? *another : made, with, 0).run();
             with.close();
             return bytes;
         });
@@ -223,6 +226,8 @@ private:
     }
 
     const options& options_;
+    const std::uint64_t features_ = UCP_FEATURE_TAG | UCP_FEATURE_RMA | UCP_FEATURE_STREAM | UCP_FEATURE_AM |
+                                    (options_.sleep ? UCP_FEATURE_WAKEUP : 0);
     std::vector<int> sockets_;
     bool active_;
     std::atomic<int> failures_{0};
@@ -269,6 +274,7 @@ int main(int argc, char** argv) try {
     app.add_flag("--sleep", what.sleep);
     app.add_option("--threads", what.threads);
     app.add_flag("--one-worker", what.one_worker, "all threads share a worker and an endpoint");
+    app.add_flag("--own-contexts", what.own_contexts, "each thread has a context of its own");
     app.add_option("--rounds", what.rounds);
     app.add_option("--listen", what.listen, "HOST:PORT; this process is the passive side");
     app.add_option("--connect", what.connect, "HOST:PORT; this process is the active side");

@@ -39,6 +39,19 @@ TEST_P(both_versions, settings_are_listed_with_their_help) {
         EXPECT_HAS(shown.output, line);
 }
 
+TEST_P(both_versions, the_log_level_is_the_plugins_alone) {
+    const auto loud =
+        peers(prefix(), "tcp", "--sizes 8 --rounds 1 --operations put", {"UCX_GAUDI_COPY_LOG_LEVEL=debug"});
+    EXPECT_EQ(loud.status, 0) << loud.output;
+    EXPECT_HAS(loud.output, "GAUDI DEBUG ");
+    EXPECT_HAS_NOT(loud.output, "UCX  DEBUG");
+    EXPECT_HAS_NOT(loud.output, "UCX  TRACE");
+    const auto quiet = peers(prefix(), "tcp", "--sizes 200g --rounds 1 --operations put",
+                             {"UCX_GAUDI_COPY_LOG_LEVEL=fatal"});
+    EXPECT_NE(quiet.status, 0);
+    EXPECT_HAS_NOT(quiet.output, " GAUDI ");
+}
+
 TEST_P(both_versions, limits_are_what_is_set) {
     const auto shown =
         run(prefix(), "ucx_info -d",
@@ -133,6 +146,12 @@ INSTANTIATE_TEST_SUITE_P(
         // As UCX is without our haste: code that is patched, which memory of the library comes and goes
         // under.
         way{"1.22", "tcp", "--library --rounds 1", "UCX_MEM_MMAP_HOOK_MODE=bistro"}),
+    name_of_way);
+INSTANTIATE_TEST_SUITE_P(
+    several_contexts, data,
+    ::testing::Values(way{"1.22", "posix,cma", "--own-contexts --threads 3 --rounds 1 --sizes 8,4096,1m", ""},
+                      way{"1.23", "tcp", "--own-contexts --threads 3 --rounds 1 --sizes 8,4096,1m", ""},
+                      way{"1.23", "rc_v", "--own-contexts --threads 3 --rounds 1 --sizes 8,4096,1m", ""}),
     name_of_way);
 INSTANTIATE_TEST_SUITE_P(
     threads_on_one_worker, data,
