@@ -4,6 +4,7 @@
 // -DUCX_SOURCE_DIR it takes the headers of that UCX instead: the difference of both is what has changed.
 #ifdef GAUDI_UCX_SOURCE
 extern "C" {
+#include <config.h> // what UCX's configure found
 #include <uct/base/uct_component.h>
 #include <uct/base/uct_iface.h>
 #include <uct/base/uct_md.h>
