@@ -135,7 +135,8 @@ public:
         trade(b_, host);
     }
     // Long messages until a device is lost under one of them: A's, or this process's own.
-    void under_way(bool of_a) {
+    void under_way() {
+        const auto device = gaudi::expect(gaudi::open_device()); // which is open here already
         memory source(context_, "gaudi", longest);
         source.fill(1);
         for (int messages = 0; messages < 100; ++messages) {
@@ -148,14 +149,18 @@ public:
                 return trade(b_, *mine_);
             }
             const auto word = hear(a_);
-            const taken message{static_cast<ucs_status_t>(word.at(1)), word.at(2)};
-            if (sent == UCS_OK && message.status == UCS_OK && message.bytes == 'r')
+            const auto received = static_cast<ucs_status_t>(word.at(1));
+            const bool own = device->lost(), theirs = word.at(2) != 0;
+            if (sent == UCS_OK && received == UCS_OK && !own && !theirs)
                 continue;
-            fmt::print("the message under the reset: {}; its receiver: {}, bytes: {}\n",
-                       ucs_status_string(sent), ucs_status_string(message.status), message.bytes);
+            fmt::print("the message under the reset: {}; its receiver: {}\n", ucs_status_string(sent),
+                       ucs_status_string(received));
             memory host(context_, "host", large);
-            if (!of_a)
+            if (!theirs) {
+                a_.beside.tell({look, 1});
+                fmt::print("its bytes are {}\n", hear(a_).at(1) != 0 ? "right" : "not");
                 trade(a_, host);
+            }
             return trade(b_, host);
         }
         throw failure("a hundred messages and no reset: is there a fault script?");
@@ -365,7 +370,7 @@ void act(const options& how, int a, int b) {
     else if (what == "past_the_device")
         self.past_the_device();
     else
-        self.under_way(how.faulty == "A");
+        self.under_way();
     self.end();
     if (what != "killed" && how.then != afterwards::process_ends)
         self.dismiss_a();

@@ -16,13 +16,7 @@ inline constexpr std::size_t large = 1 << 20, longest = 16 << 20;
 inline constexpr std::uint64_t seed_of_target = 11, seed_of_other = 12, seed_of_fresh = 13, fatal_tag = 14;
 
 // What the active process asks of a passive one.
-enum order : char { exchange, pass, die, release, compare, take, leave };
-
-// What became of a message that took long, as its receiver saw it.
-struct taken {
-    ucs_status_t status = UCS_OK;
-    char bytes = '?'; // right, wrong, or lost with the device
-};
+enum order : char { exchange, pass, die, release, compare, take, look, leave };
 
 class passive {
 public:
@@ -30,7 +24,8 @@ public:
         : context_(features), worker_(context_, false), notes_(socket),
           peer_(worker_, worker_.connect(notes_, errors_handled(handles_errors)), socket, false) {
         renew(target_, seed_of_target);
-        renew(other_, seed_of_other); // beside it, so that what goes too far is found
+        renew(other_, seed_of_other);                  // beside it, so that what goes too far is found
+        device_ = gaudi::expect(gaudi::open_device()); // which is open here by now
     }
 
     void serve() {
@@ -57,11 +52,13 @@ public:
                     fresh_->expect(seed_of_fresh, "memory that came after what was freed");
                 peer_.tell({compare});
                 break;
-            case take: {
-                const auto message = receive_long(static_cast<std::uint64_t>(word.at(1)));
-                peer_.tell({take, static_cast<char>(message.status), message.bytes});
+            case take: // nothing but the message uses the device
+                peer_.tell({take, static_cast<char>(receive_long(static_cast<std::uint64_t>(word.at(1)))),
+                            device_->lost()});
                 break;
-            }
+            case look:
+                peer_.tell({look, is_right(static_cast<std::uint64_t>(word.at(1)))});
+                break;
             default:
                 return;
             }
@@ -88,7 +85,7 @@ private:
         peer_.tell({exchange});
     }
     // What was given up after a while counts as unfinished.
-    taken receive_long(std::uint64_t seed) {
+    ucs_status_t receive_long(std::uint64_t seed) {
         if (!long_)
             long_ = std::make_unique<memory>(context_, "gaudi", longest);
         auto param = long_->param();
@@ -98,20 +95,21 @@ private:
         while (UCS_PTR_IS_PTR(request) && ucp_request_check_status(request) == UCS_INPROGRESS) {
             ucp_worker_progress(worker_.handle());
             if (std::chrono::steady_clock::now() > deadline)
-                return {UCS_INPROGRESS};
+                return UCS_INPROGRESS;
         }
-        taken message{UCS_PTR_IS_PTR(request) ? ucp_request_check_status(request) : UCS_PTR_STATUS(request)};
+        const auto status =
+            UCS_PTR_IS_PTR(request) ? ucp_request_check_status(request) : UCS_PTR_STATUS(request);
         if (UCS_PTR_IS_PTR(request))
             ucp_request_free(request);
+        return status;
+    }
+    bool is_right(std::uint64_t seed) {
         try {
             long_->expect(seed, "a long message");
-            message.bytes = 'r';
+            return true;
         } catch (const failure&) {
-            message.bytes = 'w';
-        } catch (const std::exception&) {
-            message.bytes = 'l';
+            return false;
         }
-        return message;
     }
     // When it was announced; its data waits to be asked for.
     [[noreturn]] void die_under_a_message() {
@@ -127,6 +125,7 @@ private:
     notes notes_;
     peer peer_;
     std::unique_ptr<memory> target_, other_, fresh_, long_;
+    std::shared_ptr<gaudi::device> device_;
 };
 
 } // namespace ucp_side
