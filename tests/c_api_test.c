@@ -15,6 +15,21 @@
         }                                                                                                    \
     while (0)
 
+/* What programs that are built today count on. */
+_Static_assert(sizeof(gaudi_device_info) == 56 && offsetof(gaudi_device_info, memory_total) == 24 &&
+                   offsetof(gaudi_device_info, bus_id) == 40,
+               "gaudi_device_info");
+_Static_assert(sizeof(gaudi_memory_info) == 40 && offsetof(gaudi_memory_info, generation) == 24 &&
+                   offsetof(gaudi_memory_info, device_index) == 32,
+               "gaudi_memory_info");
+_Static_assert(sizeof(gaudi_dmabuf) == 40 && offsetof(gaudi_dmabuf, fd) == 8 &&
+                   offsetof(gaudi_dmabuf, offset) == 16 && offsetof(gaudi_dmabuf, length) == 32,
+               "gaudi_dmabuf");
+_Static_assert(GAUDI_OK == 0 && GAUDI_UNSUPPORTED == 1 && GAUDI_NOT_PERMITTED == 2 && GAUDI_BUSY == 3 &&
+                   GAUDI_EXHAUSTED == 4 && GAUDI_INVALID == 5 && GAUDI_PEER_GONE == 6 &&
+                   GAUDI_DEVICE_LOST == 7,
+               "gaudi_status");
+
 int main(void) {
     uint32_t count = 0;
     EXPECT(gaudi_device_count(&count) == GAUDI_OK && count == 2);

@@ -21,7 +21,7 @@ ucs_status_t enter(const void* caller) {
     // Asked for by a call: the options themselves may have been copied into the program by its linker.
     module->log.log_level = UCS_LOG_LEVEL_WARN;
     char level[32] = {};
-    if (module->ucx.ucs_global_opts_get_value != nullptr &&
+    if (module->ucx.ucs_global_opts_get_value != nullptr && module->ucx.ucs_log_level_names != nullptr &&
         module->ucx.ucs_global_opts_get_value("LOG_LEVEL", level, sizeof(level)) == UCS_OK)
         (void)module->set_log_level(level);
     std::strcpy(module->log.name, "GAUDI");
@@ -29,6 +29,8 @@ ucs_status_t enter(const void* caller) {
     if (!usable) {
         if (module->ucx.ucs_log_dispatch != nullptr)
             gaudi_log(*module, WARN, "libuct_gaudi is not used: {}", why_not);
+        else // nothing of a UCX to speak by
+            fmt::print(stderr, "libuct_gaudi is not used: {}\n", why_not);
         return UCS_ERR_UNSUPPORTED;
     }
     fill_copy_component(*module);

@@ -102,13 +102,18 @@ range_allocator::block* range_allocator::split(block* from, std::uint64_t at) {
 
 range_allocator::block* range_allocator::allocate(std::uint64_t size, std::uint64_t alignment) {
     size = round_up(size, granule);
-    // Room for the worst misalignment, so that the block found always serves.
-    block* found = find(size + alignment - granule);
+    const auto serves = [&](const block* candidate) {
+        return candidate != nullptr &&
+               round_up(candidate->offset, alignment) + size <= candidate->offset + candidate->size;
+    };
+    // What was freed last in this very size: programs ask for the same again and again.
+    const auto own = class_of(size);
+    block* found = lists_[own.first][own.second];
+    if (!serves(found)) // room for the worst misalignment, so that the block found always serves
+        found = find(size + alignment - granule);
     if (found == nullptr && alignment > granule) // one that happens to lie right
-        if (found = find(size);
-            found != nullptr && round_up(found->offset, alignment) + size > found->offset + found->size)
-            found = nullptr;
-    if (found == nullptr)
+        found = find(size);
+    if (!serves(found))
         return nullptr;
     unlink(found);
     if (const auto front = round_up(found->offset, alignment) - found->offset; front != 0) {

@@ -15,7 +15,7 @@ protected:
         // A peer that says nothing is looked after: every 100 ms, and with rc by datagrams.
         environment.insert(environment.end(), {fmt::format("UCX_TLS={},gaudi_cpy", transports),
                                                devices_for(transports), "UCX_KEEPALIVE_INTERVAL=100ms"});
-        if (transports == "rc_v")
+        if (transports.ends_with("_v"))
             environment.emplace_back("UCX_UD_VERBS_TIMEOUT=1s");
         if (transports.starts_with("posix"))
             environment.emplace_back("UCX_POSIX_ERROR_HANDLING=y");
@@ -49,7 +49,8 @@ class killed_peer : public errors_test, public ::testing::WithParamInterface<kil
 INSTANTIATE_TEST_SUITE_P(over, killed_peer,
                          ::testing::Values(killing{"1.22", "tcp"}, killing{"1.23", "tcp"},
                                            killing{"1.22", "posix,cma"}, killing{"1.23", "posix,cma"},
-                                           killing{"1.23", "rc_v"}, killing{"1.22", "posix,gaudi_ipc"},
+                                           killing{"1.23", "rc_v"}, killing{"1.23", "ud_v"},
+                                           killing{"1.22", "posix,gaudi_ipc"},
                                            killing{"1.23", "posix,gaudi_ipc"}),
                          [](const auto& each) {
                              return name_of(fmt::format("{} {}", each.param.version, each.param.transports));
@@ -89,7 +90,10 @@ protected:
         EXPECT_EQ(errors_in(done.output), 1) << done.output;
         EXPECT_HAS(done.output, why);
         EXPECT_HAS(done.output, "Fatal: mem type unpack failed to uct_ep_put_short() Address not valid\n");
-        EXPECT_HAS(done.output, std::string("the handler of A: ") + reset_by_peer);
+        EXPECT_TRUE(std::regex_search(
+            done.output,
+            std::regex("the handler of A: (Connection reset by remote peer|Endpoint timeout)\n")))
+            << done.output;
     }
 };
 INSTANTIATE_TEST_SUITE_P(
@@ -100,6 +104,7 @@ INSTANTIATE_TEST_SUITE_P(
         put_error{"1.23", "posix,gaudi_ipc", "Address not valid", "Invalid parameter", "endpoint_lives"},
         put_error{"1.22", "tcp", reset_by_peer, reset_by_peer, "process_ends"},
         put_error{"1.23", "tcp", reset_by_peer, reset_by_peer, "process_ends"},
+        put_error{"1.23", "ud_v", "", "", "process_ends"},
         // Over shared memory a flush may be answered before.
         put_error{"1.22", "posix,cma", "", "", "process_ends"},
         put_error{"1.23", "posix,cma", "", "", "process_ends"}),
@@ -114,11 +119,20 @@ TEST_P(failing_put, that_leaves_the_range_of_its_key_is_an_error_and_writes_noth
     expect_the_target_said_why(done, "a range that ends outside its allocation");
 }
 
-TEST_P(failing_put, to_memory_that_was_freed_is_an_error_and_spares_what_came_after) {
+TEST_P(failing_put, to_memory_that_was_freed_is_an_error) {
     const auto done = put("freed");
     expect_only_a_failed(done);
     EXPECT_HAS(done.output, fmt::format("the put to freed memory: {}", GetParam().freed));
     expect_the_target_said_why(done, "no live allocation at this address");
+}
+
+// Where there is a key to look at: messages are written to whatever lies there now, as with host memory.
+TEST_P(failing_put, to_memory_that_was_freed_spares_what_lies_there_now) {
+    if (staged())
+        GTEST_SKIP() << "UCX looks at no key here (gotcha U5)";
+    const auto done = put("reused");
+    expect_only_a_failed(done);
+    EXPECT_HAS(done.output, fmt::format("the put to freed memory: {}", GetParam().freed));
 }
 
 TEST_P(failing_put, from_a_device_that_was_reset_is_an_error) {

@@ -19,6 +19,17 @@ constexpr uint64_t type_and_place = UCT_MD_MEM_ATTR_V2_FIELD_MEM_TYPE | UCT_MD_M
                                     UCT_MD_MEM_ATTR_V2_FIELD_ALLOC_LENGTH |
                                     UCT_MD_MEM_ATTR_V2_FIELD_MEM_FLAGS;
 
+TEST_F(uct_case, a_device_opens_with_the_first_allocation) {
+    const auto open = [] { return gaudi::find_open_device(0) || gaudi::find_open_device(1); };
+    const copier copies(domain);
+    EXPECT_FALSE(open());
+    {
+        const allocated memory(domain, 4096);
+        EXPECT_TRUE(open());
+    }
+    EXPECT_TRUE(open()) << "it stays open with its domain";
+}
+
 TEST_F(uct_case, allocated_memory_is_known_in_all_its_parts) {
     const allocated memory(domain, 1 << 20);
     EXPECT_EQ(memory.memory.mem_type, UCS_MEMORY_TYPE_GAUDI);
@@ -227,6 +238,15 @@ TEST_F(uct_case, keys_name_allocation_and_process_and_no_descriptor) {
     uct_rkey_compare_params_t none{};
     EXPECT_EQ(uct_rkey_compare(domain.component, one->rkey, two->rkey, &none, &order), UCS_OK);
     EXPECT_EQ(order, 0);
+    const allocated another(domain, 65536);
+    auto different = unpacked(packed(another.memory.memh));
+    ASSERT_TRUE(different);
+    int reverse = 0;
+    EXPECT_EQ(uct_rkey_compare(domain.component, one->rkey, different->rkey, &none, &order), UCS_OK);
+    EXPECT_EQ(uct_rkey_compare(domain.component, different->rkey, one->rkey, &none, &reverse), UCS_OK);
+    EXPECT_NE(order, 0);
+    EXPECT_NE(order < 0, reverse < 0);
+    uct_rkey_release(domain.component, &*different);
     uct_rkey_release(domain.component, &*one);
     uct_rkey_release(domain.component, &*two);
 }

@@ -79,23 +79,29 @@ INSTANTIATE_TEST_SUITE_P(whole_matrix, perftest_matrix, ::testing::ValuesIn([] {
                          }()),
                          name_of_way);
 
-// Every operation with every memory, the sizes in turn; then with threads, and asleep. `more`: the lab.
+// Every operation with every memory, in two of the sizes each, and with one that is larger; then with
+// threads, and asleep. `more`: the lab.
 class perftest_round : public perftest_test {};
 TEST_P(perftest_round, runs_every_operation_with_every_memory) {
     const auto& [version, transports, described, environment] = GetParam();
     describe_lab(fmt::format("gaudis = 2\nhcas = 1\n{}\n", described));
     const std::array sizes{1, 8, 4096, 65536, 1 << 20};
     std::vector<std::string> lines;
-    const auto add = [&](const std::string& test, const std::string& more) {
-        lines.push_back(fmt::format("{0}_{1} -t {0} -s {2} -n 20 -w 2 {3}", test, lines.size(),
-                                    sizes[lines.size() % sizes.size()], more));
+    const auto add = [&](const std::string& test, int size, const std::string& more) {
+        lines.push_back(fmt::format("{0}_{1} -t {0} -s {2} -n 20 -w 2 {3}", test, lines.size(), size, more));
     };
-    for (const auto* test : {"tag_lat", "tag_bw", "stream_bw", "ucp_am_bw", "ucp_put_bw", "ucp_get"})
-        for (const auto* memory : {"gaudi", "gaudi,host", "host,gaudi"})
-            add(test, fmt::format("-m {}", memory));
-    add("tag_bw", "-m gaudi -T 3");
-    add("tag_lat", "-m gaudi -E sleep");
-    add("ucp_am_bw", "-m gaudi -E sleep");
+    std::size_t turn = 0;
+    for (const auto* test : {"tag_lat", "tag_bw", "stream_bw", "ucp_am_bw", "ucp_put_bw", "ucp_get"}) {
+        for (const auto* memory : {"gaudi", "gaudi,host", "host,gaudi"}) {
+            add(test, sizes[turn % sizes.size()], fmt::format("-m {}", memory));
+            add(test, sizes[(turn++ + 2) % sizes.size()], fmt::format("-m {}", memory));
+        }
+        if (test != std::string_view("tag_lat"))
+            add(test, 16 << 20, "-m gaudi -O 2");
+    }
+    add("tag_bw", 65536, "-m gaudi -T 3");
+    add("tag_lat", 8, "-m gaudi -E sleep");
+    add("ucp_am_bw", 1 << 20, "-m gaudi -E sleep");
     expect_lines(lines);
     const auto counted = ways_of();
     EXPECT_GT(counted.to_dmabuf, 0U); // the plugin was there: the NIC's own messages, or small copies by it
@@ -107,6 +113,16 @@ INSTANTIATE_TEST_SUITE_P(ucx, perftest_round,
                                            way{"1.23", "rc_v", "", ""}, way{"1.23", "ud_v", "", ""},
                                            way{"1.23", "rc_v", "link_layer = ethernet", ""},
                                            way{"1.23", "ud_v", "link_layer = ethernet", ""}),
+                         name_of_way);
+
+class perftest_gibibyte : public perftest_test {};
+TEST_P(perftest_gibibyte, is_sent) {
+    expect_all("tag_bw", "1073741824", fmt::format("-n 1 -w 0 -O 1 {}", GetParam().more));
+}
+INSTANTIATE_TEST_SUITE_P(ucx, perftest_gibibyte,
+                         ::testing::Values(way{"1.22", "tcp", "-m gaudi", ""},
+                                           way{"1.22", "posix,cma", "-m gaudi,host", ""},
+                                           way{"1.23", "rc_v", "-m gaudi", ""}),
                          name_of_way);
 
 class perftest_of_a_gibibyte : public perftest_test {};

@@ -10,6 +10,7 @@
 #include <dlfcn.h>
 #include <filesystem>
 #include <fmt/format.h>
+#include <optional>
 #include <string_view>
 #include <unistd.h>
 
@@ -201,12 +202,45 @@ TEST_F(uct_refusal, keys) {
                 return uct_rkey_unpack(domain.component, &bad, &bundle);
             },
             UCS_ERR_INVALID_PARAM, "expected");
+    const auto attach = [&](const memory_key& key, std::size_t length) {
+        return [&, length, key] {
+            uct_md_mem_attach_params_t params{};
+            params.field_mask = UCT_MD_MEM_ATTACH_FIELD_MKEY_SIZE;
+            params.mkey_size = length;
+            uct_mem_h memh = nullptr;
+            return uct_md_mem_attach(domain.md, &key, &params, &memh);
+        };
+    };
+    expect_refused(attach(good, 16), UCS_ERR_INVALID_PARAM, "a key of 16 bytes; keys of Gaudi memory have");
+    expect_refused(attach(flipped, sizeof(good)), UCS_ERR_INVALID_PARAM, "a corrupted key");
+    auto foreign = good;
+    foreign.process ^= 1;
+    foreign.seal();
+    expect_refused(attach(foreign, sizeof(good)), UCS_ERR_UNREACHABLE, "cannot be attached here");
     // A good one, for the wrong place.
     copier copies(domain);
     const own_key key(domain, memory);
     uint64_t word = 1;
     expect_refused([&] { return uct_ep_put_short(copies.ep, &word, 8, memory.number() + 65532, key.rkey()); },
                    UCS_ERR_INVALID_PARAM, "the key does not reach there");
+}
+
+TEST_F(uct_refusal, keys_of_memory_that_was_freed) {
+    copier copies(domain);
+    const allocated stays(domain, 4096);
+    std::optional<allocated> goes(std::in_place, domain, 65536);
+    const auto where = goes->number();
+    const auto key = unpacked(packed(goes->memory.memh));
+    ASSERT_TRUE(key);
+    goes.reset();
+    uint64_t word = 1;
+    const auto put = [&] { return uct_ep_put_short(copies.ep, &word, 8, where, key->rkey); };
+    expect_refused(put, UCS_ERR_INVALID_PARAM, "the memory was freed (");
+    const allocated again(domain, 65536);
+    ASSERT_EQ(again.number(), where);
+    expect_refused(put, UCS_ERR_INVALID_PARAM, "the memory was freed and belongs to another allocation");
+    auto released = *key;
+    uct_rkey_release(domain.component, &released);
 }
 
 TEST_F(uct_refusal, copies) {
@@ -221,6 +255,13 @@ TEST_F(uct_refusal, copies) {
     expect_refused(
         [&] { return uct_ep_put_short(copies.ep, &word, 8, stays.number() + 4092, UCT_INVALID_RKEY); },
         UCS_ERR_INVALID_ADDR, "a range that ends outside its allocation");
+    expect_refused(
+        [&] {
+            return uct_ep_get_bcopy(
+                copies.ep, [](void*, const void*, size_t) {}, nullptr, 32769, stays.number(),
+                UCT_INVALID_RKEY, nullptr);
+        },
+        UCS_ERR_INVALID_PARAM, "");
 }
 
 // ---- with a driver that refuses to export: a fault script says so ----

@@ -107,11 +107,11 @@ public:
         trade(a_, *mine_);
         trade(b_, *mine_);
     }
-    void freed() {
+    void freed(order how) {
         a_.beside.tell({pass});
         const remote_memory theirs(a_.endpoint, hear(a_));
         check(put(a_, *mine_, theirs, 0), "the put before the memory is freed");
-        a_.beside.tell({release});
+        a_.beside.tell({how});
         (void)hear(a_);
         must_fail(put(a_, *mine_, theirs, 0), "the put to freed memory");
         go_on_with_a();
@@ -360,7 +360,9 @@ void act(const options& how, int a, int b) {
     else if (what == "outside")
         self.outside();
     else if (what == "freed")
-        self.freed();
+        self.freed(release);
+    else if (what == "reused")
+        self.freed(reuse);
     else if (what == "corrupted")
         self.corrupted(how.key_begins);
     else if (what == "reset")
@@ -383,8 +385,8 @@ int main(int argc, char** argv) try {
     CLI::App app("one process, two others: an error at one of them");
     app.add_option("case", how.what)
         ->required()
-        ->check(CLI::IsMember(
-            {"killed", "outside", "freed", "corrupted", "reset", "under_way", "putting", "past_the_device"}));
+        ->check(CLI::IsMember({"killed", "outside", "freed", "reused", "corrupted", "reset", "under_way",
+                               "putting", "past_the_device"}));
     app.add_option("--key-begins", how.key_begins, "for corrupted: the plugin's part of a key");
     app.add_option("--faults", how.faults, "a script for one process alone");
     app.add_flag("!--careless", how.handles_errors, "endpoints without error handling");

@@ -16,7 +16,7 @@ inline constexpr std::size_t large = 1 << 20, longest = 16 << 20;
 inline constexpr std::uint64_t seed_of_target = 11, seed_of_other = 12, seed_of_fresh = 13, fatal_tag = 14;
 
 // What the active process asks of a passive one.
-enum order : char { exchange, pass, die, release, compare, take, look, leave };
+enum order : char { exchange, pass, die, release, reuse, compare, take, look, leave };
 
 class passive {
 public:
@@ -43,8 +43,12 @@ public:
                 break;
             case release:
                 target_.reset();
-                renew(fresh_, seed_of_fresh); // where the other one was, as a rule
+                (void)memory(context_, "host", 4096); // UCX lets go of registrations when it next makes one
                 peer_.tell({release});
+                break;
+            case reuse:
+                reuse_target();
+                peer_.tell({reuse});
                 break;
             case compare:
                 other_->expect(seed_of_other, "memory that nobody was to write");
@@ -69,6 +73,14 @@ private:
     void renew(std::unique_ptr<memory>& which, std::uint64_t seed) {
         which = std::make_unique<memory>(context_, "gaudi", large);
         which->fill(seed);
+    }
+    // New memory where the other one was, which the old key does not open.
+    void reuse_target() {
+        const auto* const was = target_->address();
+        target_.reset();
+        renew(fresh_, seed_of_fresh);
+        if (fresh_->address() != was)
+            throw failure("the new memory is not where the other one was");
     }
     // A put into this process's memory, then a message.
     void receive(std::uint64_t seed) {

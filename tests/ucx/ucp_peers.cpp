@@ -271,6 +271,7 @@ int main(int argc, char** argv) try {
     app.add_flag("--library{1}", what.of.devices, "device memory from libgaudi-direct, not from UCX");
     app.add_option("--devices", what.of.devices, "the same, on so many devices in turn");
     app.add_option("--synapse", what.of.synapse, "device memory from SynapseAI: this library");
+    app.add_flag("--bare", what.of.bare, "neither type nor handle of memory is given: UCX must detect it");
     app.add_flag("--sleep", what.sleep);
     app.add_option("--threads", what.threads);
     app.add_flag("--one-worker", what.one_worker, "all threads share a worker and an endpoint");

@@ -81,13 +81,14 @@ private:
 struct source {
     unsigned devices = 0;
     std::string synapse;
+    bool bare = false; // UCX is told nothing of it but its address
 };
 
 // Host or device memory with UCX's handle for it.
 class memory {
 public:
     memory(const context& owner, const std::string& kind, std::size_t size, const source& of = {})
-        : context_(owner.handle()), device_(kind == "gaudi"), size_(size) {
+        : context_(owner.handle()), device_(kind == "gaudi"), size_(size), bare_(of.bare) {
         ucp_mem_map_params_t params{};
         params.field_mask = UCP_MEM_MAP_PARAM_FIELD_LENGTH | UCP_MEM_MAP_PARAM_FIELD_FLAGS |
                             UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE;
@@ -95,6 +96,8 @@ public:
         params.memory_type = device_ ? UCS_MEMORY_TYPE_GAUDI : UCS_MEMORY_TYPE_HOST;
         if (device_ && (of.devices != 0 || !of.synapse.empty())) {
             params.field_mask |= UCP_MEM_MAP_PARAM_FIELD_ADDRESS;
+            if (bare_)
+                params.field_mask &= ~std::uint64_t{UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE};
             params.address =
                 reinterpret_cast<void*>(of.synapse.empty() ? of_library(of.devices) : of_synapse(of.synapse));
         } else
@@ -114,6 +117,8 @@ public:
     [[nodiscard]] ucp_mem_h handle() const { return handle_; }
     [[nodiscard]] ucp_request_param_t param() const {
         ucp_request_param_t with{};
+        if (bare_)
+            return with;
         with.op_attr_mask = UCP_OP_ATTR_FIELD_MEMH;
         with.memh = handle_;
         return with;
@@ -207,6 +212,7 @@ private:
     ucp_context_h context_;
     bool device_;
     std::size_t size_;
+    bool bare_;
     gaudi::device_buffer buffer_;
     ucp_mem_h handle_ = nullptr;
     void* address_ = nullptr;

@@ -137,6 +137,10 @@ INSTANTIATE_TEST_SUITE_P(
         way{"1.23", "ud_v", "--sleep --rounds 1 --sizes 8,4097,1m", ""},
         way{"1.23", "ud_v", "--threads 3 --rounds 1 --sizes 8,4096,1m", ""},
         way{"1.23", "tcp", "--sleep --rounds 1 --sizes 8,4097,1m", ""},
+        way{"1.22", "posix,cma", "--sleep --rounds 1 --sizes 8,4097,1m", ""},
+        way{"1.23", "posix,cma", "--sleep --rounds 1 --sizes 8,4097,1m", ""},
+        way{"1.22", "tcp", "--rounds 1 --sizes 16m,100m --operations put,get,tag", ""},
+        way{"1.23", "posix,cma", "--rounds 1 --sizes 16m,100m --operations stream,am", ""},
         way{"1.23", "tcp", "--threads 3 --rounds 1 --sizes 8,4096,1m", ""},
         // More fragments at once than gaudi_dma takes from whoever can wait.
         way{"1.22", "posix,gaudi_dma", "--rounds 1 --sizes 64m --operations tag",
@@ -147,6 +151,29 @@ INSTANTIATE_TEST_SUITE_P(
         // under.
         way{"1.22", "tcp", "--library --rounds 1", "UCX_MEM_MMAP_HOOK_MODE=bistro"}),
     name_of_way);
+// UCX is given addresses and nothing else, with and without its memory-type cache.
+INSTANTIATE_TEST_SUITE_P(detected, data, ::testing::ValuesIn([] {
+                             std::vector<way> all;
+                             for (const auto& [version, transports] :
+                                  {std::pair("1.22", "tcp"), std::pair("1.23", "posix,cma"),
+                                   std::pair("1.23", "rc_v"), std::pair("1.22", "posix,gaudi_ipc")})
+                                 for (const auto* memory :
+                                      {"--bare --rounds 1 --sizes 8,4097,1m",
+                                       "--bare --rounds 1 --sizes 8,4097,1m --library",
+                                       "--bare --rounds 1 --sizes 8,4097,1m --synapse " FAKE_SYNAPSE})
+                                     for (const auto* cache : {"UCX_MEMTYPE_CACHE=y", "UCX_MEMTYPE_CACHE=n"})
+                                         all.push_back({version, transports, memory, cache});
+                             return all;
+                         }()),
+                         [](const auto& each) {
+                             const std::string_view more = each.param.more;
+                             return name_of(fmt::format("{} {} {} {}", each.param.version,
+                                                        each.param.transports,
+                                                        more.ends_with("library")           ? "library"
+                                                        : more.find("synapse") != more.npos ? "synapse"
+                                                                                            : "ucx",
+                                                        each.param.environment));
+                         });
 INSTANTIATE_TEST_SUITE_P(
     several_contexts, data,
     ::testing::Values(way{"1.22", "posix,cma", "--own-contexts --threads 3 --rounds 1 --sizes 8,4096,1m", ""},

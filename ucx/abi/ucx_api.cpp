@@ -62,6 +62,7 @@ bool ucx_api::find(const void* caller, std::string& why_not) {
     }
     const auto ucs = loaded(info.dli_fname);
     const void* anchor = ucs ? ::dlsym(ucs.get(), "ucs_log_dispatch") : nullptr;
+    ucs_log_dispatch = reinterpret_cast<decltype(ucs_log_dispatch)>(const_cast<void*>(anchor));
     const auto uct = anchor != nullptr ? bound_to(anchor, "uct_component_register") : nullptr;
     if (!uct) {
         why_not = fmt::format("no libuct belongs to {}", info.dli_fname);
@@ -82,7 +83,7 @@ bool ucx_api::find(const void* caller, std::string& why_not) {
     if (const auto ucp = bound_to(anchor, "ucp_get_version"))
         version = version_by(::dlsym(ucp.get(), "ucp_get_version"));
     if (!missing.empty()) {
-        why_not = fmt::format("UCX {} lacks{}", version, missing);
+        why_not = fmt::format("UCX {} lacks{}; known are {}", version, missing, known_versions);
         return false;
     }
     return check(why_not);

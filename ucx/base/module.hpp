@@ -22,7 +22,7 @@ struct uct_gaudi_counters {
     std::atomic<std::uint64_t> exports{0}; // DMA-BUF descriptors handed out
     std::atomic<std::uint64_t> short_bytes{0}, bcopy_bytes{0}, zcopy_bytes{0}; // copied by the engines
     std::atomic<std::uint64_t> loopback_bytes{0};                              // of these, by a NIC
-    std::atomic<std::uint64_t> ipc_bytes{0}, dma_bytes{0};                     // by gaudi_ipc and gaudi_dma
+    std::atomic<std::uint64_t> dma_bytes{0};                                   // by gaudi_dma
     std::atomic<std::uint64_t> frees_announced{0};
 };
 
@@ -35,6 +35,7 @@ struct uct_gaudi_module {
     ucs_log_component_config_t log;
     uct_gaudi_counters counters;
     std::atomic<bool> told_of_exports{false}; // that one failed
+    std::atomic<bool> told_of_nics{false};    // that none takes a DMA-BUF
     std::shared_ptr<gaudi::memory_observer> observer;
 
     static constexpr unsigned most_devices = 64;

@@ -2,8 +2,10 @@
 #include "ucx/copy/copy_md.hpp"
 
 #include <gaudi/ipc.hpp>
+#include <gaudi/nic.hpp>
 
 #include "ucx/base/publisher.hpp"
+#include "ucx/base/transport.hpp"
 #include "ucx/copy/copy_keys.hpp"
 
 #include <algorithm>
@@ -47,21 +49,26 @@ bool library_exports() {
 // ---- query, allocation ----
 
 ucs_status_t uct_gaudi_copy_md_query(uct_md_h tl_md, uct_md_attr_v2_t* attr) {
-    const auto& md = copy_md(tl_md);
-    md.module->ucx.uct_md_base_md_query(attr);
-    constexpr std::uint64_t gaudi_type = 1ULL << UCS_MEMORY_TYPE_GAUDI, host = 1ULL << UCS_MEMORY_TYPE_HOST;
-    attr->flags = UCT_MD_FLAG_ALLOC | UCT_MD_FLAG_REG |
-                  UCT_MD_FLAG_NEED_MEMH; // staging buffers come registered, and stay pinned
-    attr->reg_mem_types = host | gaudi_type;
-    attr->access_mem_types = host | gaudi_type; // without host, no worker finds a way across memory types
-    attr->alloc_mem_types = gaudi_type;
-    attr->detect_mem_types = gaudi_type;
-    attr->cache_mem_types = gaudi_type;
-    const bool gives = md.dmabuf == UCS_YES || (md.dmabuf != UCS_NO && library_exports());
-    attr->dmabuf_mem_types = gives ? gaudi_type : 0;
-    attr->max_alloc = SIZE_MAX;
-    attr->rkey_packed_size = sizeof(memory_key);
-    return UCS_OK;
+    return guarded([&] {
+        const auto& md = copy_md(tl_md);
+        md.module->ucx.uct_md_base_md_query(attr);
+        constexpr std::uint64_t gaudi_type = 1ULL << UCS_MEMORY_TYPE_GAUDI,
+                                host = 1ULL << UCS_MEMORY_TYPE_HOST;
+        attr->flags = UCT_MD_FLAG_ALLOC | UCT_MD_FLAG_REG |
+                      UCT_MD_FLAG_NEED_MEMH; // staging buffers come registered, and stay pinned
+        attr->reg_mem_types = host | gaudi_type;
+        attr->access_mem_types = host | gaudi_type; // without host, no worker finds a way across memory types
+        attr->alloc_mem_types = gaudi_type;
+        attr->detect_mem_types = gaudi_type;
+        attr->cache_mem_types = gaudi_type;
+        const bool gives = md.dmabuf == UCS_YES || (md.dmabuf != UCS_NO && library_exports());
+        attr->dmabuf_mem_types = gives ? gaudi_type : 0;
+        attr->max_alloc = SIZE_MAX;
+        attr->rkey_packed_size = sizeof(memory_key);
+        attr->reg_cost = {110e-9,
+                          0}; // as bench measures it: a key is made, and memory pinned at its first use
+        return UCS_OK;
+    });
 }
 
 gaudi::result<std::shared_ptr<gaudi::device>> device_for(uct_gaudi_copy_md_t& md, ucs_sys_device_t wanted) {
@@ -94,6 +101,20 @@ gaudi::result<std::shared_ptr<gaudi::device>> device_for(uct_gaudi_copy_md_t& md
             !offered) // a guest itself, or a first generation
             gaudi_log(*md.module, DEBUG, "{}", offered.error().message());
     return made;
+}
+
+// Where NICs are, and none of them takes DMA-BUFs, what goes over them is copied: that is said once.
+void warn_of_staging(uct_gaudi_copy_md_t& md) {
+    if (md.dmabuf == UCS_NO || !library_exports() || md.module->told_of_nics.exchange(true))
+        return;
+    const auto nics = gaudi::list_nics();
+    const auto usable = [](const auto& nic) { return nic.active && !nic.of_gaudi; };
+    if (nics && std::any_of(nics->begin(), nics->end(), usable) && !any_nic())
+        gaudi_log(
+            *md.module, WARN,
+            "no NIC here registers DMA-BUFs (of those that are active, {} is the first): over NICs Gaudi "
+            "memory goes through host memory (UCX_GAUDI_COPY_DMABUF=no says that this is known)",
+            std::find_if(nics->begin(), nics->end(), usable)->name);
 }
 
 ucs_status_t uct_gaudi_copy_mem_alloc(uct_md_h tl_md, size_t* length_p, void** address_p,
@@ -131,6 +152,7 @@ ucs_status_t uct_gaudi_copy_mem_alloc(uct_md_h tl_md, size_t* length_p, void** a
         made->device = std::move(*device);
         *address_p = reinterpret_cast<void*>(made->key.base);
         *length_p = made->key.length;
+        warn_of_staging(md);
         module.counters.allocations.fetch_add(1, std::memory_order_relaxed);
         module.counters.allocated_bytes.fetch_add(made->key.length, std::memory_order_relaxed);
         gaudi_log(module, TRACE, "allocated {} bytes at {:#x} on device {} for {}", made->key.length,

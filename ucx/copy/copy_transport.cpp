@@ -108,15 +108,17 @@ public:
                           bool put) override {
         if (const auto status = check_key(module(), rkey, remote, length); status != UCS_OK)
             return status;
+        const auto mine = number(buffer), to = put ? remote : mine, from = put ? mine : remote;
+        auto started = start(to, from, length);
+        if (UCS_STATUS_IS_ERR(started.status))
+            return started.status;
+        if (started.status == UCS_INPROGRESS)
+            if (const auto done = started.ticket.wait(); !done)
+                return refused(done.error(), length, to, from);
         auto& counters = module().counters;
         (which == kind::brief ? counters.short_bytes : counters.bcopy_bytes)
             .fetch_add(length, std::memory_order_relaxed);
-        const auto mine = number(buffer), to = put ? remote : mine, from = put ? mine : remote;
-        auto started = start(to, from, length);
-        if (started.status != UCS_INPROGRESS)
-            return started.status;
-        const auto done = started.ticket.wait();
-        return done ? UCS_OK : refused(done.error(), length, to, from);
+        return UCS_OK;
     }
     // Nothing is ever refused for lack of room, so nobody has to wait for it.
     ucs_status_t wait_for_room(uct_ep_h, uct_pending_req_t*) override { return UCS_ERR_BUSY; }

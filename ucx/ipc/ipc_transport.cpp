@@ -149,7 +149,6 @@ public:
             note_failure(ep, started.error());
             return refused(started.error(), local.length, to, from);
         }
-        module().counters.ipc_bytes.fetch_add(local.length, std::memory_order_relaxed);
         gaudi_log(module(), TRACE, "{} of {} bytes at {:#x} by {}", put ? "put" : "get", local.length, remote,
                   gaudi::name_of(started->way()));
         if (started->done()) {
