@@ -108,6 +108,66 @@ TEST(uct_life, counters_and_devices_are_files_of_vfs) {
               std::string::npos);
 }
 
+// What the domain's file says, in its order.
+struct counted {
+    unsigned long long allocations, bytes, registrations, exports, brief, buffered, zcopy, by_nic, by_dma,
+        frees;
+};
+counted counters_of_vfs() {
+    const auto text = shown_by_vfs("/uct/component/gaudi_copy/memory_domain/gaudi_copy/counters");
+    counted all{};
+    EXPECT_EQ(std::sscanf(text.c_str(),
+                          "gaudi_copy: %llu allocations, %llu bytes; %llu registrations; %llu DMA-BUFs "
+                          "given; copied %llu bytes short, %llu bcopy, %llu zcopy, %llu of them by a NIC "
+                          "in loopback, %llu by gaudi_dma; %llu frees announced",
+                          &all.allocations, &all.bytes, &all.registrations, &all.exports, &all.brief,
+                          &all.buffered, &all.zcopy, &all.by_nic, &all.by_dma, &all.frees),
+              10)
+        << text;
+    return all;
+}
+
+TEST(uct_life, every_counter_of_vfs_rises_by_what_was_done) {
+    memory_domain domain("gaudi_copy", "gaudi_copy");
+    copier copies(domain);
+    constexpr std::size_t length = 1 << 20, buffered = 3000;
+    auto bytes = numbered(length, 1);
+    const auto before = counters_of_vfs();
+    {
+        const allocated memory(domain, length);
+        uct_mem_h handle = nullptr;
+        uct_md_mem_reg_params_t asked{};
+        ASSERT_EQ(uct_md_mem_reg_v2(domain.md, memory.memory.address, length, &asked, &handle), UCS_OK);
+        uct_md_mem_attr_v2_t attr{};
+        attr.field_mask = dmabuf;
+        ASSERT_EQ(uct_md_mem_query_v2(domain.md, memory.memory.address, length, &attr), UCS_OK);
+        ::close(attr.dmabuf_fd);
+        ASSERT_EQ(uct_ep_put_short(copies.ep, bytes.data(), 100, memory.number(), UCT_INVALID_RKEY), UCS_OK);
+        const auto pack = [](void* to, void* from) {
+            std::memcpy(to, from, buffered);
+            return buffered;
+        };
+        ASSERT_EQ(uct_ep_put_bcopy(copies.ep, pack, bytes.data(), memory.number(), UCT_INVALID_RKEY),
+                  buffered);
+        ASSERT_EQ(complete(copies, true, bytes.data(), length, memory.number()), UCS_OK);
+        uct_md_mem_dereg_params_t back{};
+        back.field_mask = UCT_MD_MEM_DEREG_FIELD_MEMH;
+        back.memh = handle;
+        ASSERT_EQ(uct_md_mem_dereg_v2(domain.md, &back), UCS_OK);
+    }
+    const auto after = counters_of_vfs();
+    EXPECT_EQ(after.allocations - before.allocations, 1U);
+    EXPECT_EQ(after.bytes - before.bytes, length);
+    EXPECT_EQ(after.registrations - before.registrations, 1U);
+    EXPECT_EQ(after.exports - before.exports, 1U);
+    EXPECT_EQ(after.brief - before.brief, 100U);
+    EXPECT_EQ(after.buffered - before.buffered, buffered);
+    EXPECT_EQ(after.zcopy - before.zcopy, length);
+    EXPECT_EQ(after.by_nic - before.by_nic, 100 + buffered) << "what is small";
+    EXPECT_EQ(after.by_dma, before.by_dma);
+    EXPECT_GE(after.frees - before.frees, 1U);
+}
+
 TEST(uct_life, a_hundred_openings_leave_nothing) {
     std::size_t before = 0;
     for (int round = 0; round < 100; ++round) {

@@ -7,14 +7,31 @@ own UCX do the rest. Arguments: the folder of NIXL's bindings, libgaudi-direct.s
 """
 import ctypes
 import multiprocessing
+import os
 import sys
 import time
 
 import numpy
 
 
+class DeviceInfo(ctypes.Structure):
+    _fields_ = [("struct_size", ctypes.c_size_t), ("index", ctypes.c_uint32), ("generation", ctypes.c_uint32),
+                ("module_id", ctypes.c_uint32), ("numa_node", ctypes.c_int32), ("memory_total", ctypes.c_uint64),
+                ("memory_free", ctypes.c_uint64), ("bus_id", ctypes.c_char * 16)]
+
+
+class MemoryInfo(ctypes.Structure):
+    _fields_ = [("struct_size", ctypes.c_size_t), ("base", ctypes.c_uint64), ("length", ctypes.c_uint64),
+                ("generation", ctypes.c_uint64), ("device_index", ctypes.c_uint32)]
+
+
+class DmaBuf(ctypes.Structure):
+    _fields_ = [("struct_size", ctypes.c_size_t), ("fd", ctypes.c_int), ("offset", ctypes.c_uint64),
+                ("iova", ctypes.c_uint64), ("length", ctypes.c_uint64)]
+
+
 class Gaudi:
-    """A few functions of include/gaudi/gaudi.h."""
+    """The functions of include/gaudi/gaudi.h."""
 
     def __init__(self, path):
         self.library = ctypes.CDLL(path)
@@ -42,6 +59,39 @@ class Gaudi:
     def free(self, address):
         self.call("gaudi_free", self.device, ctypes.c_uint64(address))
 
+    def filled(self, kind, name, *arguments):
+        answer = kind(struct_size=ctypes.sizeof(kind))
+        self.call(name, *arguments, ctypes.byref(answer))
+        return answer
+
+    def device_info(self):
+        return self.filled(DeviceInfo, "gaudi_query_device", self.device)
+
+    def memory_info(self, address):
+        return self.filled(MemoryInfo, "gaudi_query_memory", ctypes.c_uint64(address))
+
+    def export(self, address, size):
+        return self.filled(DmaBuf, "gaudi_export", self.device, ctypes.c_uint64(address), ctypes.c_uint64(size))
+
+
+def check_answers(gaudi, address, size):
+    """What the C surface says of a device, of an allocation, and of its DMA-BUF, as Python sees it."""
+    device, memory = gaudi.device_info(), gaudi.memory_info(address + size - 1)
+    assert device.generation == 2 and device.memory_free + size <= device.memory_total, device.memory_free
+    assert (memory.base, memory.length, memory.device_index) == (address, size, device.index), memory.base
+    buffer = gaudi.export(address, size)
+    try:
+        assert (buffer.iova, buffer.length) == (address, size), buffer.iova
+        assert not os.get_inheritable(buffer.fd), "the descriptor would go to other programs"
+    finally:
+        os.close(buffer.fd)
+    try:
+        gaudi.memory_info(1)
+    except RuntimeError as why:
+        assert "0x1" in str(why), why
+    else:
+        raise RuntimeError("address 1 is said to be Gaudi memory")
+
 
 def pattern(seed, size):
     # A prime period: pages and pieces of any usual size differ from each other.
@@ -64,6 +114,7 @@ def side(name, other, pipe, bindings, library, sizes):
     agent.createBackend("UCX", {})
     largest = max(sizes)
     address = gaudi.allocate(largest)
+    check_answers(gaudi, address, largest)
     memory = nixl.nixlRegDList(nixl.VRAM_SEG, [(address, largest, 0, "")])
     agent.registerMem(memory)
     pipe.send((address, agent.getLocalMD()))

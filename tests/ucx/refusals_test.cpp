@@ -52,6 +52,22 @@ TEST_P(both_versions, other_sizes_than_known_are_declined_and_ucx_works_on) {
     EXPECT_HAS_NOT(shown.output, "Memory domain: gaudi_copy");
 }
 
+TEST_P(both_versions, a_ucx_without_a_function_is_declined_and_works_on) {
+    const auto without = [&](const std::string& name) {
+        auto shown = run(prefix(), fmt::format("env LD_PRELOAD=" LACKING " LACKING={} ucx_info -d", name));
+        EXPECT_EQ(shown.status, 0);
+        EXPECT_HAS(shown.output, "# Memory domain: self");
+        EXPECT_HAS_NOT(shown.output, "Memory domain: gaudi_copy");
+        return shown.output;
+    };
+    EXPECT_HAS(without("uct_md_query_single_md_resource"),
+               fmt::format("libuct_gaudi is not used: UCX {}.0 lacks uct_md_query_single_md_resource; known "
+                           "are 1.22 and 1.23",
+                           GetParam()));
+    // Nothing to speak by either.
+    EXPECT_HAS(without("ucs_log_dispatch"), "libuct_gaudi is not used: no libuct belongs to ");
+}
+
 TEST_F(ucx_test, two_ucx_in_one_process_share_the_devices) {
     // UCX's default: two of them that patch relocations instead patch each other's, with any plugin or none.
     const auto shown =
