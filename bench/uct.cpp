@@ -289,21 +289,32 @@ void estimates(table& results, const char* transport, const char* device) {
     uct_md_mem_reg_params_t params{};
     uct_mem_h memh = nullptr;
     check(uct_md_mem_reg_v2(domain.md, host.data(), size, &params, &memh), "uct_md_mem_reg_v2");
-    const auto once = [&](bool put, std::size_t length) {
-        finished done;
+    const auto begin = [&](bool put, std::size_t length, finished& done) {
         uct_iov_t iov{host.data(), length, memh, 0, 1};
-        const auto begun =
-            put ? uct_ep_put_zcopy(with.ep, &iov, 1, memory.number(), UCT_INVALID_RKEY, &done.comp)
-                : uct_ep_get_zcopy(with.ep, &iov, 1, memory.number(), UCT_INVALID_RKEY, &done.comp);
-        while (begun == UCS_INPROGRESS && done.times == 0)
-            with.progress();
+        return put ? uct_ep_put_zcopy(with.ep, &iov, 1, memory.number(), UCT_INVALID_RKEY, &done.comp)
+                   : uct_ep_get_zcopy(with.ep, &iov, 1, memory.number(), UCT_INVALID_RKEY, &done.comp);
+    };
+    const auto whole = [&](bool put) {
+        return bench::gigabytes_per_second(
+            [&] {
+                finished done;
+                begin(put, size, done);
+                sleep_until_idle(with);
+            },
+            size);
     };
     double down = 0, up = 0;
     for (int round = 0; round < 7; ++round) {
-        down = std::max(down, bench::gigabytes_per_second([&] { once(true, size); }, size));
-        up = std::max(up, bench::gigabytes_per_second([&] { once(false, size); }, size));
+        down = std::max(down, whole(true));
+        up = std::max(up, whole(false));
     }
-    const auto brief = bench::nanoseconds_per([&](std::size_t) { once(true, 4096); }) / 1000;
+    const auto brief = bench::nanoseconds_per([&](std::size_t) {
+                           finished done;
+                           const auto begun = begin(true, 4096, done);
+                           while (begun == UCS_INPROGRESS && done.times == 0)
+                               with.progress();
+                       }) /
+                       1000;
     std::vector<finished> done(50);
     const auto before = own_nanoseconds();
     for (std::size_t i = 0; i < done.size(); ++i) {

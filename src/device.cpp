@@ -44,6 +44,12 @@ result<copy_engine> device::copies(const copy_options& options) {
     return copy_engine(core);
 }
 
+std::optional<copy_engine> device::copies_in_use() const {
+    const std::lock_guard guard(core_->engine_mutex);
+    auto core = std::static_pointer_cast<copy_core>(core_->engine.lock());
+    return core ? std::optional(copy_engine(std::move(core))) : std::nullopt;
+}
+
 int device::descriptor() const {
     return core_->fd();
 }

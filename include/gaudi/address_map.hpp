@@ -51,6 +51,8 @@ public:
     // The same for a range that may reach to the borders of the allocation's first and last page: NICs
     // register pages, and small allocations share them.
     [[nodiscard]] result<allocation_view> find_pages(device_address address, std::uint64_t length) const;
+    // That of the allocation made last, freed or not; those made later have greater ones.
+    [[nodiscard]] std::uint64_t newest_generation() const noexcept;
     [[nodiscard]] std::size_t size() const noexcept;
     [[nodiscard]] std::vector<allocation_view> allocations_of(unsigned device_index) const;
     // The window that holds the address.

@@ -36,6 +36,8 @@ public:
     // Where SynapseAI owns the queues, its own copy call is used. errc::copies_absent with the reason: Gaudi3
     // without SynapseAI, a SynapseAI without that call.
     [[nodiscard]] result<copy_engine> copies(const copy_options& options = {});
+    // The same if somebody holds it, to look at.
+    [[nodiscard]] std::optional<copy_engine> copies_in_use() const;
     // The driver's descriptor, for calls this library does not make. Never close it.
     [[nodiscard]] int descriptor() const;
     // Whether it is SynapseAI's: then memory and queues are SynapseAI's as well.

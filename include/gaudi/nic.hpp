@@ -94,7 +94,7 @@ private:
 [[nodiscard]] result<std::string> loaded_verbs();
 // Every port of every NIC, nearest to the device first where one is named.
 [[nodiscard]] result<std::vector<nic_info>> list_nics(const std::optional<device_info>& near_to = {});
-// errc::verbs_missing, no_nic, nic_unknown, port_down, gid_invalid.
+// errc::verbs_missing, no_nic, nic_unknown, dmabuf_unsupported, port_down, gid_invalid.
 [[nodiscard]] result<std::shared_ptr<nic>> open_nic(const nic_choice& choice = {},
                                                     const registration_limits& limits = {});
 

@@ -65,7 +65,7 @@ struct address_map::impl {
     std::deque<node> nodes;
     std::deque<record> records;
     record* spare = nullptr;
-    std::uint64_t next_generation = 1;
+    std::atomic<std::uint64_t> next_generation = 1; // changed with the mutex held
 
     mutable std::mutex observers_mutex;
     std::vector<std::weak_ptr<memory_observer>> observers;
@@ -303,6 +303,10 @@ result<allocation_view> address_map::find(device_address address, std::uint64_t 
                   fmt::format("{} bytes at {:#x}, in an allocation of {} bytes at {:#x}", length,
                               address.value(), found->length, found->base.value())));
     return *found;
+}
+
+std::uint64_t address_map::newest_generation() const noexcept {
+    return impl_->next_generation - 1;
 }
 
 result<allocation_view> address_map::find_pages(device_address address, std::uint64_t length) const {

@@ -52,13 +52,21 @@ result<chosen_port> choose(const std::vector<nic_info>& all, const nic_choice& c
     for (const auto& each : all)
         // A Gaudi's own ports are no NIC for its memory: by name only.
         if ((choice.name.empty() ? !each.of_gaudi : each.name == choice.name) &&
-            (choice.port == 0 || each.port == choice.port) && (!choice.needs_dmabuf || each.dmabuf))
+            (choice.port == 0 || each.port == choice.port))
             fitting.push_back(each);
+    if (fitting.empty() && choice.name.empty() && choice.port == 0)
+        return tl::unexpected(error(errc::no_nic, fmt::format("only Gaudis' own ports: {}", listed(all))));
     if (fitting.empty())
         return tl::unexpected(
             error(errc::nic_unknown,
                   fmt::format("{}{}; there are: {}", choice.name.empty() ? "any" : choice.name,
                               choice.port != 0 ? fmt::format(" port {}", choice.port) : "", listed(all))));
+    const auto first = fitting.front();
+    if (choice.needs_dmabuf)
+        std::erase_if(fitting, [](const auto& each) { return !each.dmabuf; });
+    if (fitting.empty())
+        return tl::unexpected(error(errc::dmabuf_unsupported, fmt::format("{} port {}: {}", first.name,
+                                                                          first.port, first.why_no_dmabuf)));
     const auto active =
         std::find_if(fitting.begin(), fitting.end(), [](const auto& each) { return each.active; });
     if (active == fitting.end())

@@ -145,11 +145,11 @@ ipc_way chosen(owner& other, bool device, const std::shared_ptr<gaudi::device>& 
 
 TEST_F(ipc_test, the_best_way_that_is_possible_is_taken) {
     for (const bool import : {true, false})
-        for (const bool nic : {true, false})
+        for (const std::string nics : {"hcas = 1", "hcas = 0", "hcas = 1\n[hca 0]\ndmabuf = no"})
             for (const auto give : {ipc_give::context, ipc_give::dmabuf, ipc_give::nothing}) {
-                SCOPED_TRACE(fmt::format("import {}, NIC {}, gives {}", import, nic, static_cast<int>(give)));
-                describe(fmt::format("gaudis = 2\nhcas = {}\ndmabuf_import = {}", nic ? 1 : 0,
-                                     import ? "yes" : "no"));
+                SCOPED_TRACE(fmt::format("import {}, {}, gives {}", import, nics, static_cast<int>(give)));
+                describe(fmt::format("gaudis = 2\ndmabuf_import = {}\n{}", import ? "yes" : "no", nics));
+                const bool nic = nics == "hcas = 1";
                 ipc_settings settings;
                 settings.give = give;
                 {

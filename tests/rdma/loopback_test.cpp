@@ -74,6 +74,13 @@ TEST_F(loopback_test, a_nic_without_dmabufs_is_refused) {
     const auto made = loopback::make(left.nic);
     ASSERT_FALSE(made);
     EXPECT_EQ(made.error().code(), errc::dmabuf_unsupported);
+    nic_choice choice;
+    choice.needs_dmabuf = true;
+    const auto opened = open_nic(choice);
+    ASSERT_FALSE(opened);
+    EXPECT_EQ(opened.error().code(), errc::dmabuf_unsupported) << opened.error().message();
+    EXPECT_NE(opened.error().observed().find("vhca0 port 1: "), std::string::npos)
+        << opened.error().message();
 }
 
 TEST_F(loopback_test, works_over_ethernet) {

@@ -2,6 +2,7 @@
 // Resets, vfs, SynapseAI, a Gaudi3, and what is left at the end. Runs in the lab, under either UCX.
 #include "tests/ucx/fake_synapse.hpp"
 #include "tests/ucx/uct_case.hpp"
+#include "ucx/base/operations.hpp"
 
 #include <gaudi/device.hpp>
 
@@ -40,6 +41,87 @@ TEST(uct_reset, copies_under_a_reset_fail_and_the_rest_at_once) {
     uint64_t word = 1;
     EXPECT_EQ(uct_ep_put_short(copies.ep, &word, 8, memory.number(), UCT_INVALID_RKEY), UCS_ERR_IO_ERROR);
     EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(1));
+}
+
+// Whatever met the reset, whoever else used the device, and although host memory stays registered.
+struct met_by {
+    bool interface, pinned;
+};
+class uct_reset_of : public ::testing::TestWithParam<met_by> {};
+TEST_P(uct_reset_of, a_device_is_opened_again_under_the_same_domain) {
+    const auto [by_interface, pinned] = GetParam();
+    const setting same("UCX_GAUDI_COPY_DEVICE", "0");
+    memory_domain domain("gaudi_copy", "gaudi_copy"), beside("gaudi_copy", "gaudi_copy");
+    copier copies(domain), dma(domain, "gaudi_dma", "gaudi_dma"), others(beside);
+    auto out = numbered(1 << 20, 1);
+    uct_md_mem_reg_params_t params{};
+    uct_mem_h memh = nullptr;
+    ASSERT_EQ(uct_md_mem_reg_v2(domain.md, out.data(), out.size(), &params, &memh), UCS_OK);
+    const auto put = [&](copier& by, const allocated& to) {
+        return complete(by, true, out.data(), out.size(), to.number(), pinned ? memh : nullptr);
+    };
+    ::testing::internal::CaptureStdout(); // where UCX logs to
+    {
+        const allocated memory(domain, 1 << 20), more(beside, 1 << 20);
+        ASSERT_EQ(put(copies, memory), UCS_OK);
+        ASSERT_EQ(put(dma, memory), UCS_OK);
+        ASSERT_EQ(put(others, more), UCS_OK);
+        auto engine = engine_at(memory.number());
+        bool lost = false;
+        for (int tries = 0; tries < 100 && !lost; ++tries)
+            if (by_interface)
+                lost = put(copies, memory) != UCS_OK;
+            else {
+                auto ticket = engine.write(gaudi::device_address(memory.number()), out);
+                lost = !ticket || !ticket->wait();
+            }
+        ASSERT_TRUE(lost);
+    }
+    const allocated again(domain, 1 << 20), more(beside, 1 << 20);
+    const auto log = ::testing::internal::GetCapturedStdout();
+    EXPECT_EQ(device_at(again.number())->info().index, 0U) << log;
+    for (auto* each : {&copies, &dma, &others})
+        EXPECT_EQ(put(*each, again), UCS_OK);
+    std::vector<std::byte> back(out.size());
+    EXPECT_EQ(complete(copies, false, back.data(), back.size(), again.number()), UCS_OK);
+    EXPECT_EQ(back, out);
+    EXPECT_EQ(uct_md_mem_dereg(domain.md, memh), UCS_OK);
+}
+INSTANTIATE_TEST_SUITE_P(met, uct_reset_of,
+                         ::testing::Values(met_by{true, true}, met_by{true, false}, met_by{false, true},
+                                           met_by{false, false}),
+                         [](const auto& each) {
+                             return std::string(each.param.interface ? "by_an_interface" : "by_the_library") +
+                                    (each.param.pinned ? "_pinned" : "");
+                         });
+
+// Its callbacks may take away what others that are finished belong to.
+TEST(uct_operations, an_endpoint_that_goes_in_a_callback_is_forgotten) {
+    struct ticket {
+        int number = 0;
+    };
+    gaudi_ucx::operations<ticket> under_way;
+    static uct_ep some{};
+    static gaudi_ucx::operations<ticket>* all = nullptr;
+    all = &under_way;
+    uct_completion_t first{}, second{};
+    first.count = second.count = 1;
+    first.func = [](uct_completion_t*) {
+        EXPECT_EQ(all->flush(nullptr), UCS_INPROGRESS) << "the second is not told yet";
+        all->forget(&some);
+    };
+    second.func = [](uct_completion_t*) {};
+    under_way.add({1}, &first, &some);
+    under_way.add({2}, &second, &some);
+    std::vector<uct_ep_h> told;
+    EXPECT_EQ(under_way.progress([](ticket&) { return true; },
+                                 [&](ticket&, uct_ep_h ep) {
+                                     told.push_back(ep);
+                                     return UCS_OK;
+                                 }),
+              2U);
+    EXPECT_EQ(told, (std::vector<uct_ep_h>{&some, nullptr}));
+    EXPECT_TRUE(under_way.idle());
 }
 
 std::string shown_by_vfs(const std::string& path) {

@@ -185,6 +185,16 @@ TEST_F(uct_refusal, ranges) {
     EXPECT_EQ(type, UCS_MEMORY_TYPE_GAUDI);
 }
 
+TEST_F(uct_refusal, a_registration_that_passes_the_end_of_all_addresses) {
+    expect_refused(
+        [&] {
+            uct_md_mem_reg_params_t params{};
+            uct_mem_h memh = nullptr;
+            return uct_md_mem_reg_v2(domain.md, reinterpret_cast<void*>(4096), SIZE_MAX, &params, &memh);
+        },
+        UCS_ERR_INVALID_PARAM, "bytes at 0x1000: they pass the end of all addresses");
+}
+
 TEST_F(uct_refusal, keys) {
     const allocated memory(domain, 65536);
     const auto good = packed(memory.memory.memh);
@@ -217,8 +227,25 @@ TEST_F(uct_refusal, keys) {
     foreign.process ^= 1;
     foreign.seal();
     expect_refused(attach(foreign, sizeof(good)), UCS_ERR_UNREACHABLE, "cannot be attached here");
+    memory_key freed;
+    {
+        const allocated goes(domain, 65536);
+        freed = packed(goes.memory.memh);
+        EXPECT_EQ(attach(freed, sizeof(freed))(), UCS_OK);
+    }
+    expect_refused(attach(freed, sizeof(freed)), UCS_ERR_INVALID_PARAM, "the memory was freed");
+    const allocated reused(domain, 65536);
+    ASSERT_EQ(reused.number(), freed.base);
+    expect_refused(attach(freed, sizeof(freed)), UCS_ERR_INVALID_PARAM, "the memory was freed");
     // A good one, for the wrong place.
     copier copies(domain);
+    const auto foreign_key = unpacked(foreign);
+    ASSERT_TRUE(foreign_key);
+    uint64_t some = 1;
+    expect_refused([&] { return uct_ep_put_short(copies.ep, &some, 8, memory.number(), foreign_key->rkey); },
+                   UCS_ERR_INVALID_PARAM, "the key is another process's");
+    auto unused = *foreign_key;
+    uct_rkey_release(domain.component, &unused);
     const own_key key(domain, memory);
     uint64_t word = 1;
     expect_refused([&] { return uct_ep_put_short(copies.ep, &word, 8, memory.number() + 65532, key.rkey()); },

@@ -10,7 +10,7 @@
 namespace gaudi_ucx {
 
 engine_transport::engine_transport(uct_gaudi_module& module, const char* what)
-    : ticket_transport(module, what) {
+    : ticket_transport(module, what), keeper_(engine_keeper::of(module)) {
     if (::getrandom(&id_, sizeof(id_), GRND_NONBLOCK) != sizeof(id_))
         id_ = number(this) ^ static_cast<std::uint64_t>(::getpid()) << 48;
 }
@@ -32,12 +32,8 @@ const char* engine_transport::why_unreachable(const void*, const void* process) 
 }
 
 unsigned engine_transport::progress() {
-    for (auto& [index, engine] : engines_)
-        engine.poll();
-    const auto count = ticket_transport::progress();
-    if (under_way().none_running()) // so that a device that was reset can be opened again
-        std::erase_if(engines_, [](const auto& each) { return each.second.lost(); });
-    return count;
+    for_each_engine([](gaudi::copy_engine engine) { engine.poll(); });
+    return ticket_transport::progress();
 }
 
 ucs_status_t engine_transport::event_fd(int* fd) {
@@ -45,8 +41,7 @@ ucs_status_t engine_transport::event_fd(int* fd) {
         epoll_ = ::epoll_create1(EPOLL_CLOEXEC);
         if (epoll_ < 0)
             return UCS_ERR_IO_ERROR;
-        for (auto& [index, engine] : engines_)
-            watch(engine);
+        for_each_engine([&](gaudi::copy_engine engine) { watch(engine); });
     }
     *fd = epoll_;
     return UCS_OK;
@@ -56,25 +51,24 @@ ucs_status_t engine_transport::arm() {
     epoll_event seen[8];
     if (epoll_ >= 0)
         (void)::epoll_wait(epoll_, seen, 8, 0); // what came until now is looked at here
-    for (auto& [index, engine] : engines_) {
+    for_each_engine([](gaudi::copy_engine engine) {
         engine.arm();
         engine.poll();
-    }
+    });
     return any_finished() ? UCS_ERR_BUSY : UCS_OK; // progress first
 }
 
 gaudi::result<gaudi::copy_engine> engine_transport::engine_of(unsigned index,
                                                               const gaudi::copy_options& options) {
-    if (const auto known = engines_.find(index); known != engines_.end() && !known->second.lost())
-        return known->second;
-    const auto device = gaudi::find_open_device(index);
-    if (!device)
-        return tl::unexpected(
-            gaudi::error(gaudi::errc::not_allocated, fmt::format("device {} is not open here", index)));
-    auto engine = device->copies(options);
-    if (!engine)
+    auto& known = engines_[index];
+    auto core = known.lock();
+    if (core)
+        if (gaudi::copy_engine engine(core); !engine.lost())
+            return engine;
+    auto engine = keeper_->engine_of(index, options);
+    if (!engine || engine->core() == core)
         return engine;
-    engines_.insert_or_assign(index, *engine);
+    known = engine->core();
     if (epoll_ >= 0)
         watch(*engine);
     return engine;

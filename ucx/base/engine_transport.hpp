@@ -3,6 +3,7 @@
 
 #include <gaudi/device.hpp>
 
+#include "ucx/base/engine_keeper.hpp"
 #include "ucx/base/ticket_transport.hpp"
 
 #include <map>
@@ -32,18 +33,25 @@ protected:
     // `options` count if nobody has the device's engine yet.
     [[nodiscard]] gaudi::result<gaudi::copy_engine> engine_of(unsigned device,
                                                               const gaudi::copy_options& options);
-    void forget_engine(unsigned device) { engines_.erase(device); }
+    void forget_engine(unsigned device) { keeper_->forget(device); }
     // Begins a copy of which one side is memory of the engine's device, or both are.
     [[nodiscard]] static gaudi::result<gaudi::copy_ticket>
     begin_on(gaudi::copy_engine& engine, std::uint64_t to, bool to_device, std::uint64_t from,
              bool from_device, std::size_t length, const gaudi::copy_hints& hints);
 
 private:
+    template <typename F>
+    void for_each_engine(F&& visit) {
+        for (auto& [index, known] : engines_)
+            if (auto core = known.lock())
+                visit(gaudi::copy_engine(std::move(core)));
+    }
     void watch(gaudi::copy_engine& engine);
 
     std::uint64_t id_ = 0;
-    std::map<unsigned, gaudi::copy_engine> engines_; // by device
-    int epoll_ = -1;                                 // over the engines' event descriptors
+    const std::shared_ptr<engine_keeper> keeper_;
+    std::map<unsigned, std::weak_ptr<gaudi::copy_core>> engines_; // that were used here, by device
+    int epoll_ = -1;                                              // over the engines' event descriptors
 };
 
 } // namespace gaudi_ucx

@@ -16,7 +16,8 @@ bool uct_gaudi_module::set_log_level(std::string_view name) {
     for (int level = 0; level < UCS_LOG_LEVEL_LAST; ++level)
         if (name.size() == std::strlen(names[level]) &&
             ::strncasecmp(name.data(), names[level], name.size()) == 0) {
-            log.log_level = static_cast<ucs_log_level_t>(level);
+            std::atomic_ref(log.log_level)
+                .store(static_cast<ucs_log_level_t>(level), std::memory_order_relaxed);
             return true;
         }
     return false;

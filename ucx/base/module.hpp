@@ -5,6 +5,7 @@
 #include <gaudi/memory_observer.hpp>
 
 #include "ucx/abi/ucx_api.hpp"
+#include "ucx/base/device_holders.hpp"
 
 #include <array>
 #include <atomic>
@@ -26,6 +27,8 @@ struct uct_gaudi_counters {
     std::atomic<std::uint64_t> frees_announced{0};
 };
 
+class engine_keeper;
+
 // The plugin as one UCX sees it. Two UCX in a process get one each. Never destroyed: UCX keeps pointers into
 // it until the process ends.
 struct uct_gaudi_module {
@@ -37,6 +40,8 @@ struct uct_gaudi_module {
     std::atomic<bool> told_of_exports{false}; // that one failed
     std::atomic<bool> told_of_nics{false};    // that none takes a DMA-BUF
     std::shared_ptr<gaudi::memory_observer> observer;
+    device_holders holders;
+    std::weak_ptr<engine_keeper> engines;
 
     static constexpr unsigned most_devices = 64;
     std::array<std::atomic<ucs_sys_device_t>, most_devices> sys_devices;
@@ -45,7 +50,10 @@ struct uct_gaudi_module {
     [[nodiscard]] uct_component_t& ipc_component() { return components[1]; }
     // By its name; false: there is no such level.
     bool set_log_level(std::string_view name);
-    [[nodiscard]] bool logs(ucs_log_level_t level) const { return level <= log.log_level; }
+    [[nodiscard]] bool logs(ucs_log_level_t level) const {
+        return level <=
+               std::atomic_ref(const_cast<ucs_log_level_t&>(log.log_level)).load(std::memory_order_relaxed);
+    }
     void write(ucs_log_level_t level, const char* file, unsigned line, const char* function,
                const std::string& text);
 };

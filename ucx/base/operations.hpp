@@ -32,7 +32,9 @@ public:
         spare_.front() = {next_++, std::move(ticket), comp, ep};
         running_.splice(running_.end(), spare_, spare_.begin());
     }
-    [[nodiscard]] bool idle() const { return running_.empty() && flushes_.empty() && waiting_.empty(); }
+    [[nodiscard]] bool idle() const {
+        return running_.empty() && over_.empty() && flushes_.empty() && waiting_.empty();
+    }
     [[nodiscard]] bool none_running() const { return running_.empty(); }
     [[nodiscard]] std::size_t running() const { return running_.size(); }
 
@@ -48,7 +50,7 @@ public:
 
     // Everything before this has to be over before what comes.
     ucs_status_t flush(uct_completion_t* comp) {
-        if (running_.empty())
+        if (running_.empty() && over_.empty())
             return UCS_OK;
         if (comp != nullptr)
             flushes_.push_back({next_ - 1, comp});
@@ -65,9 +67,10 @@ public:
     [[nodiscard]] bool others_wait() const { return !waiting_.empty() && !serving_; }
     // The endpoint goes; its operations go on.
     void forget(uct_ep_h ep) {
-        for (auto& each : running_)
-            if (each.ep == ep)
-                each.ep = nullptr;
+        for (auto* list : {&running_, &over_})
+            for (auto& each : *list)
+                if (each.ep == ep)
+                    each.ep = nullptr;
     }
     template <typename F>
     void purge(uct_ep_h ep, F&& visit) {
@@ -86,18 +89,17 @@ public:
     unsigned progress(Finished&& finished, Outcome&& outcome) {
         unsigned count = 0;
         // All that are finished leave the list first: their callbacks begin new ones.
-        std::list<operation> over;
         for (auto each = running_.begin(); each != running_.end();) {
             const auto next = std::next(each);
             if (finished(each->ticket))
-                over.splice(over.end(), running_, each);
+                over_.splice(over_.end(), running_, each);
             each = next;
         }
-        for (; !over.empty(); ++count) {
-            auto ticket = std::exchange(over.front().ticket, {});
-            auto* comp = over.front().comp;
-            auto* ep = over.front().ep;
-            spare_.splice(spare_.begin(), over, over.begin());
+        for (; !over_.empty(); ++count) {
+            auto ticket = std::exchange(over_.front().ticket, {});
+            auto* comp = over_.front().comp;
+            auto* ep = over_.front().ep;
+            spare_.splice(spare_.begin(), over_, over_.begin());
             complete(comp, outcome(ticket, ep));
         }
         while (!flushes_.empty() &&
@@ -158,6 +160,7 @@ private:
     }
 
     std::list<operation> running_; // by sequence
+    std::list<operation> over_;    // finished, and not told yet
     std::list<operation> spare_;
     std::deque<flushing> flushes_;
     lines waiting_; // endpoints in the order of their turns

@@ -17,8 +17,11 @@ public:
 
     [[nodiscard]] bool idle() const override { return operations_.idle(); }
     unsigned progress() override {
-        return operations_.progress([&](Ticket& each) { return finished(each); },
-                                    [&](Ticket& each, uct_ep_h ep) { return outcome_of(each, ep); });
+        const auto count =
+            operations_.progress([&](Ticket& each) { return finished(each); },
+                                 [&](Ticket& each, uct_ep_h ep) { return outcome_of(each, ep); });
+        let_go_of_lost();
+        return count;
     }
     ucs_status_t flush(uct_completion_t* comp) override { return operations_.flush(comp); }
     void fence() override { operations_.fence(); }
@@ -63,6 +66,7 @@ protected:
     ucs_status_t refused(const gaudi::error& why, std::size_t length, std::uint64_t to, std::uint64_t from) {
         gaudi_log_at(module(), level_of_failure(why), "{} of {} bytes from {:#x} to {:#x}: {}", what_, length,
                      from, to, why.message());
+        let_go_of_lost();
         return status_of(why);
     }
     void say_what_follows() {
@@ -74,7 +78,15 @@ private:
     // All copies that a lost device had under way fail, and all that follow: one line tells it.
     ucs_log_level_t level_of_failure(const gaudi::error& why) {
         const bool lost = why.kind() == gaudi::error_kind::device_lost;
+        met_loss_ = met_loss_ || lost;
         return lost && std::exchange(told_of_loss_, true) ? UCS_LOG_LEVEL_DIAG : UCS_LOG_LEVEL_ERROR;
+    }
+    // A program that sees the error may open the device again as soon as nothing here is on it any more.
+    void let_go_of_lost() {
+        if (met_loss_ && operations_.none_running()) {
+            met_loss_ = false;
+            module().holders.let_go_of_lost();
+        }
     }
     void wait_for_all() {
         operations_.for_each([](Ticket& each) { (void)each.wait(); });
@@ -96,7 +108,7 @@ private:
     }
 
     const char* const what_;
-    bool said_ = false, told_of_loss_ = false;
+    bool said_ = false, told_of_loss_ = false, met_loss_ = false;
     operations<Ticket> operations_;
 };
 

@@ -45,6 +45,12 @@ ucs_status_t uct_gaudi_copy_mem_reg(uct_md_h tl_md, void* address, size_t length
     return guarded([&]() -> ucs_status_t {
         auto& md = copy_md(tl_md);
         const auto flags = (params->field_mask & UCT_MD_MEM_REG_FIELD_FLAGS) != 0 ? params->flags : 0;
+        if (length > UINT64_MAX - number(address)) {
+            gaudi_log_at(*md.module, level_of(flags),
+                         "registration of {} bytes at {}: they pass the end of all addresses", length,
+                         fmt::ptr(address));
+            return UCS_ERR_INVALID_PARAM;
+        }
         const auto where = locate_or_attach(md, number(address));
         auto made = std::make_unique<uct_gaudi_memh_t>();
         made->key =
@@ -62,7 +68,7 @@ ucs_status_t uct_gaudi_copy_mem_reg(uct_md_h tl_md, void* address, size_t length
                     gaudi::known_memory().find_pages(gaudi::device_address(number(address)), length);
                 if (!known)
                     return failed(*md.module, known.error(), level_of(flags), "registration of Gaudi memory");
-                made->key.generation = known->generation;
+                made->key.generation = gaudi::known_memory().newest_generation(); // of all that is there now
             }
         }
         made->key.seal();
@@ -112,6 +118,14 @@ ucs_status_t uct_gaudi_copy_mem_attach(uct_md_h tl_md, const void* mkey_buffer,
                          made->key.pid);
             return UCS_ERR_UNREACHABLE;
         }
+        if (const auto& key = made->key; key.kind == memory_key::device && key.generation != 0) {
+            const auto live = gaudi::known_memory().find_pages(gaudi::device_address(key.base), key.length);
+            if (!live || live->generation > key.generation) {
+                gaudi_log_at(module, level, "{} bytes at {:#x} cannot be attached: the memory was freed",
+                             key.length, key.base);
+                return UCS_ERR_INVALID_PARAM;
+            }
+        }
         *memh_p = made.release();
         return UCS_OK;
     });
@@ -153,13 +167,28 @@ bool worth_pinning(const uct_iov_t& iov) {
     return memh != UCT_MEM_HANDLE_NULL && !memh->is_device() && iov.length > slab;
 }
 
-void pin(const uct_iov_t& iov, gaudi::copy_engine& engine) {
+void pin(uct_gaudi_module& module, const uct_iov_t& iov, gaudi::copy_engine& engine) {
     auto& memh = *static_cast<uct_gaudi_memh_t*>(iov.memh);
+    if (memh.among.load(std::memory_order_relaxed) ==
+        nullptr) { // not under our lock: they call us under theirs
+        module.holders.add(memh);
+        memh.among = &module.holders;
+    }
     const std::lock_guard guard(memh.mutex);
     if (memh.pins.contains(engine.core().get()))
         return;
     auto pinned = engine.pin({reinterpret_cast<std::byte*>(memh.key.base), memh.key.length});
-    memh.pins.emplace(engine.core().get(), pinned ? std::move(*pinned) : gaudi::pinned_memory()); // one try
+    memh.pins.emplace(
+        engine.core().get(), // one try
+        uct_gaudi_memh_t::pin{engine.core(), pinned ? std::move(*pinned) : gaudi::pinned_memory()});
+}
+
+void uct_gaudi_memh_t::let_go_of_lost() {
+    const std::lock_guard guard(mutex);
+    std::erase_if(pins, [](const auto& each) {
+        const auto core = each.second.engine.lock();
+        return !core || gaudi::copy_engine(core).lost();
+    });
 }
 
 ucs_status_t check_key(uct_gaudi_module& module, uct_rkey_t rkey, std::uint64_t address, std::size_t length) {
@@ -179,7 +208,8 @@ ucs_status_t check_key(uct_gaudi_module& module, uct_rkey_t rkey, std::uint64_t 
         const auto live = gaudi::known_memory().find(gaudi::device_address(address));
         if (!live)
             return refuse("the memory was freed");
-        if (live->generation > key.generation) // older: a neighbour in the same page
+        if (live->generation >
+            key.generation) // not there when it was registered, it or a neighbour in its page
             return refuse("the memory was freed and belongs to another allocation");
     }
     return UCS_OK;

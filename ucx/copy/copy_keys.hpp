@@ -33,7 +33,7 @@ ucs_status_t refuse_lost(uct_gaudi_module& module, const gaudi::device& device, 
 // Host memory that was registered stays mapped for a device once it was used: mapping it costs more than many
 // a copy. Not for what fits into the engine's own slab.
 [[nodiscard]] bool worth_pinning(const uct_iov_t& iov);
-void pin(const uct_iov_t& iov, gaudi::copy_engine& engine);
+void pin(uct_gaudi_module& module, const uct_iov_t& iov, gaudi::copy_engine& engine);
 
 // UCS_OK, or why `key` does not open [address, address + length).
 [[nodiscard]] ucs_status_t check_key(uct_gaudi_module& module, uct_rkey_t key, std::uint64_t address,

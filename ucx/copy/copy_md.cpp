@@ -71,20 +71,41 @@ ucs_status_t uct_gaudi_copy_md_query(uct_md_h tl_md, uct_md_attr_v2_t* attr) {
     });
 }
 
+} // namespace
+
+std::shared_ptr<gaudi::device> opened_devices::find(const gaudi::device_choice& choice) {
+    const std::lock_guard guard(mutex_);
+    const auto* index = std::get_if<gaudi::by_index>(&choice);
+    for (const auto& [known, device] : by_index_)
+        if ((index != nullptr ? known == index->index : std::holds_alternative<gaudi::first_free>(choice)) &&
+            !device->lost())
+            return device;
+    return nullptr;
+}
+
+void opened_devices::add(const std::shared_ptr<gaudi::device>& device) {
+    const auto index = device->info().index;
+    const std::lock_guard guard(mutex_);
+    by_index_.insert_or_assign(index, device);
+}
+
+void opened_devices::let_go_of_lost() {
+    const std::lock_guard guard(mutex_);
+    std::erase_if(by_index_, [](const auto& each) { return each.second->lost(); });
+}
+
+namespace {
+
 gaudi::result<std::shared_ptr<gaudi::device>> device_for(uct_gaudi_copy_md_t& md, ucs_sys_device_t wanted) {
     auto choice = md.choice;
     if (wanted != UCS_SYS_DEVICE_ID_UNKNOWN)
         for (unsigned index = 0; index < uct_gaudi_module::most_devices; ++index)
             if (md.module->sys_devices[index] == wanted)
                 choice = gaudi::by_index{index};
-    const std::lock_guard guard(md.mutex);
-    // A device that was reset opens again only when nobody holds on to it.
-    std::erase_if(md.opened, [](const auto& each) { return each.second->lost(); });
-    const auto* index = std::get_if<gaudi::by_index>(&choice);
-    for (const auto& [known, device] : md.opened) // what is open already costs no question to the driver
-        if ((index != nullptr ? known == index->index : std::holds_alternative<gaudi::first_free>(choice)) &&
-            !device->lost())
-            return device;
+    if (auto known = md.opened.find(choice)) // what is open already costs no question to the driver
+        return known;
+    md.module->holders.let_go_of_lost();
+    const std::lock_guard guard(md.opened.opening);
     auto made = gaudi::open_device(choice);
     // Whoever opened it may be about to offer it.
     for (int tries = 0;
@@ -95,7 +116,7 @@ gaudi::result<std::shared_ptr<gaudi::device>> device_for(uct_gaudi_copy_md_t& md
     }
     if (!made)
         return made;
-    md.opened.insert_or_assign((*made)->info().index, *made);
+    md.opened.add(*made);
     if (md.share_device)
         if (const auto offered = gaudi::offer_device(**made);
             !offered) // a guest itself, or a first generation
@@ -304,6 +325,7 @@ ucs_status_t uct_gaudi_copy_md_open(uct_component_t* component, const char*, con
             return UCS_ERR_INVALID_PARAM;
         }
         made->attached = gaudi::attach_devices();
+        module.holders.add(made->opened);
         publisher::start(module);
         *md_p = &made.release()->super;
         return UCS_OK;
@@ -329,7 +351,7 @@ void show_devices(void*, ucs_string_buffer_t* text, void* arg, uint64_t) {
                     text, "%u %s: %lu bytes in %lu buffers, %lu chunks, %lu exported\n", index,
                     device->info().bus_id.c_str(), held.buffer_bytes, held.buffers, held.chunks,
                     held.exports);
-                if (const auto engine = device->copies())
+                if (const auto engine = device->copies_in_use())
                     for (const auto& queue : engine->queues())
                         module->ucx.ucs_string_buffer_appendf(
                             text, "  queue %u: %lu bytes, busy for %.3f ms, %u packets on it\n", queue.queue,

@@ -28,20 +28,46 @@ struct uct_gaudi_copy_md_config_t {
 
 // Memory that was registered, allocated, or both. Host memory is pinned for an engine when it is first used
 // with it.
-struct uct_gaudi_memh_t {
+struct uct_gaudi_memh_t final : device_holder {
     memory_key key;
     gaudi::device_buffer buffer; // mem_alloc's
     std::shared_ptr<gaudi::device> device;
     std::mutex mutex;
-    std::map<const void*, gaudi::pinned_memory> pins; // by engine
+    struct pin {
+        std::weak_ptr<gaudi::copy_core> engine;
+        gaudi::pinned_memory memory; // empty where it was tried in vain
+    };
+    std::map<const void*, pin> pins;              // by engine
+    std::atomic<device_holders*> among = nullptr; // where it is listed, once it has pins
 
+    ~uct_gaudi_memh_t() {
+        if (auto* holders = among.load(); holders != nullptr)
+            holders->remove(*this);
+    }
+    void let_go_of_lost() override;
     [[nodiscard]] bool is_device() const { return key.kind == memory_key::device; }
+};
+
+// Opened for allocations, and open until their domain is closed: a NIC's cached registrations keep a device
+// busy, so that opening it again might fail.
+class opened_devices final : public device_holder {
+public:
+    // One that would do, or nothing.
+    [[nodiscard]] std::shared_ptr<gaudi::device> find(const gaudi::device_choice& choice);
+    void add(const std::shared_ptr<gaudi::device>& device);
+    void let_go_of_lost() override;
+
+    std::mutex opening; // held by who opens one
+
+private:
+    std::mutex mutex_;
+    std::map<unsigned, std::shared_ptr<gaudi::device>> by_index_;
 };
 
 // One for all devices: UCX keeps one provider of DMA-BUFs per memory type.
 struct uct_gaudi_copy_md_t {
     uct_md_t super;
-    uct_gaudi_module* module;
+    uct_gaudi_module* module = nullptr;
     ucs_ternary_auto_value_t dmabuf;
     gaudi::device_choice choice;
     std::size_t heap_chunk;
@@ -51,9 +77,12 @@ struct uct_gaudi_copy_md_t {
     std::size_t nic_max; // largest copy that goes through a NIC in loopback, where there is one
     std::mutex mutex;
     std::vector<std::shared_ptr<gaudi::device>> attached; // SynapseAI's, kept known while this domain lives
-    // Opened for allocations, and open until this domain is closed: a NIC's cached registrations keep a
-    // device busy, so that opening it again might fail.
-    std::map<unsigned, std::shared_ptr<gaudi::device>> opened;
+    opened_devices opened;
+
+    ~uct_gaudi_copy_md_t() {
+        if (module != nullptr)
+            module->holders.remove(opened);
+    }
 };
 
 inline uct_gaudi_copy_md_t& copy_md(uct_md_h md) {

@@ -226,7 +226,7 @@ private:
         if (!device.device || !worth_pinning(local))
             return;
         if (auto engine = engine_of(device.index, md_.copies))
-            pin(local, *engine);
+            pin(module(), local, *engine);
     }
 
     uct_gaudi_copy_md_t& md_;

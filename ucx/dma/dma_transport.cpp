@@ -92,7 +92,7 @@ private:
         if (!engine)
             return tl::unexpected(engine.error());
         if (target.device != source.device && worth_pinning(local))
-            pin(local, *engine);
+            pin(module(), local, *engine);
         return begin_on(*engine, to, target.device, from, source.device, local.length,
                         {config_.queues, config_.stripe, config_.batch});
     }

@@ -2,6 +2,7 @@
 // Between processes of one host: gaudi::imported_buffer as a transport.
 #include <gaudi/nic.hpp>
 
+#include "ucx/base/engine_keeper.hpp"
 #include "ucx/base/settings.hpp"
 #include "ucx/base/ticket_transport.hpp"
 #include "ucx/copy/copy_md.hpp"
@@ -97,7 +98,8 @@ place_name own_place(std::uint64_t machine) {
 class ipc_transport : public ticket_transport<gaudi::ipc_ticket> {
 public:
     ipc_transport(uct_gaudi_module& module, const uct_gaudi_ipc_iface_config_t& config)
-        : ticket_transport(module, "copy between processes"), config_(config) {
+        : ticket_transport(module, "copy between processes"), config_(config),
+          keeper_(engine_keeper::of(module)) {
         options_.zero_copy = config.require == std::string_view("zero-copy");
     }
     ~ipc_transport() override {
@@ -160,11 +162,6 @@ public:
         under_way().add(std::move(*started), comp, ep);
         return UCS_INPROGRESS;
     }
-    unsigned progress() override {
-        if (under_way().none_running()) // so that a device that was reset can be opened again
-            std::erase_if(engines_, [](const auto& each) { return each.second && each.second->lost(); });
-        return ticket_transport::progress();
-    }
     ucs_status_t check_peer(const std::vector<std::byte>& peer) override {
         gaudi::process_name process;
         if (peer.size() != sizeof(process))
@@ -224,22 +221,28 @@ private:
         const std::span<std::byte> host(static_cast<std::byte*>(local.buffer), local.length);
         return put ? key.opened->write(offset, host) : key.opened->read(host, offset);
     }
-    // Made once: an engine that nobody holds goes with its last copy.
+    // Made once, by us: copies across would make one each time.
     void keep_engine(unsigned index) {
-        const auto [known, fresh] = engines_.try_emplace(index);
-        if (!fresh && (!known->second || !known->second->lost()))
+        auto& known = engines_[index];
+        if (known.absent || !known.core.expired())
             return;
-        known->second.reset();
-        if (const auto device = gaudi::find_open_device(index))
-            if (auto engine = device->copies())
-                known->second = std::move(*engine);
+        const auto engine = keeper_->engine_of(index, {});
+        if (engine)
+            known.core = engine->core();
+        else
+            known.absent = engine.error().code() == gaudi::errc::copies_absent;
     }
 
     const uct_gaudi_ipc_iface_config_t config_;
     const gaudi::process_name process_ = gaudi::own_process();
     const place_name here_ = own_place(process_.machine);
     gaudi::import_options options_;
-    std::map<unsigned, std::optional<gaudi::copy_engine>> engines_; // by device; empty: it has none
+    const std::shared_ptr<engine_keeper> keeper_;
+    struct kept_engine {
+        std::weak_ptr<gaudi::copy_core> core;
+        bool absent = false;
+    };
+    std::map<unsigned, kept_engine> engines_; // by device
     int timer_ = -1;
 };
 
