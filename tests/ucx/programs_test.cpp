@@ -102,6 +102,9 @@ TEST_P(perftest_round, runs_every_operation_with_every_memory) {
         if (!ethernet && test != std::string_view("tag_lat"))
             add(test, 16 << 20, "-m gaudi -O 2 -n 3");
     }
+    if (!ethernet) // operand and reply in Gaudi memory, the target in host memory
+        for (const auto* test : {"ucp_add", "ucp_fadd", "ucp_swap"})
+            add(test, 8, "-m gaudi,host");
     add("tag_bw", 65536, "-m gaudi -T 3");
     add("tag_lat", 8, "-m gaudi -E sleep");
     add("ucp_am_bw", 1 << 20, "-m gaudi -E sleep");
@@ -116,6 +119,16 @@ INSTANTIATE_TEST_SUITE_P(ucx, perftest_round,
                                            way{"1.23", "rc_v", "", ""}, way{"1.23", "ud_v", "", ""},
                                            way{"1.23", "rc_v", "link_layer = ethernet", ""},
                                            way{"1.23", "ud_v", "link_layer = ethernet", ""}),
+                         name_of_way);
+
+// Whose devices have no queues: a NIC that sends to itself copies what the tool copies, and what UCX stages.
+class perftest_of_gaudi3 : public perftest_test {};
+TEST_P(perftest_of_gaudi3, runs) {
+    describe_lab("gaudis = 2\nhcas = 1\ngeneration = gaudi3\n");
+    expect_all("tag_bw ucp_put_bw ucp_get", "8 1048576", "-n 20 -w 2 -m gaudi");
+}
+INSTANTIATE_TEST_SUITE_P(ucx, perftest_of_gaudi3,
+                         ::testing::Values(way{"1.22", "tcp", "", ""}, way{"1.23", "rc_v", "", ""}),
                          name_of_way);
 
 class perftest_gibibyte : public perftest_test {};

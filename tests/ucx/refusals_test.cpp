@@ -158,7 +158,7 @@ TEST_F(ucx_test, no_gaudi_a_busy_one_and_a_full_one_are_said) {
 }
 
 TEST_F(ucx_test, perftest_ends_with_a_status_where_no_device_has_queues) {
-    describe_lab("gaudis = 2\ngeneration = gaudi3\nhcas = 1\n");
+    describe_lab("gaudis = 2\ngeneration = gaudi3\nhcas = 0\n");
     const auto port = free_port();
     const auto program = fmt::format("timeout -s KILL 4 ucx_perftest -t tag_bw -m gaudi -p {}", port);
     const auto both = run_both(lab(old_ucx, program), lab(old_ucx, program + " localhost"), port);

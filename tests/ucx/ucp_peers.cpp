@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <arpa/inet.h>
 #include <csignal>
+#include <fmt/ranges.h>
 #include <netinet/in.h>
 #include <optional>
 #include <sys/prctl.h>
@@ -63,6 +64,8 @@ private:
             streamed(mine, size, what);
         else if (operation == "am")
             active_message(mine, size, what);
+        else if (operation == "atomic")
+            atomic(mine, size, what);
         else
             throw failure("no such operation: " + operation);
     }
@@ -143,6 +146,76 @@ private:
         peer_.done(ucp_am_recv_data_nbx(peer_.worker_handle(), message.data, mine.address(), size, &param),
                    "ucp_am_recv_data_nbx");
         mine.expect(seed_, what);
+    }
+
+    // Operand and reply are memory of this side, the target is the other's: each reply is what the operations
+    // before it have left there.
+    void atomic(memory& mine, std::size_t size, const std::string& what) {
+        if (size != 4 && size != 8)
+            throw failure(fmt::format("{}: UCX has atomic operations of 4 and 8 bytes", what));
+        if (!peer_.active()) {
+            mine.fill(~seed_);
+            peer_.tell(mine.pass());
+            const auto note = peer_.hear();
+            expect_value(mine, std::as_bytes(std::span(note)), what + ", the target");
+            return;
+        }
+        const remote_memory theirs(peer_.endpoint(), peer_.hear());
+        memory reply(context_, options_.here, size, options_.of);
+        std::uint64_t target = 0;
+        make(std::as_writable_bytes(std::span(&target, 1)).first(size), ~seed_, 0);
+        const auto bytes_of = [&](const std::uint64_t& value) {
+            return std::as_bytes(std::span(&value, 1)).first(size);
+        };
+        // What is at the target afterwards; `given`: by the reply's memory, which a compare-and-swap takes it
+        // from.
+        const auto carry_out = [&](ucp_atomic_op_t operation, bool fetches, std::uint64_t operand,
+                                   std::uint64_t given, std::uint64_t becomes) {
+            mine.write(bytes_of(operand));
+            reply.write(bytes_of(given));
+            auto param = mine.param();
+            param.op_attr_mask |= UCP_OP_ATTR_FIELD_DATATYPE;
+            param.datatype = ucp_dt_make_contig(size);
+            if (fetches) {
+                param.op_attr_mask |= UCP_OP_ATTR_FIELD_REPLY_BUFFER;
+                param.reply_buffer = reply.address();
+            }
+            ucp_request_param_t none{};
+            peer_.done(ucp_atomic_op_nbx(peer_.endpoint(), operation, mine.address(), 1, theirs.address(),
+                                         theirs.key(), &param),
+                       "ucp_atomic_op_nbx");
+            peer_.done(ucp_ep_flush_nbx(peer_.endpoint(), &none), "ucp_ep_flush_nbx");
+            const auto before = fetches ? target : given;
+            expect_value(reply, bytes_of(before),
+                         fmt::format("{}, operation {}, the reply", what, static_cast<int>(operation)));
+            target = becomes;
+        };
+        const auto operand = seed_ * 0x9e3779b97f4a7c15;
+        carry_out(UCP_ATOMIC_OP_ADD, false, operand, 1, target + operand);
+        carry_out(UCP_ATOMIC_OP_ADD, true, operand + 1, 2, target + operand + 1);
+        carry_out(UCP_ATOMIC_OP_AND, true, ~(operand >> 3), 3, target & ~(operand >> 3));
+        carry_out(UCP_ATOMIC_OP_OR, true, operand >> 5, 4, target | operand >> 5);
+        carry_out(UCP_ATOMIC_OP_XOR, false, operand, 5, target ^ operand);
+        carry_out(UCP_ATOMIC_OP_SWAP, true, operand + 6, 6, operand + 6);
+        carry_out(UCP_ATOMIC_OP_CSWAP, true, target, operand + 7, operand + 7);
+        carry_out(UCP_ATOMIC_OP_CSWAP, true, ~target, operand + 8, target); // does not find what it looks for
+        std::vector<char> note(size);
+        std::memcpy(note.data(), &target, size);
+        peer_.tell(note);
+    }
+    static void expect_value(const memory& found, std::span<const std::byte> wanted,
+                             const std::string& what) {
+        std::vector<std::byte> bytes(wanted.size());
+        found.read(bytes);
+        if (!std::equal(bytes.begin(), bytes.end(), wanted.begin()))
+            throw failure(fmt::format("{}: {:02x}, expected {:02x}", what, fmt::join(as_numbers(bytes), ""),
+                                      fmt::join(as_numbers(wanted), "")));
+    }
+    static std::vector<unsigned> as_numbers(std::span<const std::byte> bytes) {
+        std::vector<unsigned> made;
+        for (const auto each : bytes)
+            made.push_back(std::to_integer<unsigned>(each));
+        return made;
     }
 
     const options& options_;
@@ -226,8 +299,10 @@ private:
     }
 
     const options& options_;
+    const bool atomics_ = std::count(options_.operations.begin(), options_.operations.end(), "atomic") != 0;
     const std::uint64_t features_ = UCP_FEATURE_TAG | UCP_FEATURE_RMA | UCP_FEATURE_STREAM | UCP_FEATURE_AM |
-                                    (options_.sleep ? UCP_FEATURE_WAKEUP : 0);
+                                    (options_.sleep ? UCP_FEATURE_WAKEUP : 0) |
+                                    (atomics_ ? UCP_FEATURE_AMO32 | UCP_FEATURE_AMO64 : 0);
     std::vector<int> sockets_;
     bool active_;
     std::atomic<int> failures_{0};

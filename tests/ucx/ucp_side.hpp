@@ -127,19 +127,25 @@ public:
     void fill(std::uint64_t seed) {
         in_pieces([&](std::size_t at, std::span<std::byte> piece) {
             make(piece, seed, at);
-            if (!device_)
-                std::memcpy(static_cast<std::byte*>(address_) + at, piece.data(), piece.size());
-            else
-                gaudi::expect(gaudi::expect(engine().write(where(at), piece)).wait());
+            write(piece, at);
         });
+    }
+    void write(std::span<const std::byte> bytes, std::size_t at = 0) {
+        if (!device_)
+            std::memcpy(static_cast<std::byte*>(address_) + at, bytes.data(), bytes.size());
+        else
+            gaudi::expect(gaudi::expect(engine().write(where(at), bytes)).wait());
+    }
+    void read(std::span<std::byte> bytes, std::size_t at = 0) const {
+        if (!device_)
+            std::memcpy(bytes.data(), static_cast<std::byte*>(address_) + at, bytes.size());
+        else
+            gaudi::expect(gaudi::expect(engine().read(bytes, where(at))).wait());
     }
     void expect(std::uint64_t seed, const std::string& what) {
         std::vector<std::byte> right(std::min(size_, piece_size));
         in_pieces([&](std::size_t at, std::span<std::byte> found) {
-            if (!device_)
-                std::memcpy(found.data(), static_cast<std::byte*>(address_) + at, found.size());
-            else
-                gaudi::expect(gaudi::expect(engine().read(found, where(at))).wait());
+            read(found, at);
             make(std::span(right).first(found.size()), seed, at);
             if (std::memcmp(found.data(), right.data(), found.size()) == 0)
                 return;

@@ -227,6 +227,29 @@ INSTANTIATE_TEST_SUITE_P(every_gibibyte, data, ::testing::ValuesIn([] {
                          }()),
                          name_of_way);
 
+// Operand and reply are Gaudi memory, the target is host memory.
+INSTANTIATE_TEST_SUITE_P(atomics, data, ::testing::ValuesIn([] {
+                             std::vector<way> all;
+                             for (const auto& [version, transports] :
+                                  {std::pair("1.22", "tcp"), std::pair("1.23", "tcp"),
+                                   std::pair("1.22", "posix,cma"), std::pair("1.23", "posix,cma"),
+                                   std::pair("1.23", "rc_v"), std::pair("1.23", "ud_v")})
+                                 for (const auto* more :
+                                      {"--operations atomic --sizes 4,8 --there host",
+                                       "--operations atomic --sizes 4,8 --there host --library --bare"})
+                                     all.push_back({version, transports, more, ""});
+                             return all;
+                         }()),
+                         name_of_way);
+
+// Gotcha U6: UCX's own code carries it out, on the CPU of the target's process.
+TEST_P(both_versions, an_atomic_operation_on_gaudi_memory_ends_its_owner_and_the_other_is_told) {
+    const auto ended = peers(prefix(), "tcp", "--operations atomic --sizes 8 --rounds 1");
+    EXPECT_NE(ended.status, 0);
+    EXPECT_HAS(ended.output, "passive: ended by signal 11");
+    EXPECT_HAS(ended.output, "active: ucp_ep_flush_nbx: Connection reset by remote peer");
+}
+
 TEST_F(ucx_test, data_is_right_where_each_process_has_two_devices) {
     describe_lab("gaudis = 4\nhcas = 1\n");
     for (const auto* version : {"1.22", "1.23"})

@@ -2,16 +2,21 @@
 // `ucx_perftest -m gaudi`: fills the place of Gaudi memory in the tool's table of allocators. UCX allocates
 // through the memory domain; what the tool lacks are copies and fills of memory that no CPU can touch.
 #include <gaudi/device.hpp>
+#include <gaudi/loopback.hpp>
+#include <gaudi/nic.hpp>
 
 #include "ucx/abi/perf_allocator.h"
 #include "ucx/abi/ucx_version.hpp"
 #include "ucx/base/module.hpp"
 
 #include <algorithm>
+#include <climits>
 #include <cstdio>
 #include <cstring>
 #include <dlfcn.h>
 #include <exception>
+#include <mutex>
+#include <span>
 #include <vector>
 
 using namespace gaudi_ucx;
@@ -32,10 +37,44 @@ gaudi::result<void> finish(gaudi::result<gaudi::copy_ticket> started) {
     return started->wait();
 }
 
+// Where the device has no queues for us (Gaudi3), a NIC that sends to itself copies.
+gaudi::result<void> copy_by_nic(void* to, bool down, const void* from, bool up, size_t count) {
+    const auto device_at = [](const void* address) {
+        return gaudi::find_open_device(
+            gaudi::known_memory().device_of(gaudi::device_address(number(address))).value_or(UINT_MAX));
+    };
+    const auto target = down ? device_at(to) : nullptr, source = up ? device_at(from) : nullptr;
+    static std::mutex mutex; // the tool may have threads
+    const std::lock_guard guard(mutex);
+    static const auto way = [&]() -> gaudi::result<gaudi::loopback> {
+        gaudi::nic_choice choice;
+        choice.near_to = (target ? target : source)->info();
+        choice.needs_dmabuf = true;
+        const auto nic = gaudi::open_nic(choice);
+        return nic ? gaudi::loopback::make(*nic) : tl::unexpected(nic.error());
+    }();
+    if (!way)
+        return tl::unexpected(way.error());
+    auto& nic = const_cast<gaudi::loopback&>(*way);
+    std::vector<std::byte> between(up && down ? count : 0);
+    const std::span<std::byte> read_into =
+        down ? std::span(between) : std::span(static_cast<std::byte*>(to), count);
+    if (up)
+        if (auto done = nic.read(*source, read_into, gaudi::device_address(number(from))); !done)
+            return done;
+    if (!down)
+        return {};
+    return nic.write(*target, gaudi::device_address(number(to)),
+                     up ? std::span<const std::byte>(between)
+                        : std::span(static_cast<const std::byte*>(from), count));
+}
+
 gaudi::result<void> copy(void* to, ucs_memory_type_t to_type, const void* from, ucs_memory_type_t from_type,
                          size_t count) {
     const bool up = from_type == UCS_MEMORY_TYPE_GAUDI, down = to_type == UCS_MEMORY_TYPE_GAUDI;
     auto engine = engine_at(number(down ? to : from));
+    if (!engine && engine.error().code() == gaudi::errc::copies_absent)
+        return copy_by_nic(to, down, from, up, count);
     if (!engine)
         return tl::unexpected(engine.error());
     if (up && down)
@@ -104,7 +143,14 @@ ucs_status_t ready(void*) noexcept {
                 return each.generation && gaudi::has_user_queues(*each.generation);
             }))
             return UCS_OK;
-        std::fprintf(stderr, "ucx_perftest: Gaudi memory: no device has a queue for copies\n");
+        const auto nics = gaudi::list_nics();
+        if (nics && std::any_of(nics->begin(), nics->end(), [](const auto& each) {
+                return each.active && each.dmabuf && !each.of_gaudi;
+            }))
+            return UCS_OK;
+        std::fprintf(stderr,
+                     "ucx_perftest: Gaudi memory: no device has a queue for copies (Gaudi3 has none), and no "
+                     "NIC registers DMA-BUFs that could copy instead\n");
         return UCS_ERR_UNSUPPORTED;
     });
 }
