@@ -66,7 +66,7 @@ bool all_there(Pointer... pointer) {
 }
 
 gaudi_status null_pointer() {
-    return refused("a null pointer where a device or a place for the result was expected");
+    return refused("a null pointer where a device, host memory or a place for the result was expected");
 }
 
 template <typename Copy>
@@ -188,6 +188,9 @@ gaudi_status gaudi_export(gaudi_device* device, uint64_t address, uint64_t size,
     return guarded([&]() -> gaudi_status {
         if (!all_there(device, dmabuf))
             return null_pointer();
+        if (size == 0)
+            return failed(
+                gaudi::error(gaudi::errc::size_zero, fmt::format("export of 0 bytes at {:#x}", address)));
         const auto exported = device->open->export_memory(gaudi::device_address(address), size);
         if (!exported)
             return failed(exported.error());

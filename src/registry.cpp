@@ -9,6 +9,7 @@
 #include "src/os/topology.hpp"
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <fmt/format.h>
 #include <pthread.h>
@@ -17,8 +18,10 @@
 namespace gaudi {
 namespace {
 
-// A PCI address may be given without its domain.
-std::string whole_bus_id(const std::string& text) {
+// A PCI address may be given without its domain, and in capital letters.
+std::string whole_bus_id(std::string text) {
+    std::transform(text.begin(), text.end(), text.begin(),
+                   [](unsigned char each) { return static_cast<char>(std::tolower(each)); });
     return text.size() == 7 ? "0000:" + text : text;
 }
 
@@ -110,6 +113,7 @@ result<std::shared_ptr<device>> registry::open(const device_choice& wanted) {
     auto choice = wanted;
     if (std::holds_alternative<first_free>(choice) && seen.own_module)
         choice = by_module_id{*seen.own_module};
+    const auto* by = choice.index() != wanted.index() ? " (HLS_MODULE_ID)" : "";
     std::vector<device_info> candidates;
     bool hidden = false;
     for (const auto& info : all)
@@ -120,10 +124,10 @@ result<std::shared_ptr<device>> registry::open(const device_choice& wanted) {
                 hidden = true;
         }
     if (candidates.empty() && hidden)
-        return tl::unexpected(error(errc::device_hidden, text_of(choice)));
+        return tl::unexpected(error(errc::device_hidden, text_of(choice) + by));
     if (candidates.empty())
-        return tl::unexpected(
-            error(errc::device_unknown, fmt::format("{}; there are: {}", text_of(choice), listed(all))));
+        return tl::unexpected(error(errc::device_unknown,
+                                    fmt::format("{}{}; there are: {}", text_of(choice), by, listed(all))));
     if (std::holds_alternative<first_free>(choice)) {
         const auto nodes = candidates.size() > 1 ? own_nodes() : std::set<int>{};
         std::stable_partition(candidates.begin(), candidates.end(), [&](const device_info& each) {

@@ -86,6 +86,8 @@ int main(void) {
     EXPECT(gaudi_export(device, one + 4096, 8192, &dmabuf) == GAUDI_OK);
     EXPECT(dmabuf.fd >= 0 && dmabuf.iova == one + 4096 && dmabuf.length == 8192 && dmabuf.offset % 4096 == 0);
     close(dmabuf.fd);
+    EXPECT(gaudi_export(device, one, 0, &dmabuf) == GAUDI_INVALID &&
+           strstr(gaudi_last_error(), "0 bytes") != NULL);
 
     /* Null pointers are refused, with a word. */
     EXPECT(gaudi_device_count(NULL) == GAUDI_INVALID && strstr(gaudi_last_error(), "null pointer") != NULL);

@@ -58,6 +58,7 @@ gaudi_status gaudi_device_count(uint32_t* count);
  * ("0"), a PCI bus id, or "module:<id>". Free what was allocated before the last close: memory goes with the
  * device. */
 gaudi_status gaudi_open(const char* which, gaudi_device** device);
+/* The handle is of no more use, to no call. */
 void gaudi_close(gaudi_device* device);
 gaudi_status gaudi_query_device(gaudi_device* device, gaudi_device_info* info);
 
@@ -72,6 +73,7 @@ gaudi_status gaudi_copy_in(gaudi_device* device, uint64_t to, const void* from, 
 gaudi_status gaudi_copy_out(gaudi_device* device, void* to, uint64_t from, uint64_t size);
 gaudi_status gaudi_copy_within(gaudi_device* device, uint64_t to, uint64_t from, uint64_t size);
 
+/* At least one byte, as for copies. */
 gaudi_status gaudi_export(gaudi_device* device, uint64_t address, uint64_t size, gaudi_dmabuf* dmabuf);
 
 /* The last error of this thread, with its remedy; valid until its next call. */

@@ -135,21 +135,29 @@ tl::expected<std::shared_ptr<process>, int> process::join() {
 
 namespace {
 
-// GAUDI_LAB_HCA_REPORT=FILE: what this process moved, one line of JSON for each of its cards, when it closes
-// the last of them.
+// GAUDI_LAB_HCA_REPORT=FILE: what this process moved, one line of JSON for each of its cards that moved
+// anything, when it closes the last of them, or ends with one open.
 void report(const segment& own, unsigned cards) {
     const char* path = std::getenv("GAUDI_LAB_HCA_REPORT");
     if (path == nullptr || *path == 0)
         return;
     std::string text;
     for (unsigned i = 0; i < cards; ++i) {
+        way_counters sum{};
+        sum.add(own->head.counted[i]);
+        for (std::uint32_t each = 0; each < own->head.qps_used; ++each) // those that were not destroyed
+            if (const auto& qp = own->qps[each]; qp.in_use != 0 && qp.device == i)
+                sum.add(qp.counted);
+        if (sum.messages == 0 && sum.errors == 0)
+            continue;
         text += R"({"process":)" + std::to_string(own->head.process) + R"(,"device":"vhca)" +
                 std::to_string(i) + '"';
         for (const auto& each : way_counters::all())
-            text += std::string(",\"") + each.name +
-                    "\":" + std::to_string((own->head.counted[i].*each.counter).load());
+            text += std::string(",\"") + each.name + "\":" + std::to_string((sum.*each.counter).load());
         text += "}\n";
     }
+    if (text.empty())
+        return;
     const int fd = ::open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
     if (fd < 0 || ::write(fd, text.data(), text.size()) < 0)
         std::fprintf(stderr, "gaudi-lab: GAUDI_LAB_HCA_REPORT=%s cannot be written: %s\n", path,
@@ -158,7 +166,17 @@ void report(const segment& own, unsigned cards) {
         ::close(fd);
 }
 
+__attribute__((destructor)) void tell_what_is_left() {
+    process::report_left();
+}
+
 } // namespace
+
+void process::report_left() {
+    if (auto* left = current_.load();
+        left != nullptr && left->own_->ours() && !std::exchange(left->reported_, true))
+        report(*left->own_, static_cast<unsigned>(left->lab_.contents().hcas.size()));
+}
 
 process::~process() {
     if (!present() && own_->ours() == false)
@@ -171,7 +189,8 @@ process::~process() {
         guard_.join();
     if (present())
         current_ = nullptr;
-    report(*own_, static_cast<unsigned>(lab_.contents().hcas.size()));
+    if (!std::exchange(reported_, true))
+        report(*own_, static_cast<unsigned>(lab_.contents().hcas.size()));
     for (const auto& slot : hbm_)
         if (const auto* view = slot.load(); view != nullptr) {
             ::munmap(view->base, view->file_size);

@@ -59,6 +59,8 @@ public:
     // Joins the lab, or returns the object that there is. errno on failure.
     static tl::expected<std::shared_ptr<process>, int> join();
     // Whether a handle of `home` may be used here and now: not in a child that forked.
+    // At the end of the process: what it moved, if it has not closed its cards.
+    static void report_left();
     [[nodiscard]] bool present() const { return current_.load(std::memory_order_relaxed) == this; }
 
     [[nodiscard]] segment& own() const { return *own_; }
@@ -106,6 +108,7 @@ private:
     static void after_fork();
 
     static inline std::atomic<process*> current_{nullptr};
+    bool reported_ = false; // what it moved
     static inline std::mutex joining_;
     static inline std::weak_ptr<process> joined_;
 

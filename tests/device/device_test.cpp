@@ -50,6 +50,11 @@ TEST_F(device_test, by_index_bus_id_and_module) {
     EXPECT_EQ((*open_device(by_index{1}))->info().index, 1U);
     EXPECT_EQ((*open_device(by_bus_id{"0000:44:00.0"}))->info().index, 2U);
     EXPECT_EQ((*open_device(by_bus_id{"44:00.0"}))->info().index, 2U);
+    const auto letters = (*open_device(by_index{0}))->info();
+    auto capital = letters.bus_id;
+    std::transform(capital.begin(), capital.end(), capital.begin(),
+                   [](char each) { return each == 'a' ? 'A' : each; });
+    EXPECT_EQ((*open_device(by_bus_id{capital}))->info().index, letters.index);
     EXPECT_EQ((*open_device(by_module_id{8}))->info().index, 2U);
 }
 

@@ -36,6 +36,11 @@ protected:
                 EXPECT_GE(bytes[static_cast<std::size_t>(each)], 4 * largest) << each;
             else
                 EXPECT_EQ(bytes[static_cast<std::size_t>(each)], 0U) << each;
+        if (way == nic) { // as the NIC itself reports it, although nobody closes it before the end
+            const auto counted = ways_of();
+            EXPECT_GE(counted.from_dmabuf, 4 * largest);
+            EXPECT_GE(counted.to_dmabuf, 4 * largest);
+        }
     }
 };
 INSTANTIATE_TEST_SUITE_P(
@@ -73,6 +78,21 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& each) { return std::string(each.param.name); });
 TEST_P(whole_gibibyte, is_right_by_every_way) {
     expect_its_way("1g", 1 << 30, 250);
+}
+
+TEST_F(ucx_test, bad_settings_of_gaudi_ipc_are_named_each_by_itself) {
+    for (const auto& [variable, said] :
+         {std::pair("UCX_GAUDI_IPC_GIVE=all", "GAUDI ERROR UCX_GAUDI_IPC_GIVE=all: use auto, context, dmabuf "
+                                              "or nothing; gaudi_ipc is not used"),
+          std::pair("UCX_GAUDI_IPC_ALLOW=me", "GAUDI ERROR UCX_GAUDI_IPC_ALLOW: me"),
+          std::pair("UCX_GAUDI_IPC_IMPORTS=0", "GAUDI ERROR UCX_GAUDI_IPC_IMPORTS=0: use 1 or more"),
+          std::pair("GAUDI_DIRECT_IPC_GIVE=all", "GAUDI ERROR GAUDI_DIRECT_IPC_GIVE")}) {
+        SCOPED_TRACE(variable);
+        const auto shown = run(new_ucx, "ucx_info -d", {variable});
+        EXPECT_HAS(std::regex_replace(shown.output, std::regex(" +"), " "), said);
+        EXPECT_HAS_NOT(shown.output, "Transport: gaudi_ipc");
+        EXPECT_HAS(shown.output, "Transport: gaudi_cpy");
+    }
 }
 
 TEST_F(ucx_test, gaudi_dma_stands_alone_and_beside_the_others) {

@@ -198,13 +198,14 @@ struct counted {
 counted counters_of_vfs() {
     const auto text = shown_by_vfs("/uct/component/gaudi_copy/memory_domain/gaudi_copy/counters");
     counted all{};
-    EXPECT_EQ(std::sscanf(text.c_str(),
-                          "gaudi_copy: %llu allocations, %llu bytes; %llu registrations; %llu DMA-BUFs "
-                          "given; copied %llu bytes short, %llu bcopy, %llu zcopy, %llu of them by a NIC "
-                          "in loopback, %llu by gaudi_dma; %llu frees announced",
-                          &all.allocations, &all.bytes, &all.registrations, &all.exports, &all.brief,
-                          &all.buffered, &all.zcopy, &all.by_nic, &all.by_dma, &all.frees),
-              10)
+    EXPECT_EQ(
+        std::sscanf(text.c_str(),
+                    "gaudi_copy: %llu allocations, %llu bytes; %llu registrations; %llu DMA-BUFs "
+                    "given; staged %llu bytes by short, %llu by bcopy, %llu by zcopy operations, %llu of "
+                    "them by a NIC in loopback, %llu by gaudi_dma; %llu frees announced",
+                    &all.allocations, &all.bytes, &all.registrations, &all.exports, &all.brief, &all.buffered,
+                    &all.zcopy, &all.by_nic, &all.by_dma, &all.frees),
+        10)
         << text;
     return all;
 }

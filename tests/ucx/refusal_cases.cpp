@@ -115,6 +115,7 @@ TEST_F(uct_refusal, devices) {
         const memory_domain chosen("gaudi_copy", "gaudi_copy");
         return allocate(chosen, 4096, 0);
     };
+    expect_refused([&] { return with("9"); }, UCS_ERR_NO_DEVICE, "(UCX_GAUDI_COPY_DEVICE=9): ");
     expect_refused([&] { return with("9"); }, UCS_ERR_NO_DEVICE, "index 9; there are: 0 (");
     expect_refused([&] { return with("0000:ff:00.0"); }, UCS_ERR_NO_DEVICE, "bus id 0000:ff:00.0");
     // Held by somebody who is not us: hl-thunk opens a device once.

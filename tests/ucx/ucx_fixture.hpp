@@ -92,7 +92,7 @@ protected:
             sum.to_dmabuf += counted["bytes_to_dmabuf"].get<std::uint64_t>();
         }
         const std::regex printed(
-            R"((\d+) DMA-BUFs given; copied (\d+) bytes short, (\d+) bcopy, (\d+) zcopy.* (\d+) by gaudi_dma)");
+            R"((\d+) DMA-BUFs given; staged (\d+) bytes by short, (\d+) by bcopy, (\d+) by zcopy.* (\d+) by gaudi_dma)");
         std::istringstream log(logged());
         std::smatch match;
         for (std::string line; std::getline(log, line);)
@@ -142,6 +142,10 @@ struct way {
     const char* more;
     const char* environment;
 };
+
+inline void PrintTo(const way& which, std::ostream* to) {
+    *to << which.version << ' ' << which.transports << ' ' << which.more << ' ' << which.environment;
+}
 
 inline std::string name_of_way(const ::testing::TestParamInfo<way>& info) {
     return name_of(fmt::format("{} {} {} {}", info.param.version, info.param.transports, info.param.more,

@@ -102,6 +102,20 @@ TEST_P(both_versions, nothing_is_said_or_shown_without_a_gaudi) {
     EXPECT_HAS(loud.output, "no Gaudi:"); // it was there, and looked
 }
 
+TEST_P(both_versions, what_hides_every_gaudi_is_named) {
+    const auto hidden = run(prefix(), "ucx_info -d", {"HABANA_VISIBLE_DEVICES=5"});
+    EXPECT_EQ(hidden.status, 0);
+    EXPECT_HAS_NOT(hidden.output, "GAUDI"); // it may be meant
+    const auto loud = run(prefix(), "ucx_info -d", {"HABANA_VISIBLE_DEVICES=5", "UCX_LOG_LEVEL=debug"});
+    EXPECT_HAS(loud.output, "no Gaudi: hl-thunk finds none, or none that HABANA_VISIBLE_DEVICES and");
+    const auto malformed = run(prefix(), "ucx_info -d", {"HABANA_VISIBLE_DEVICES=x"});
+    EXPECT_EQ(malformed.status, 0);
+    const std::regex line("GAUDI +WARN +no Gaudi: .*HABANA_VISIBLE_DEVICES=x: 'x' is no number");
+    EXPECT_EQ(std::distance(std::sregex_iterator(malformed.output.begin(), malformed.output.end(), line), {}),
+              1)
+        << malformed.output;
+}
+
 TEST_P(both_versions, host_memory_goes_its_way_without_a_gaudi) {
     for (const auto* transports : {"tcp", "posix,cma"}) {
         SCOPED_TRACE(transports);

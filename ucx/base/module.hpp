@@ -39,6 +39,7 @@ struct uct_gaudi_module {
     uct_gaudi_counters counters;
     std::atomic<bool> told_of_exports{false}; // that one failed
     std::atomic<bool> told_of_nics{false};    // that none takes a DMA-BUF
+    std::atomic<bool> told_of_no_gaudi{false};
     std::shared_ptr<gaudi::memory_observer> observer;
     device_holders holders;
     std::weak_ptr<engine_keeper> engines;

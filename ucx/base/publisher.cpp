@@ -94,13 +94,22 @@ ucs_status_t query_if_any_gaudi(uct_component_t* component, uct_md_resource_desc
     return guarded([&]() -> ucs_status_t {
         auto& module = module_of(component);
         auto devices = gaudi::list_devices();
+        // What is wrong with a setting is told to everybody; that there is no Gaudi, to who asks.
+        const auto level = !devices && devices.error().kind() == gaudi::error_kind::invalid
+                               ? UCS_LOG_LEVEL_WARN
+                               : UCS_LOG_LEVEL_DEBUG;
+        const bool none = devices && devices->empty();
         // The addresses of the first generation are physical ones, which host memory may have as well.
         if (devices)
             std::erase_if(*devices,
                           [](const auto& each) { return each.generation == gaudi::generation::gaudi; });
         if (!devices || devices->empty()) {
-            gaudi_log(module, DEBUG, "no Gaudi: {}",
-                      devices ? "none of the second generation or later" : devices.error().message());
+            if (!module.told_of_no_gaudi.exchange(true) || level == UCS_LOG_LEVEL_DEBUG)
+                gaudi_log_at(module, level, "no Gaudi: {}",
+                             !devices ? devices.error().message()
+                             : none   ? "hl-thunk finds none, or none that HABANA_VISIBLE_DEVICES and "
+                                        "HABANA_VISIBLE_MODULES show"
+                                      : "none of the second generation or later");
             return module.ucx.uct_md_query_empty_md_resource(resources_p, num_resources_p);
         }
         learn_sys_devices(module, *devices);

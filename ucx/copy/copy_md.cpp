@@ -156,7 +156,10 @@ ucs_status_t uct_gaudi_copy_mem_alloc(uct_md_h tl_md, size_t* length_p, void** a
         auto made = std::make_unique<uct_gaudi_memh_t>();
         auto device = device_for(md, sys_dev);
         if (!device)
-            return failed(module, device.error(), level, "Gaudi memory");
+            return failed(module, device.error(), level,
+                          std::holds_alternative<gaudi::first_free>(md.choice)
+                              ? "Gaudi memory"
+                              : fmt::format("Gaudi memory (UCX_GAUDI_COPY_DEVICE={})", md.device_setting));
         if (md.heap_chunk != 0)
             (*device)->heap().set_chunk(md.heap_chunk);
         auto buffer = (*device)->heap().allocate(*length_p);
@@ -275,9 +278,10 @@ ucs_status_t uct_gaudi_copy_detect_memory_type(uct_md_h tl_md, const void* point
 std::string statistics_line(const uct_gaudi_module& module) {
     const auto& counted = module.counters;
     return fmt::format(
-        "gaudi_copy: {} allocations, {} bytes; {} registrations; {} DMA-BUFs given; copied {} "
-        "bytes short, {} "
-        "bcopy, {} zcopy, {} of them by a NIC in loopback, {} by gaudi_dma; {} frees announced",
+        "gaudi_copy: {} allocations, {} bytes; {} registrations; {} DMA-BUFs given; staged {} bytes by "
+        "short, "
+        "{} by bcopy, {} by zcopy operations, {} of them by a NIC in loopback, {} by gaudi_dma; {} frees "
+        "announced",
         counted.allocations.load(), counted.allocated_bytes.load(), counted.registrations.load(),
         counted.exports.load(), counted.short_bytes.load(), counted.bcopy_bytes.load(),
         counted.zcopy_bytes.load(), counted.loopback_bytes.load(), counted.dma_bytes.load(),

@@ -70,6 +70,7 @@ struct uct_gaudi_copy_md_t {
     uct_gaudi_module* module = nullptr;
     ucs_ternary_auto_value_t dmabuf;
     gaudi::device_choice choice;
+    std::string device_setting; // as it was given
     std::size_t heap_chunk;
     gaudi::copy_options copies;
     bool statistics;

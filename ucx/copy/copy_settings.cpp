@@ -30,6 +30,7 @@ std::string apply_copy_settings(uct_gaudi_copy_md_t& md, const uct_gaudi_copy_md
     if (config.nic_max > largest_by_nic)
         return fmt::format("UCX_GAUDI_COPY_NIC_MAX={}: use 0 to {} bytes", config.nic_max, largest_by_nic);
     md.choice = *choice;
+    md.device_setting = config.device;
     md.heap_chunk = automatic ? 0 : config.heap_chunk;
     md.dmabuf = static_cast<ucs_ternary_auto_value_t>(config.dmabuf);
     md.copies.queues = config.queues;

@@ -238,21 +238,26 @@ ucs_status_t uct_gaudi_ipc_md_open(uct_component_t* component, const char*, cons
         auto& module = module_of(component);
         const auto& config = *reinterpret_cast<const uct_gaudi_ipc_md_config_t*>(tl_config);
         const bool as_the_library = std::string_view(config.give) == "auto";
+        const auto refuse = [&](const std::string& why) {
+            gaudi_log(module, ERROR, "{}; gaudi_ipc is not used", why);
+            return UCS_ERR_INVALID_PARAM;
+        };
+        if (const auto give = gaudi::parse_ipc(as_the_library ? "" : config.give, ""); !give)
+            return refuse(
+                fmt::format("UCX_GAUDI_IPC_GIVE={}: use auto, context, dmabuf or nothing", config.give));
         auto settings = gaudi::parse_ipc(as_the_library ? "" : config.give, config.allow);
-        if (settings && as_the_library)
+        if (!settings)
+            return refuse(fmt::format("UCX_GAUDI_IPC_ALLOW: {}", settings.error().observed()));
+        if (as_the_library)
             settings = gaudi::get_ipc().map([&](gaudi::ipc_settings of_library) {
                 if (*config.allow != 0)
                     of_library.allow = settings->allow;
                 return of_library;
             });
-        if (!settings || config.imports == 0) {
-            gaudi_log(
-                module, ERROR, "{}",
-                settings ? "UCX_GAUDI_IPC_IMPORTS=0: use 1 or more; gaudi_ipc is not used"
-                         : fmt::format("UCX_GAUDI_IPC_GIVE or UCX_GAUDI_IPC_ALLOW: {}; gaudi_ipc is not used",
-                                       settings.error().observed()));
-            return UCS_ERR_INVALID_PARAM;
-        }
+        if (!settings) // of the library's own variables, which it names
+            return refuse(settings.error().observed());
+        if (config.imports == 0)
+            return refuse("UCX_GAUDI_IPC_IMPORTS=0: use 1 or more");
         auto chosen = *settings;
         chosen.imports = config.imports;
         gaudi::set_ipc(chosen);

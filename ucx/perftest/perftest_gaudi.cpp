@@ -136,7 +136,9 @@ ucs_status_t ready(void*) noexcept {
         const auto devices = gaudi::list_devices();
         if (!devices || devices->empty()) {
             std::fprintf(stderr, "ucx_perftest: no Gaudi: %s\n",
-                         devices ? "the driver finds none" : devices.error().message().c_str());
+                         devices ? "the driver finds none, or none that HABANA_VISIBLE_DEVICES and "
+                                   "HABANA_VISIBLE_MODULES show"
+                                 : devices.error().message().c_str());
             return UCS_ERR_NO_DEVICE;
         }
         if (std::any_of(devices->begin(), devices->end(), [](const auto& each) {
