@@ -49,7 +49,7 @@ struct met_by {
 };
 class uct_reset_of : public ::testing::TestWithParam<met_by> {};
 TEST_P(uct_reset_of, a_device_is_opened_again_under_the_same_domain) {
-    const auto [by_interface, pinned] = GetParam();
+    const auto met = GetParam();
     const setting same("UCX_GAUDI_COPY_DEVICE", "0");
     memory_domain domain("gaudi_copy", "gaudi_copy"), beside("gaudi_copy", "gaudi_copy");
     copier copies(domain), dma(domain, "gaudi_dma", "gaudi_dma"), others(beside);
@@ -58,7 +58,7 @@ TEST_P(uct_reset_of, a_device_is_opened_again_under_the_same_domain) {
     uct_mem_h memh = nullptr;
     ASSERT_EQ(uct_md_mem_reg_v2(domain.md, out.data(), out.size(), &params, &memh), UCS_OK);
     const auto put = [&](copier& by, const allocated& to) {
-        return complete(by, true, out.data(), out.size(), to.number(), pinned ? memh : nullptr);
+        return complete(by, true, out.data(), out.size(), to.number(), met.pinned ? memh : nullptr);
     };
     ::testing::internal::CaptureStdout(); // where UCX logs to
     {
@@ -69,7 +69,7 @@ TEST_P(uct_reset_of, a_device_is_opened_again_under_the_same_domain) {
         auto engine = engine_at(memory.number());
         bool lost = false;
         for (int tries = 0; tries < 100 && !lost; ++tries)
-            if (by_interface)
+            if (met.interface)
                 lost = put(copies, memory) != UCS_OK;
             else {
                 auto ticket = engine.write(gaudi::device_address(memory.number()), out);
