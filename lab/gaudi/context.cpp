@@ -44,7 +44,8 @@ void initialise(context& fresh) {
 void wipe(context& wiped) {
     const context_lock lock(wiped);
     // Gives the tables' pages back and zeroes them; a plain memset would touch all of a mostly empty file.
-    auto* const begin = reinterpret_cast<char*>(&wiped.status);
+    // The status is read without the lock: it is set below.
+    auto* const begin = reinterpret_cast<char*>(&wiped.status + 1);
     auto* const tables = reinterpret_cast<char*>(wiped.page_next);
     std::memset(begin, 0, static_cast<std::size_t>(tables - begin));
     ::madvise(tables, static_cast<std::size_t>(reinterpret_cast<char*>(&wiped + 1) - tables), MADV_REMOVE);

@@ -242,10 +242,10 @@ private:
                     taken.emplace();
                 break;
             case 'c': {
-                std::vector<std::byte> bytes(4096);
+                std::vector<std::vector<std::byte>> targets(wanted.second, std::vector<std::byte>(4096));
                 std::vector<copy_ticket> tickets;
-                for (unsigned i = 0; i < wanted.second; ++i)
-                    tickets.push_back(expect(engine->read(bytes, buffer->address())));
+                for (auto& each : targets)
+                    tickets.push_back(expect(engine->read(each, buffer->address())));
                 said.value = 1;
                 for (auto& each : tickets)
                     said.value &= each.wait() ? 1U : 0U;

@@ -219,7 +219,10 @@ TEST_F(uct_refusal, keys) {
             params.field_mask = UCT_MD_MEM_ATTACH_FIELD_MKEY_SIZE;
             params.mkey_size = length;
             uct_mem_h memh = nullptr;
-            return uct_md_mem_attach(domain.md, &key, &params, &memh);
+            const auto status = uct_md_mem_attach(domain.md, &key, &params, &memh);
+            if (status == UCS_OK)
+                uct_md_mem_dereg(domain.md, memh);
+            return status;
         };
     };
     expect_refused(attach(good, 16), UCS_ERR_INVALID_PARAM, "a key of 16 bytes; keys of Gaudi memory have");

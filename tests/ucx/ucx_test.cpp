@@ -261,7 +261,10 @@ TEST_P(both_versions, an_atomic_operation_on_gaudi_memory_ends_its_owner_and_the
     const auto ended = peers(prefix(), "tcp", "--operations atomic --sizes 8 --rounds 1");
     EXPECT_NE(ended.status, 0);
     EXPECT_HAS(ended.output, "passive: ended by signal 11");
-    EXPECT_HAS(ended.output, "active: ucp_ep_flush_nbx: Connection reset by remote peer");
+    EXPECT_TRUE(std::regex_search(
+        ended.output,
+        std::regex("active: ucp_.*: (Connection reset by remote peer|Endpoint is not connected)")))
+        << ended.output;
 }
 
 TEST_F(ucx_test, data_is_right_where_each_process_has_two_devices) {
