@@ -11,7 +11,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
-#include <filesystem>
 #include <poll.h>
 #include <string>
 #include <time.h>
@@ -379,71 +378,11 @@ void estimates_of_small_and_inner(table& results) {
                 fmt::format("tells UCX {:.2f} us, what real NICs take", latency));
 }
 
-// How long UCX takes to load its transports and to ask them for devices, in a process of its own.
-double microseconds_to_load(const std::string& before) {
-    std::vector<double> all;
-    for (int round = 0; round < 21; ++round)
-        if (std::FILE* output =
-                ::popen(fmt::format("{} /proc/{}/exe --load", before, ::getpid()).c_str(), "r");
-            output != nullptr) {
-            double figure = 0;
-            if (std::fscanf(output, "%lf", &figure) == 1)
-                all.push_back(figure);
-            ::pclose(output);
-        }
-    if (all.empty()) {
-        std::fprintf(stderr, "no figure from: %s\n", before.c_str());
-        std::exit(1);
-    }
-    return bench::median(all);
-}
-
-} // namespace
-
-void bench::load_ucx() {
-    uct_component_h* components = nullptr;
-    unsigned count = 0;
-    const auto begin = bench::clock::now();
-    uct_query_components(&components, &count);
-    for (unsigned i = 0; i < count; ++i) { // as ucp_init does: each looks for its devices
-        uct_component_attr_t attr{};
-        attr.field_mask = UCT_COMPONENT_ATTR_FIELD_NAME | UCT_COMPONENT_ATTR_FIELD_MD_RESOURCE_COUNT;
-        uct_component_query(components[i], &attr);
-    }
-    fmt::print("{}\n", std::chrono::duration<double, std::micro>(bench::clock::now() - begin).count());
-}
-
-namespace {
-
-// What the plugin costs a process where there is no Gaudi.
-void without_a_gaudi(table& results, const std::string& name, const std::string& before) {
-    const auto bare = microseconds_to_load("env UCX_PLUGIN_PATH= " + before),
-               ours = microseconds_to_load(before);
-    results.row(fmt::format("no {}: UCX's start with the plugin", name), fmt::format("{:.0f} us", ours),
-                fmt::format("without it: {:.0f} us; {:.0f} us more, goal 1000 us", bare, ours - bare),
-                ours - bare <= 1000);
-}
-
-void without_a_gaudi(table& results) {
-    // As on a machine where hl-thunk is nowhere.
-    std::string libraries = std::getenv("LD_LIBRARY_PATH");
-    const auto end = libraries.find("/gaudi-direct/lab") + std::strlen("/gaudi-direct/lab");
-    without_a_gaudi(results, "hl-thunk",
-                    "env -u GAUDI_DIRECT_HLTHUNK LD_LIBRARY_PATH=" +
-                        libraries.substr(libraries.find(':', end - 1) + 1));
-    // hl-thunk, which finds no device.
-    const auto tool =
-        (std::filesystem::read_symlink("/proc/self/exe").parent_path() / "gaudi-direct").string();
-    const auto empty = fmt::format("none{}", ::getpid());
-    without_a_gaudi(results, "Gaudi", fmt::format("{} lab run --lab {} --gaudis 0 --hcas 0 --", tool, empty));
-    (void)!std::system(fmt::format("{} lab clean {} >/dev/null", tool, empty).c_str());
-}
-
 } // namespace
 
 void bench::uct_rows(table& results) {
     questions(results);
-    without_a_gaudi(results);
+    bench::without_a_gaudi(results);
     dma(results);
     idle(results, "gaudi_cpy", "gaudi_copy", "gaudi_copy");
     idle(results, "gaudi_ipc", "gaudi_ipc", "gaudi_ipc");

@@ -100,11 +100,7 @@ private:
 
     // As the plugin makes small copies.
     std::optional<double> time_through_nic() {
-        gaudi::nic_choice choice;
-        choice.near_to = card_.info();
-        choice.needs_dmabuf = true;
-        const auto nic = gaudi::open_nic(choice);
-        auto small_way = nic ? gaudi::loopback::make(*nic) : tl::unexpected(nic.error());
+        auto small_way = gaudi::loopback::near(card_);
         if (!small_way)
             return std::nullopt;
         std::vector<double> each(small_copies);

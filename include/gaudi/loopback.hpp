@@ -25,6 +25,8 @@ public:
     // errc::dmabuf_unsupported where the NIC cannot reach device memory, connection_broken where it cannot
     // talk to itself.
     [[nodiscard]] static result<loopback> make(const std::shared_ptr<nic>& card);
+    // The same with the nearest NIC that registers DMA-BUFs; also what open_nic() says.
+    [[nodiscard]] static result<loopback> near(const device& owner);
     explicit loopback(std::unique_ptr<loopback_core> core);
     loopback(loopback&&) noexcept;
     loopback& operator=(loopback&&) noexcept;

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include <gaudi/device.hpp>
 #include <gaudi/loopback.hpp>
 #include <gaudi/nic.hpp>
 
@@ -94,6 +95,14 @@ result<loopback> loopback::make(const std::shared_ptr<nic>& card) {
     if (!core)
         return tl::unexpected(core.error());
     return loopback(std::move(*core));
+}
+
+result<loopback> loopback::near(const device& owner) {
+    nic_choice choice;
+    choice.near_to = owner.info();
+    choice.needs_dmabuf = true;
+    const auto card = open_nic(choice);
+    return card ? make(*card) : tl::unexpected(card.error());
 }
 
 loopback::loopback(std::unique_ptr<loopback_core> core) : core_(std::move(core)) {}

@@ -87,7 +87,7 @@ TEST_P(uct_reset_of, a_device_is_opened_again_under_the_same_domain) {
     EXPECT_EQ(back, out);
     EXPECT_EQ(uct_md_mem_dereg(domain.md, memh), UCS_OK);
 }
-INSTANTIATE_TEST_SUITE_P(met, uct_reset_of,
+INSTANTIATE_TEST_SUITE_P(uct_reset, uct_reset_of,
                          ::testing::Values(met_by{true, true}, met_by{true, false}, met_by{false, true},
                                            met_by{false, false}),
                          [](const auto& each) {

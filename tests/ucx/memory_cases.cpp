@@ -65,20 +65,17 @@ TEST_F(uct_case, small_memory_may_be_asked_for_by_its_page) {
     ::close(attr.dmabuf_fd);
     const auto memh = registered(page, 4096);
     // The key of the page opens what is there when it is registered.
-    const auto key = unpacked(packed(memh));
-    ASSERT_TRUE(key);
+    const own_key key(domain, packed(memh));
     copier copies(domain);
     uint64_t word = 7, back = 0;
     for (const auto* each : {&one, &two}) {
-        EXPECT_EQ(uct_ep_put_short(copies.ep, &word, 8, each->number() + 92, key->rkey), UCS_OK);
-        EXPECT_EQ(uct_ep_get_short(copies.ep, &back, 8, each->number() + 92, key->rkey), UCS_OK);
+        EXPECT_EQ(uct_ep_put_short(copies.ep, &word, 8, each->number() + 92, key.rkey()), UCS_OK);
+        EXPECT_EQ(uct_ep_get_short(copies.ep, &back, 8, each->number() + 92, key.rkey()), UCS_OK);
         EXPECT_EQ(back, word++);
     }
     const allocated three(domain, 100);
     ASSERT_EQ(three.number() / 4096, page / 4096);
-    EXPECT_EQ(uct_ep_put_short(copies.ep, &word, 8, three.number(), key->rkey), UCS_ERR_INVALID_PARAM);
-    auto bundle = *key;
-    uct_rkey_release(domain.component, &bundle);
+    EXPECT_EQ(uct_ep_put_short(copies.ep, &word, 8, three.number(), key.rkey()), UCS_ERR_INVALID_PARAM);
     uct_md_mem_dereg(domain.md, memh);
 }
 

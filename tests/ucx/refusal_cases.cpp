@@ -243,15 +243,10 @@ TEST_F(uct_refusal, keys) {
     expect_refused(attach(freed, sizeof(freed)), UCS_ERR_INVALID_PARAM, "the memory was freed");
     // A good one, for the wrong place.
     copier copies(domain);
-    const auto foreign_key = unpacked(foreign);
-    ASSERT_TRUE(foreign_key);
-    uint64_t some = 1;
-    expect_refused([&] { return uct_ep_put_short(copies.ep, &some, 8, memory.number(), foreign_key->rkey); },
-                   UCS_ERR_INVALID_PARAM, "the key is another process's");
-    auto unused = *foreign_key;
-    uct_rkey_release(domain.component, &unused);
-    const own_key key(domain, memory);
+    const own_key key(domain, memory), foreign_key(domain, foreign);
     uint64_t word = 1;
+    expect_refused([&] { return uct_ep_put_short(copies.ep, &word, 8, memory.number(), foreign_key.rkey()); },
+                   UCS_ERR_INVALID_PARAM, "the key is another process's");
     expect_refused([&] { return uct_ep_put_short(copies.ep, &word, 8, memory.number() + 65532, key.rkey()); },
                    UCS_ERR_INVALID_PARAM, "the key does not reach there");
 }
@@ -261,17 +256,14 @@ TEST_F(uct_refusal, keys_of_memory_that_was_freed) {
     const allocated stays(domain, 4096);
     std::optional<allocated> goes(std::in_place, domain, 65536);
     const auto where = goes->number();
-    const auto key = unpacked(packed(goes->memory.memh));
-    ASSERT_TRUE(key);
+    const own_key key(domain, *goes);
     goes.reset();
     uint64_t word = 1;
-    const auto put = [&] { return uct_ep_put_short(copies.ep, &word, 8, where, key->rkey); };
+    const auto put = [&] { return uct_ep_put_short(copies.ep, &word, 8, where, key.rkey()); };
     expect_refused(put, UCS_ERR_INVALID_PARAM, "the memory was freed (");
     const allocated again(domain, 65536);
     ASSERT_EQ(again.number(), where);
     expect_refused(put, UCS_ERR_INVALID_PARAM, "the memory was freed and belongs to another allocation");
-    auto released = *key;
-    uct_rkey_release(domain.component, &released);
 }
 
 TEST_F(uct_refusal, copies) {

@@ -61,8 +61,9 @@ inline memory_key key_of(const memory_domain& domain, uct_mem_h memh) {
 // The key to memory of this process, as somebody has it who asks for it by a key.
 class own_key {
 public:
-    own_key(const memory_domain& domain, const allocated& memory) : component_(domain.component) {
-        const auto key = key_of(domain, memory.memory.memh);
+    own_key(const memory_domain& domain, const allocated& memory)
+        : own_key(domain, key_of(domain, memory.memory.memh)) {}
+    own_key(const memory_domain& domain, const memory_key& key) : component_(domain.component) {
         check(uct_rkey_unpack(component_, &key, &bundle_), "uct_rkey_unpack");
     }
     ~own_key() { uct_rkey_release(component_, &bundle_); }

@@ -4,7 +4,6 @@
 #include "ucx/copy/copy_transport.hpp"
 
 #include <gaudi/loopback.hpp>
-#include <gaudi/nic.hpp>
 
 #include "ucx/base/engine_transport.hpp"
 #include "ucx/base/settings.hpp"
@@ -209,11 +208,7 @@ private:
         return true;
     }
     std::optional<gaudi::loopback> loopback_of(const gaudi::device& device) {
-        gaudi::nic_choice choice;
-        choice.near_to = device.info();
-        choice.needs_dmabuf = true;
-        auto nic = gaudi::open_nic(choice);
-        auto made = nic ? gaudi::loopback::make(*nic) : tl::unexpected(nic.error());
+        auto made = gaudi::loopback::near(device);
         if (made)
             return std::move(*made);
         gaudi_log(module(), DEBUG, "no small copies through a NIC: {}", made.error().message());

@@ -13,6 +13,7 @@
 #include <bit>
 #include <cstring>
 #include <fstream>
+#include <set>
 #include <sys/stat.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
@@ -221,16 +222,13 @@ private:
         const std::span<std::byte> host(static_cast<std::byte*>(local.buffer), local.length);
         return put ? key.opened->write(offset, host) : key.opened->read(host, offset);
     }
-    // Made once, by us: copies across would make one each time.
+    // Or each copy would make one of its own.
     void keep_engine(unsigned index) {
-        auto& known = engines_[index];
-        if (known.absent || !known.core.expired())
+        if (without_engine_.contains(index))
             return;
-        const auto engine = keeper_->engine_of(index, {});
-        if (engine)
-            known.core = engine->core();
-        else
-            known.absent = engine.error().code() == gaudi::errc::copies_absent;
+        if (const auto engine = keeper_->engine_of(index, {});
+            !engine && engine.error().code() == gaudi::errc::copies_absent)
+            without_engine_.insert(index);
     }
 
     const uct_gaudi_ipc_iface_config_t config_;
@@ -238,11 +236,7 @@ private:
     const place_name here_ = own_place(process_.machine);
     gaudi::import_options options_;
     const std::shared_ptr<engine_keeper> keeper_;
-    struct kept_engine {
-        std::weak_ptr<gaudi::copy_core> core;
-        bool absent = false;
-    };
-    std::map<unsigned, kept_engine> engines_; // by device
+    std::set<unsigned> without_engine_; // devices
     int timer_ = -1;
 };
 

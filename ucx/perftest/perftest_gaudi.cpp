@@ -10,7 +10,6 @@
 #include "ucx/base/module.hpp"
 
 #include <algorithm>
-#include <climits>
 #include <cstdio>
 #include <cstring>
 #include <dlfcn.h>
@@ -23,12 +22,11 @@ using namespace gaudi_ucx;
 
 namespace {
 
-gaudi::result<gaudi::copy_engine> engine_at(std::uint64_t address) {
-    const auto index = gaudi::known_memory().device_of(gaudi::device_address(address));
-    const auto device = index ? gaudi::find_open_device(*index) : nullptr;
-    if (!device)
-        return tl::unexpected(gaudi::error(gaudi::errc::not_allocated, fmt::format("{:#x}", address)));
-    return device->copies();
+gaudi::result<std::shared_ptr<gaudi::device>> device_at(const void* address) {
+    const auto index = gaudi::known_memory().device_of(gaudi::device_address(number(address)));
+    if (auto device = index ? gaudi::find_open_device(*index) : nullptr)
+        return device;
+    return tl::unexpected(gaudi::error(gaudi::errc::not_allocated, fmt::format("{:#x}", number(address))));
 }
 
 gaudi::result<void> finish(gaudi::result<gaudi::copy_ticket> started) {
@@ -38,43 +36,37 @@ gaudi::result<void> finish(gaudi::result<gaudi::copy_ticket> started) {
 }
 
 // Where the device has no queues for us (Gaudi3), a NIC that sends to itself copies.
-gaudi::result<void> copy_by_nic(void* to, bool down, const void* from, bool up, size_t count) {
-    const auto device_at = [](const void* address) {
-        return gaudi::find_open_device(
-            gaudi::known_memory().device_of(gaudi::device_address(number(address))).value_or(UINT_MAX));
-    };
-    const auto target = down ? device_at(to) : nullptr, source = up ? device_at(from) : nullptr;
+gaudi::result<void> copy_by_nic(gaudi::device& near, void* to, bool down, const void* from, bool up,
+                                size_t count) {
     static std::mutex mutex; // the tool may have threads
     const std::lock_guard guard(mutex);
-    static const auto way = [&]() -> gaudi::result<gaudi::loopback> {
-        gaudi::nic_choice choice;
-        choice.near_to = (target ? target : source)->info();
-        choice.needs_dmabuf = true;
-        const auto nic = gaudi::open_nic(choice);
-        return nic ? gaudi::loopback::make(*nic) : tl::unexpected(nic.error());
-    }();
-    if (!way)
-        return tl::unexpected(way.error());
-    auto& nic = const_cast<gaudi::loopback&>(*way);
+    static auto nic = gaudi::loopback::near(near);
+    if (!nic)
+        return tl::unexpected(nic.error());
     std::vector<std::byte> between(up && down ? count : 0);
-    const std::span<std::byte> read_into =
-        down ? std::span(between) : std::span(static_cast<std::byte*>(to), count);
-    if (up)
-        if (auto done = nic.read(*source, read_into, gaudi::device_address(number(from))); !done)
+    if (up) {
+        const auto source = device_at(from);
+        auto* const into = down ? between.data() : static_cast<std::byte*>(to);
+        if (!source)
+            return tl::unexpected(source.error());
+        if (auto done = nic->read(**source, {into, count}, gaudi::device_address(number(from))); !done)
             return done;
+    }
     if (!down)
         return {};
-    return nic.write(*target, gaudi::device_address(number(to)),
-                     up ? std::span<const std::byte>(between)
-                        : std::span(static_cast<const std::byte*>(from), count));
+    const auto* const out = up ? between.data() : static_cast<const std::byte*>(from);
+    return nic->write(near, gaudi::device_address(number(to)), {out, count});
 }
 
 gaudi::result<void> copy(void* to, ucs_memory_type_t to_type, const void* from, ucs_memory_type_t from_type,
                          size_t count) {
     const bool up = from_type == UCS_MEMORY_TYPE_GAUDI, down = to_type == UCS_MEMORY_TYPE_GAUDI;
-    auto engine = engine_at(number(down ? to : from));
+    const auto device = device_at(down ? to : from);
+    if (!device)
+        return tl::unexpected(device.error());
+    auto engine = (*device)->copies();
     if (!engine && engine.error().code() == gaudi::errc::copies_absent)
-        return copy_by_nic(to, down, from, up, count);
+        return copy_by_nic(**device, to, down, from, up, count);
     if (!engine)
         return tl::unexpected(engine.error());
     if (up && down)
