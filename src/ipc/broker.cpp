@@ -281,13 +281,21 @@ result<memory_handle> broker::share(device_address address, std::uint64_t length
     if (auto listening = listen(); !listening)
         return tl::unexpected(listening.error());
     auto& entry = shared_[found->base.value()];
-    if (entry.secret == 0 || entry.generation != found->generation || entry.length != found->length) {
+    if (entry.pieces.empty() || entry.generation != found->generation || entry.length != found->length) {
         entry = {};
         entry.length = found->length;
         entry.generation = found->generation;
         entry.device_index = found->device_index;
-        entry.secret = new_secret();
     }
+    const auto offset = address - found->base;
+    auto known =
+        apart ? entry.pieces.end()
+              : std::find_if(entry.pieces.begin(), entry.pieces.end(), [&](const auto& each) {
+                    return !each.second.apart && each.second.offset == offset && each.second.length == length;
+                });
+    if (known == entry.pieces.end())
+        known = entry.pieces.emplace(new_secret(), shared_allocation::piece{offset, length, apart, {}, 0, 0})
+                    .first;
     const auto& self = own_identity();
     record.machine = self.machine;
     record.random = self.random;
@@ -298,12 +306,8 @@ result<memory_handle> broker::share(device_address address, std::uint64_t length
     record.base = found->base.value();
     record.allocated = found->length;
     record.generation = found->generation;
-    record.secret = entry.secret;
-    if (apart) {
-        record.secret = new_secret();
-        entry.apart[record.secret] = {address - found->base, length};
-    }
-    record.offset = address - found->base;
+    record.secret = known->first;
+    record.offset = offset;
     record.length = length;
     return record.seal();
 }
@@ -333,20 +337,20 @@ bool broker::revoke(device_address address, std::uint64_t secret) {
     const auto known = shared_at(address);
     if (known == shared_.end())
         return false;
-    if (secret != 0 && !known->second.apart.contains(secret))
-        return false;
+    if (secret != 0)
+        if (const auto piece = known->second.pieces.find(secret);
+            piece == known->second.pieces.end() || !piece->second.apart)
+            return false;
     for (auto& each : clients_)
         for (auto& [slot, held] : each.leases)
             if (held.is_of(known->first, known->second) && held.opened_with(secret)) {
                 each.revoke(slot, held);
             }
     // Handles that were given are worth nothing from now on.
-    if (secret != 0) {
-        known->second.apart.erase(secret);
-        return true;
-    }
-    known->second.secret = 0;
-    known->second.apart.clear();
+    if (secret != 0)
+        known->second.pieces.erase(secret);
+    else
+        known->second.pieces.clear();
     return true;
 }
 

@@ -68,15 +68,17 @@ public:
 
 private:
     struct shared_allocation {
-        std::uint64_t length = 0, generation = 0, secret = 0;
+        std::uint64_t length = 0, generation = 0;
+        // What a handle opens: the bytes it was made for and no others.
         struct piece {
-            std::uint64_t offset, length;
+            std::uint64_t offset = 0, length = 0;
+            bool apart = false; // of share_apart(): not given to a second caller
+            // A DMA-BUF of its pages alone, while there are leases.
+            unique_fd window;
+            std::uint64_t skip = 0, window_length = 0;
         };
-        std::map<std::uint64_t, piece> apart; // further secrets, and what they open
+        std::map<std::uint64_t, piece> pieces; // by the secret in the handle
         unsigned device_index = 0;
-        // A DMA-BUF of its pages alone, while there are leases.
-        unique_fd window;
-        std::uint64_t skip = 0, window_length = 0;
     };
     struct lease {
         std::uint64_t base = 0, generation = 0, secret = 0;
@@ -156,7 +158,8 @@ private:
     answer admit(client& from, const std::shared_ptr<hl_device>& context, wire_reply& reply);
     result<void> attach_slab(client& from, const wire_request& asked, received_message& with);
     result<void> start_copy(client& from, const wire_request& asked, const wire_reply& reply);
-    result<void> open_window(std::uint64_t base, shared_allocation& of);
+    result<void> open_window(std::uint64_t base, const shared_allocation& of,
+                             shared_allocation::piece& piece);
     bool send_reply(client& to, wire_reply& reply, std::span<const int> passed);
     // The allocation that holds the address, or the end.
     std::map<std::uint64_t, shared_allocation>::iterator shared_at(device_address address);

@@ -65,9 +65,12 @@ broker::answer broker::open_lease(client& from, const wire_request& asked, wire_
     if (handle->owner() != own_identity())
         return tl::unexpected(error(errc::handle_invalid, "a handle of another process"));
     const auto known = shared_.find(handle->base);
-    if (known == shared_.end() || handle->secret == 0 ||
-        (known->second.secret != handle->secret && !known->second.apart.contains(handle->secret)) ||
-        known->second.generation != handle->generation || known->second.length != handle->allocated)
+    if (known == shared_.end())
+        return stale(*handle);
+    const auto piece = known->second.pieces.find(handle->secret);
+    if (piece == known->second.pieces.end() || piece->second.offset != handle->offset ||
+        piece->second.length != handle->length || known->second.generation != handle->generation ||
+        known->second.length != handle->allocated)
         return stale(*handle);
     if (from.leases.size() >= leases_per_client)
         return tl::unexpected(
@@ -112,27 +115,30 @@ broker::answer broker::open_dmabuf(client& from, const wire_request& asked, wire
         return tl::unexpected(error(errc::handle_stale, fmt::format("lease {}", asked.lease)));
     if (settings_.give == ipc_give::nothing)
         return tl::unexpected(error(errc::not_given, "the owner gives no DMA-BUF away"));
-    if (auto opened = open_window(base, *known); !opened)
+    auto& held = from.leases[asked.lease];
+    auto& piece = known->pieces.at(held.secret);
+    if (auto opened = open_window(base, *known, piece); !opened)
         return tl::unexpected(opened.error());
-    from.given = from.leases[asked.lease].given = true;
-    reply.skip = known->skip;
-    reply.window = known->window_length;
-    return std::vector<int>{known->window.get()};
+    from.given = held.given = true;
+    reply.skip = piece.skip;
+    reply.window = piece.window_length;
+    return std::vector<int>{piece.window.get()};
 }
 
-result<void> broker::open_window(std::uint64_t base, shared_allocation& of) {
-    if (of.window)
+result<void> broker::open_window(std::uint64_t base, const shared_allocation& of,
+                                 shared_allocation::piece& piece) {
+    if (piece.window)
         return {};
     const auto device = find_open_device(of.device_index);
     if (!device)
         return tl::unexpected(error(errc::not_allocated, "the device was closed"));
     used_.push_back(device);
-    const auto exported = device->export_pages(device_address(base), of.length);
+    const auto exported = device->export_pages(device_address(base + piece.offset), piece.length);
     if (!exported)
         return tl::unexpected(exported.error());
-    of.window = unique_fd(exported->fd);
-    of.skip = exported->offset;
-    of.window_length = round_up(exported->offset + of.length, 4096);
+    piece.window = unique_fd(exported->fd);
+    piece.skip = exported->offset;
+    piece.window_length = round_up(exported->offset + piece.length, 4096);
     return {};
 }
 
@@ -203,16 +209,14 @@ result<void> broker::start_copy(client& from, const wire_request& asked, const w
     if (known == nullptr)
         return tl::unexpected(error(errc::lease_revoked, fmt::format("lease {}", asked.lease)));
     auto& held = from.leases[asked.lease];
-    if (const auto apart = known->apart.find(held.secret);
-        apart != known->apart.end() &&
-        (asked.offset < apart->second.offset ||
-         !lies_within(asked.offset - apart->second.offset, asked.length, apart->second.length)))
-        return tl::unexpected(error(errc::range_leaves_allocation, "the handle does not reach there"));
-    if (!lies_within(asked.offset, asked.length, known->length) ||
+    const auto& opened = known->pieces.at(held.secret);
+    if (asked.offset < opened.offset ||
+        !lies_within(asked.offset - opened.offset, asked.length, opened.length) ||
         !lies_within(asked.slab_offset, asked.length, from.slab.bytes().size()))
-        return tl::unexpected(error(errc::range_leaves_allocation,
-                                    fmt::format("{} bytes at {} of {}, {} of the slab", asked.length,
-                                                asked.offset, known->length, asked.slab_offset)));
+        return tl::unexpected(
+            error(errc::range_leaves_allocation,
+                  fmt::format("{} bytes at {} with a handle of {} at {}, {} of the slab", asked.length,
+                              asked.offset, opened.length, opened.offset, asked.slab_offset)));
     if (from.copies.size() >= most_copies)
         return tl::unexpected(
             error(errc::too_many_operations, fmt::format("{} copies are under way", most_copies)));
@@ -282,12 +286,17 @@ void broker::close_window_if_unused(const lease& ended) {
     const auto known = shared_.find(ended.base);
     if (known == shared_.end() || !ended.is_of(known->first, known->second))
         return;
+    bool leased = false;
     for (const auto& each : clients_)
         for (const auto& [slot, held] : each.leases)
-            if (held.is_of(known->first, known->second))
-                return;
-    known->second.window.reset();
-    if (known->second.secret == 0) // revoked, and now nobody has it any more
+            if (held.is_of(known->first, known->second)) {
+                if (held.secret == ended.secret)
+                    return;
+                leased = true;
+            }
+    if (const auto piece = known->second.pieces.find(ended.secret); piece != known->second.pieces.end())
+        piece->second.window.reset();
+    if (known->second.pieces.empty() && !leased) // revoked, and now no importer has it any more
         shared_.erase(known);
 }
 
@@ -299,7 +308,10 @@ broker::shared_allocation* broker::leased(const client& by, std::uint32_t slot, 
     if (held->second.revoked || held->second.closing)
         return nullptr;
     const auto known = shared_.find(base);
-    return known != shared_.end() && held->second.is_of(base, known->second) ? &known->second : nullptr;
+    return known != shared_.end() && held->second.is_of(base, known->second) &&
+                   known->second.pieces.contains(held->second.secret)
+               ? &known->second
+               : nullptr;
 }
 
 } // namespace gaudi

@@ -138,6 +138,13 @@ result<void> lease_core::fetch_dmabuf(lease_reach& reach) {
     reach.dmabuf = lone_fd(std::move(answer->passed[0]));
     reach.skip = answer->reply.skip;
     reach.window = answer->reply.window;
+    if (!lies_within(reach.skip, handle_.length, reach.window)) {
+        reach.dmabuf.reset();
+        return tl::unexpected(
+            error(errc::handle_invalid,
+                  fmt::format("process {} gives a DMA-BUF of {} bytes, {} of them before the memory",
+                              handle_.pid, reach.window, reach.skip)));
+    }
     return {};
 }
 
@@ -158,7 +165,7 @@ result<device_address> lease_core::imported_by(lease_reach& reach, const std::sh
         }
         found = reach.imports.try_emplace(device.get(), device, std::move(*made)).first;
     }
-    return found->second.second.address() + reach.skip;
+    return found->second.second.address() + (reach.skip - handle_.offset);
 }
 
 result<std::uint32_t> lease_core::key_on(lease_reach& reach, const std::shared_ptr<nic>& card) {
@@ -167,8 +174,12 @@ result<std::uint32_t> lease_core::key_on(lease_reach& reach, const std::shared_p
         return tl::unexpected(fetched.error());
     auto found = reach.regions.find(card.get());
     if (found == reach.regions.end()) {
+        const auto domain = card->core()->loopback_pd();
+        if (!domain)
+            return tl::unexpected(domain.error());
         auto made = card->core()->register_dmabuf(
-            {reach.dmabuf.get(), 0, device_address(handle_.base - reach.skip), reach.window});
+            {reach.dmabuf.get(), reach.skip, device_address(handle_.base + handle_.offset), handle_.length},
+            remote_access::read | remote_access::write, *domain);
         if (!made)
             return tl::unexpected(made.error());
         found = reach.regions.try_emplace(card.get(), card, std::move(*made)).first;

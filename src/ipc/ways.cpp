@@ -202,8 +202,8 @@ importer::started importer::by_nic(const std::shared_ptr<lease_core>& lease, boo
     const auto far = lease->key_on(*reach, card);
     if (!far)
         return tl::unexpected(far.error());
-    const auto number = (*copier)->start(write, {near->address(), near->local_key()},
-                                         {lease->handle().base + offset, *far}, length);
+    const auto number = (*copier)->start(write, {near->address(), near->local_key(), own != nullptr},
+                                         {lease->handle().base + offset, *far, true}, length);
     if (!number)
         return tl::unexpected(number.error());
     return std::make_unique<nic_transfer>(lease, *copier, std::move(*near), std::move(reach), *number);

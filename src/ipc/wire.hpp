@@ -47,7 +47,7 @@ struct wire_reply {
     std::int32_t system_error = 0;
     std::uint32_t lease = 0;
     std::uint32_t given = 0;  // whether the board is passed, and the bell
-    std::uint64_t skip = 0;   // from the beginning of the DMA-BUF to that of the allocation
+    std::uint64_t skip = 0;   // from the beginning of the DMA-BUF to the bytes that the handle opens
     std::uint64_t window = 0; // length of the DMA-BUF
     std::uint32_t place = 0;  // a guest's
     std::uint32_t fetch =

@@ -6,6 +6,8 @@
 #include "src/ipc/settings.hpp"
 #include "src/ipc/wire.hpp"
 #include "src/os/channel.hpp"
+#include "src/os/shared_memory.hpp"
+#include "src/rdma/nic_core.hpp"
 
 #include <csignal>
 #include <fstream>
@@ -250,24 +252,90 @@ public:
         request_.head.ask = wire_ask::open_lease;
         std::memcpy(&request_.handle, handle.bytes.data(), handle.bytes.size());
     }
+    wire_request& request() { return request_; }
     // Whether there was room for it.
-    bool ask() {
+    bool ask(std::span<const int> descriptors = {}) {
         ++request_.head.id;
-        return send_message(socket_.get(), std::as_bytes(std::span(&request_, 1)), {}, {}).has_value();
+        return send_message(socket_.get(), std::as_bytes(std::span(&request_, 1)), descriptors, {})
+            .has_value();
     }
     // The answer to something, or that there is none.
     std::optional<wire_reply> answer(milliseconds limit) {
         wire_reply reply;
-        if (!receive_message(socket_.get(), std::as_writable_bytes(std::span(&reply, 1)),
-                             std::chrono::steady_clock::now() + limit))
+        auto got = receive_message(socket_.get(), std::as_writable_bytes(std::span(&reply, 1)),
+                                   std::chrono::steady_clock::now() + limit);
+        if (!got)
             return std::nullopt;
+        passed = std::move(got->passed);
         return reply;
     }
+
+    std::array<unique_fd, most_passed> passed; // with the last answer
 
 private:
     unique_fd socket_;
     wire_request request_;
 };
+
+// A handle of a part of a buffer: neither a changed handle nor messages of one's own reach the rest of it.
+TEST_F(ipc_test, a_handle_of_a_part_opens_that_part_alone) {
+    const auto own = expect(open_device(by_index{0}));
+    const auto buffer = expect(own->heap().allocate(3 * 4096));
+    const auto part = expect(share(buffer.address() + 4096, 4096));
+    EXPECT_EQ(part.bytes, expect(share(buffer.address() + 4096, 4096)).bytes) << "one secret a part";
+    const auto whole = expect(share(buffer));
+    child importer([&] {
+        auto forged = record_of(part);
+        forged.offset = 0;
+        forged.length = 3 * 4096;
+        EXPECT_EQ(import_memory(forged.seal()).error().code(), errc::handle_stale);
+        forged = record_of(whole);
+        forged.secret = record_of(part).secret;
+        EXPECT_EQ(import_memory(forged.seal()).error().code(), errc::handle_stale);
+
+        raw_client hostile(part);
+        const auto tell = [&] {
+            EXPECT_TRUE(hostile.ask());
+            return hostile.answer(std::chrono::seconds(20)).value();
+        };
+        const auto lease = tell();
+        EXPECT_EQ(lease.failed, 0U);
+        hostile.request().lease = lease.lease;
+        hostile.request().head.ask = wire_ask::open_dmabuf;
+        const auto given = tell();
+        EXPECT_EQ(given.failed, 0U);
+        EXPECT_EQ(given.window, 4096U) << "a DMA-BUF of the part's page alone";
+        EXPECT_EQ(given.skip, 0U);
+        const auto nic = expect(open_nic());
+        const auto registers = [&](std::uint64_t offset, std::uint64_t length) {
+            return nic->core()
+                ->register_dmabuf({hostile.passed[0].get(), offset, device_address(0x10000), length})
+                .has_value();
+        };
+        EXPECT_TRUE(registers(0, 4096));
+        EXPECT_FALSE(registers(0, 8192));
+        EXPECT_FALSE(registers(4096, 4096));
+
+        auto slab = expect(shared_memory::make("slab", 8192));
+        hostile.request().head.ask = wire_ask::attach_slab;
+        hostile.request().length = 8192;
+        const int descriptor[] = {slab.descriptor()};
+        EXPECT_TRUE(hostile.ask(descriptor));
+        EXPECT_EQ(hostile.answer(std::chrono::seconds(20)).value().failed, 0U);
+        for (const auto ask : {wire_ask::copy_out, wire_ask::copy_in})
+            for (const std::uint64_t offset : {0ULL, 4095ULL, 4097ULL, 8192ULL, ~0ULL - 4095}) {
+                hostile.request().head.ask = ask;
+                hostile.request().offset = offset;
+                hostile.request().length = 4096;
+                EXPECT_EQ(tell().failed, static_cast<std::uint32_t>(errc::range_leaves_allocation) + 1)
+                    << offset;
+            }
+        hostile.request().offset = 4096;
+        EXPECT_EQ(tell().failed, 0U);
+        return ::testing::Test::HasFailure() ? 1 : 0;
+    });
+    EXPECT_EQ(importer.wait(), 0);
+}
 
 TEST_F(ipc_test, who_never_reads_is_let_go) {
     owner other;

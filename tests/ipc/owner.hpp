@@ -127,6 +127,8 @@ public:
     std::uint64_t leases(unsigned buffer) { return ask({'l', buffer, 0}).value; }
     std::uint64_t wait_for_leases(unsigned buffer, unsigned ms) { return ask({'w', buffer, ms}).value; }
     memory_handle share_again(unsigned buffer) { return ask({'a', buffer, 0}).handle; }
+    // All of the buffer but its first `skip` bytes and as many at its end.
+    memory_handle share_middle(unsigned buffer, unsigned skip) { return ask({'p', buffer, skip}).handle; }
     // Frees everything and closes its device.
     void close() { ask({'C', 0, 0}); }
     // Opens it again at once; how much of it is free, or 0: it cannot be opened.
@@ -223,6 +225,10 @@ private:
                 break;
             case 'l':
                 said.value = leases_of(buffer->address()).size();
+                break;
+            case 'p':
+                said.handle = expect(
+                    gaudi::share(buffer->address() + wanted.second, buffer->size() - 2 * wanted.second));
                 break;
             case 'w':
                 said.value = code_of(gaudi::wait_for_leases(buffer->address(), milliseconds(wanted.second)));

@@ -94,6 +94,21 @@ TEST_P(way_test, moves_every_byte_both_ways) {
     EXPECT_GE(ipc_counters().bytes[index] - before.bytes[index], 20 * mebibyte);
 }
 
+// A part that begins and ends within pages: its bytes are found where they are, those around it stay.
+TEST_P(way_test, moves_a_part_of_a_buffer) {
+    owner other(0, settings);
+    const std::size_t size = 3 * mebibyte, skip = 12345;
+    (void)other.share(size, 7);
+    auto imported = expect(import_memory(other.share_middle(0, skip), only));
+    ASSERT_EQ(imported.size(), size - 2 * skip);
+    landing to(GetParam().device, size - 2 * skip);
+    expect(expect(to.read(imported)).wait());
+    const auto whole = pattern(size, 7);
+    EXPECT_EQ(to.bytes(), std::vector<std::byte>(whole.begin() + skip, whole.end() - skip));
+    expect(expect(to.write(imported)).wait());
+    EXPECT_TRUE(other.holds(0, 7));
+}
+
 // What importers have of the memory, in use or kept for the next import, does not keep the device busy.
 TEST_P(way_test, the_owner_closes_its_device_and_opens_it_again_at_once) {
     owner other(0, settings);
