@@ -75,7 +75,7 @@ void serve(int port_pipe) {
         return;
     auto link = expect(door.accept(own.nic, long_time));
     for (const auto way : {memory_way::host, memory_way::zero_copy})
-        expect(link.offer(own.regions[static_cast<std::size_t>(way)]));
+        expect(link.offer(own.regions[static_cast<std::size_t>(way)], gaudi::remote_access::all));
     for (;;) {
         command wanted;
         const auto note = expect(link.hear(std::chrono::hours(1)));

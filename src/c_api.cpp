@@ -133,7 +133,7 @@ gaudi_status gaudi_allocate(gaudi_device* device, uint64_t size, uint64_t* addre
     return guarded([&]() -> gaudi_status {
         if (!all_there(device, address))
             return null_pointer();
-        auto buffer = device->open->heap().allocate(size);
+        auto buffer = device->open->heap().allocate_pages(size);
         if (!buffer)
             return failed(buffer.error());
         *address = buffer->release().value();

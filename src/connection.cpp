@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <gaudi/connection.hpp>
 
+#include "src/memory/registration_cache.hpp"
 #include "src/os/byte_order.hpp"
 #include "src/rdma/connection_core.hpp"
 #include "src/rdma/staging_source.hpp"
@@ -15,9 +16,24 @@ std::string_view name_of(memory_way way) {
     return names[static_cast<std::size_t>(way)];
 }
 
+std::string name_of(remote_access rights) {
+    std::string text;
+    for (const auto& [right, name] :
+         {std::pair{remote_access::read, "read"}, std::pair{remote_access::write, "write"},
+          std::pair{remote_access::atomic, "atomic"}})
+        if (allows(rights, right))
+            text += fmt::format("{}{}", text.empty() ? "" : ", ", name);
+    return text.empty() ? "nothing" : text;
+}
+
 std::array<std::byte, remote_region::encoded_bytes> remote_region::encode() const {
     std::array<std::byte, encoded_bytes> bytes{};
-    packer(bytes).put(address).put(length).put(key).put(static_cast<std::uint32_t>(way));
+    packer(bytes)
+        .put(address)
+        .put(length)
+        .put(key)
+        .put(static_cast<std::uint16_t>(rights))
+        .put(static_cast<std::uint16_t>(way));
     return bytes;
 }
 
@@ -30,13 +46,16 @@ result<remote_region> remote_region::decode(std::span<const std::byte> bytes) {
     region.address = in.get<std::uint64_t>();
     region.length = in.get<std::uint64_t>();
     region.key = in.get<std::uint32_t>();
-    const auto way = in.get<std::uint32_t>();
-    if (way > static_cast<std::uint32_t>(memory_way::staged) ||
+    const auto rights = in.get<std::uint16_t>();
+    const auto way = in.get<std::uint16_t>();
+    if (way > static_cast<std::uint16_t>(memory_way::staged) ||
+        rights > static_cast<std::uint16_t>(remote_access::all) ||
         region.address + region.length < region.address)
         return tl::unexpected(
-            error(errc::handshake_refused,
-                  fmt::format("a region of {} bytes at {:#x}, way {}", region.length, region.address, way)));
+            error(errc::handshake_refused, fmt::format("a region of {} bytes at {:#x}, way {}, rights {}",
+                                                       region.length, region.address, way, rights)));
     region.way = static_cast<memory_way>(way);
+    region.rights = static_cast<remote_access>(rights);
     return region;
 }
 
@@ -74,10 +93,20 @@ result<local_region> local_region::part(std::uint64_t offset, std::uint64_t byte
     return taken;
 }
 
-result<remote_region> local_region::remote() const {
+result<remote_key> local_region::expose(remote_access rights) const {
     if (way_ == memory_way::staged)
         return tl::unexpected(error(errc::remote_staged, std::string(reason())));
-    return remote_region{address_, length_, remote_key_, way_};
+    const auto cache = lease_ ? lease_->cache() : nullptr;
+    if (!cache)
+        return tl::unexpected(error(errc::not_allocated, "a key to a region of a NIC that was closed"));
+    return cache->expose(*this, rights);
+}
+
+bool local_region::allocated() const {
+    if (generation_ == 0)
+        return true;
+    const auto known = known_memory().find(device_address(address_));
+    return known && known->generation == generation_;
 }
 
 const path_report::count& path_report::by(memory_way way) const {
@@ -188,11 +217,15 @@ result<std::vector<std::byte>> connection::hear(std::chrono::milliseconds limit)
     return core_->hear(frame_kind::note, limit);
 }
 
-result<void> connection::offer(const local_region& region) {
-    const auto remote = core_->show(region);
+result<void> connection::offer(const local_region& region, remote_access rights) {
+    const auto remote = core_->offer(region, rights);
     if (!remote)
         return tl::unexpected(remote.error());
     return core_->tell(frame_kind::offer, remote->encode());
+}
+
+void connection::withdraw(const local_region& region) {
+    core_->withdraw(region);
 }
 
 result<remote_region> connection::take_offer(std::chrono::milliseconds limit) {

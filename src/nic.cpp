@@ -58,6 +58,7 @@ result<local_region> nic::region(device& card, const device_buffer& buffer, way_
     local_region region;
     region.address_ = buffer.address().value();
     region.length_ = buffer.size();
+    region.generation_ = buffer.generation();
     region.way_ = memory_way::staged;
     region.source_ = std::make_shared<const staging_source>(std::move(*engine), std::move(reason));
     return region;

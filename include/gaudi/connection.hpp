@@ -109,9 +109,13 @@ public:
     // A note beside the data, over TCP: up to 64 KiB, in order. hear() blocks until one came.
     result<void> tell(std::span<const std::byte> note);
     [[nodiscard]] result<std::vector<std::byte>> hear(std::chrono::milliseconds limit);
-    // Gives the peer the right to address a region, and takes such a right. Staged memory too: then this side
-    // must be driven (poll, wait, hear) while the peer reads or writes.
-    result<void> offer(const local_region& region);
+    // Gives the peer a key to exactly this region, with these rights, and takes such an offer. The key ends
+    // with withdraw(), with the connection, or when the device buffer is freed. Staged memory too: then this
+    // side must be driven (poll, wait, hear) while the peer reads or writes.
+    result<void> offer(const local_region& region, remote_access rights);
+    // Ends every offer of the region on this connection. The peer is not told: a request that it makes
+    // afterwards fails and breaks the connection.
+    void withdraw(const local_region& region);
     [[nodiscard]] result<remote_region> take_offer(std::chrono::milliseconds limit);
 
     // Ends it: what is under way fails, the peer learns that it was on purpose.

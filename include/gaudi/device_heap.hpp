@@ -65,6 +65,9 @@ public:
     // Alignment: a power of two up to the chunk's, at least `granule`. Buffers of a page or more are
     // page-aligned. errc::size_zero, size_beyond_memory, alignment_invalid, memory_exhausted, device_lost.
     [[nodiscard]] result<device_buffer> allocate(std::uint64_t size, std::uint64_t alignment = granule);
+    // Whole pages of 4 KiB that no other buffer shares, for memory that is registered by pages: UCX and other
+    // programs do that, and a key to a page opens all of it. As allocate().
+    [[nodiscard]] result<device_buffer> allocate_pages(std::uint64_t size);
     // For memory taken over with device_buffer::release(). errc::not_allocated for anything else, also a
     // second time.
     result<void> free(device_address address);
@@ -80,6 +83,8 @@ public:
     [[nodiscard]] const std::shared_ptr<heap_core>& core() const { return core_; }
 
 private:
+    result<device_buffer> allocate(std::uint64_t size, std::uint64_t alignment, bool whole_pages);
+
     std::shared_ptr<heap_core> core_;
 };
 

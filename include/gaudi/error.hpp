@@ -65,6 +65,7 @@ enum class errc {
     registrations_exhausted,
     zero_copy_impossible,
     remote_staged,
+    rights_invalid,
     host_unknown,
     connection_refused,
     address_in_use,

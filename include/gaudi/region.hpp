@@ -9,11 +9,13 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 
 namespace gaudi {
 
 class registration;
+class registration_cache;
 class staging_source;
 
 // By which way a NIC reaches memory.
@@ -31,12 +33,26 @@ enum class way_policy : std::uint8_t {
     staged_only // for comparison
 };
 
+// What a peer may do with memory that it holds a key for. Combined with |.
+enum class remote_access : std::uint8_t { none = 0, read = 1, write = 2, atomic = 4, all = 7 };
+[[nodiscard]] constexpr remote_access operator|(remote_access a, remote_access b) {
+    return static_cast<remote_access>(static_cast<std::uint8_t>(a) | static_cast<std::uint8_t>(b));
+}
+// Whether `rights` contain all of `wanted`.
+[[nodiscard]] constexpr bool allows(remote_access rights, remote_access wanted) {
+    return (static_cast<std::uint8_t>(rights) & static_cast<std::uint8_t>(wanted)) ==
+           static_cast<std::uint8_t>(wanted);
+}
+// "read, write", or "nothing".
+[[nodiscard]] std::string name_of(remote_access rights);
+
 // Memory of another process, as this one may address it. Values that came over the network.
 struct remote_region {
     std::uint64_t address = 0;
     std::uint64_t length = 0;
     std::uint32_t key = 0;
     memory_way way = memory_way::host;
+    remote_access rights = remote_access::all;
 
     static constexpr std::size_t encoded_bytes = 24;
     // Big-endian, the same for every host.
@@ -47,9 +63,27 @@ struct remote_region {
     [[nodiscard]] result<remote_region> part(std::uint64_t offset, std::uint64_t length) const;
 };
 
+// A key that a peer may use. It reaches exactly the bytes of its region, with the rights that were asked for.
+// It ends with the last copy of this object, and before that when the device buffer is freed; a request with
+// an ended key fails at the peer with IBV_WC_REM_ACCESS_ERR and breaks that connection.
+class remote_key {
+public:
+    remote_key() = default;
+
+    // The values that the peer needs.
+    [[nodiscard]] const remote_region& region() const { return region_; }
+    // False once the buffer was freed.
+    [[nodiscard]] bool valid() const;
+
+private:
+    friend class registration_cache;
+    remote_region region_;
+    std::shared_ptr<const registration> registration_; // shared by all keys to the same bytes and rights
+};
+
 // Memory of this process that a NIC can reach: a lease on a registration, shared with others on the same
-// memory. The memory must outlive it. Cheap to copy; for one thread at a time like the connection it is used
-// with.
+// memory. The registration has local rights only: no peer can use it. The memory must outlive it. Cheap to
+// copy; for one thread at a time like the connection it is used with.
 class local_region {
 public:
     local_region() = default;
@@ -61,8 +95,12 @@ public:
     [[nodiscard]] std::string_view reason() const;
     [[nodiscard]] std::uint32_t local_key() const { return local_key_; }
     [[nodiscard]] result<local_region> part(std::uint64_t offset, std::uint64_t length) const;
-    // For the peer. errc::remote_staged for staged memory, which no NIC can address.
-    [[nodiscard]] result<remote_region> remote() const;
+    // A key for peers. The first one for these bytes and rights registers them with the NIC; while it lives
+    // further ones cost no system call. errc::remote_staged for staged memory, which no NIC can address;
+    // rights_invalid, atomics_absent, not_allocated (the buffer was freed), registration_refused.
+    [[nodiscard]] result<remote_key> expose(remote_access rights) const;
+    // False once the device buffer was freed.
+    [[nodiscard]] bool allocated() const;
 
     [[nodiscard]] const std::shared_ptr<const registration>& lease() const { return lease_; }
     [[nodiscard]] const std::shared_ptr<const staging_source>& staged_from() const { return source_; }
@@ -72,8 +110,8 @@ private:
     friend class nic;
     std::uint64_t address_ = 0; // host pointer or device address
     std::uint64_t length_ = 0;
+    std::uint64_t generation_ = 0; // of the device buffer; 0: host memory, or SynapseAI's
     std::uint32_t local_key_ = 0;
-    std::uint32_t remote_key_ = 0;
     memory_way way_ = memory_way::host;
     // Shared: a registration serves every buffer of its chunk.
     std::shared_ptr<const registration> lease_;

@@ -39,7 +39,15 @@ device_address device_buffer::release() {
 }
 
 result<device_buffer> device_heap::allocate(std::uint64_t size, std::uint64_t alignment) {
-    const auto made = core_->allocate(size, alignment);
+    return allocate(size, alignment, false);
+}
+
+result<device_buffer> device_heap::allocate_pages(std::uint64_t size) {
+    return allocate(size, granule, true);
+}
+
+result<device_buffer> device_heap::allocate(std::uint64_t size, std::uint64_t alignment, bool whole_pages) {
+    const auto made = core_->allocate(size, alignment, whole_pages);
     if (!made)
         return tl::unexpected(made.error());
     device_buffer buffer;

@@ -43,10 +43,15 @@ void heap_core::observe(const std::shared_ptr<chunk_observer>& observer) {
         observers_.push_back(observer);
 }
 
-void heap_core::announce(const chunk& leaving) {
+template <typename F>
+void heap_core::for_each_observer(F&& call) const {
     for (const auto& each : observers_)
         if (const auto observer = each.lock())
-            observer->chunk_goes(leaving.serial);
+            call(*observer);
+}
+
+void heap_core::announce(const chunk& leaving) {
+    for_each_observer([&](chunk_observer& each) { each.chunk_goes(leaving.serial); });
 }
 
 result<heap_core::chunk*> heap_core::new_chunk(std::uint64_t at_least) {
@@ -66,7 +71,8 @@ result<heap_core::chunk*> heap_core::new_chunk(std::uint64_t at_least) {
     return &chunks_.emplace_front(std::move(*memory));
 }
 
-result<heap_core::allocated> heap_core::allocate(std::uint64_t size, std::uint64_t alignment) {
+result<heap_core::allocated> heap_core::allocate(std::uint64_t size, std::uint64_t alignment,
+                                                 bool whole_pages) {
     if (size == 0)
         return tl::unexpected(error(errc::size_zero, "buffer of 0 bytes"));
     if (!std::has_single_bit(alignment) || alignment > max_alignment)
@@ -78,17 +84,19 @@ result<heap_core::allocated> heap_core::allocate(std::uint64_t size, std::uint64
                                                         device_->who().bus_id, device_->who().hw.dram_size)));
     if (device_->lost())
         return tl::unexpected(device_->lost_error("buffer allocation"));
-    alignment = std::max({alignment, device_heap::granule, size >= page ? page : device_heap::granule});
+    alignment = std::max(
+        {alignment, device_heap::granule, size >= page || whole_pages ? page : device_heap::granule});
+    const auto taken = whole_pages ? round_up(size, page) : size;
     const std::lock_guard guard(mutex_);
     block* found = nullptr;
     for (auto& candidate : chunks_)
-        if (found = candidate.ranges.allocate(size, alignment); found != nullptr)
+        if (found = candidate.ranges.allocate(taken, alignment); found != nullptr)
             break;
     if (found == nullptr) {
-        auto fresh = new_chunk(round_up(size, alignment));
+        auto fresh = new_chunk(round_up(taken, alignment));
         if (!fresh)
             return tl::unexpected(fresh.error());
-        found = (*fresh)->ranges.allocate(size, alignment);
+        found = (*fresh)->ranges.allocate(taken, alignment);
     }
     auto* home = static_cast<chunk*>(found->owner);
     const auto address = home->memory.address() + found->offset;
@@ -104,11 +112,13 @@ result<heap_core::allocated> heap_core::allocate(std::uint64_t size, std::uint64
 void heap_core::free_locked(block* returned, bool reusable) {
     auto* home = static_cast<chunk*>(returned->owner);
     const auto address = home->memory.address() + returned->offset;
+    const auto freed = map_.find(address);
+    const auto length = freed ? freed->length : 0;
     if (!reusable) // the block stays taken, and the chunk with it
-        if (const auto left = map_.find(address))
-            abandoned_ += left->length;
+        abandoned_ += length;
     (void)map_.erase(address);
     --buffers_;
+    for_each_observer([&](chunk_observer& each) { each.buffer_freed(address, length); });
     if (!reusable)
         return;
     home->ranges.free(returned);
@@ -245,7 +255,7 @@ result<dmabuf_export> heap_core::window(device_address address, std::uint64_t le
 result<chunk_view> heap_core::view_of(chunk& which) {
     if (auto exported = export_chunk(which); !exported)
         return tl::unexpected(exported.error());
-    return chunk_view{which.serial, {which.dmabuf.get(), 0, which.memory.address(), which.memory.size()}};
+    return chunk_view{which.serial, {which.dmabuf.get(), 0, which.memory.address(), which.memory.size()}, 0};
 }
 
 result<chunk_view> heap_core::chunk_of(const block* of) {
@@ -260,7 +270,10 @@ result<chunk_view> heap_core::chunk_at(device_address address, std::uint64_t len
         return tl::unexpected(known.error());
     if (known->device_index != device_->who().index)
         return tl::unexpected(wrong_device(address, length));
-    return view_of(*static_cast<chunk*>(reinterpret_cast<block*>(known->tag)->owner));
+    auto view = view_of(*static_cast<chunk*>(reinterpret_cast<block*>(known->tag)->owner));
+    if (view)
+        view->generation = known->generation;
+    return view;
 }
 
 void heap_core::set_chunk(std::uint64_t bytes) {

@@ -16,14 +16,18 @@ namespace gaudi {
 struct chunk_view {
     std::uint64_t serial = 0; // never repeats in a process
     dmabuf_export whole;
+    std::uint64_t generation = 0; // of the buffer that was asked for by its address
 };
 
-// Somebody who keeps something of a chunk and must let go before the driver takes the chunk back. Called with
-// the heap locked.
+// Holds registrations of a heap's memory. Called with the heap locked.
 class chunk_observer {
 public:
     virtual ~chunk_observer() = default;
+    // Must release everything of the chunk before it returns: the driver takes the chunk back.
     virtual void chunk_goes(std::uint64_t serial) = 0;
+    // A buffer was freed and its address is no longer in the address map; its bytes are handed out again
+    // after this returns. Keys of peers to it must have ended by then.
+    virtual void buffer_freed(device_address base, std::uint64_t length) = 0;
 };
 
 // A heap's state. Shared by the heap and by every buffer from it: a buffer may outlive the heap object.
@@ -41,7 +45,8 @@ public:
         device_address address;
         std::uint64_t generation;
     };
-    result<allocated> allocate(std::uint64_t size, std::uint64_t alignment);
+    // `whole_pages`: no other buffer lies in its pages.
+    result<allocated> allocate(std::uint64_t size, std::uint64_t alignment, bool whole_pages = false);
     // A buffer's own memory; nothing happens if the generation there is another by now.
     void free(block* returned, device_address address, std::uint64_t generation);
     void give_up(block* released);
@@ -76,6 +81,8 @@ private:
     result<chunk*> new_chunk(std::uint64_t at_least);
     result<void> export_chunk(chunk& which);
     result<chunk_view> view_of(chunk& which);
+    template <typename F>
+    void for_each_observer(F&& call) const;
     void announce(const chunk& leaving);
     bool give_back(std::list<chunk>::iterator position);
     void free_locked(block* returned, bool reusable);

@@ -6,21 +6,38 @@
 
 namespace gaudi {
 
-registration::registration(std::shared_ptr<nic_core> card, mr_handle made, std::uint64_t bytes)
-    : card_(std::move(card)), made_(std::move(made)), bytes_(bytes) {}
+registration::registration(std::weak_ptr<registration_cache> cache, std::shared_ptr<nic_core> card,
+                           mr_handle region, std::uint64_t bytes)
+    : cache_(std::move(cache)), card_(std::move(card)), region_(std::move(region)), local_key_(region_->lkey),
+      remote_key_(region_->rkey), bytes_(bytes) {}
 
 registration::~registration() {
     if (!card_->ours())
-        (void)made_.release();
+        (void)region_.release();
+}
+
+void registration::end() const {
+    const std::lock_guard guard(mutex_);
+    if (card_->ours())
+        region_.reset();
+}
+
+bool registration::ended() const {
+    const std::lock_guard guard(mutex_);
+    return region_ == nullptr;
+}
+
+bool remote_key::valid() const {
+    return registration_ != nullptr && !registration_->ended();
 }
 
 local_region registration_cache::lease(std::shared_ptr<const registration> what, std::uint64_t address,
-                                       std::uint64_t length, memory_way way) {
+                                       std::uint64_t length, memory_way way, std::uint64_t generation) {
     local_region region;
     region.address_ = address;
     region.length_ = length;
     region.local_key_ = what->local_key();
-    region.remote_key_ = what->remote_key();
+    region.generation_ = generation;
     region.way_ = way;
     region.lease_ = std::move(what);
     return region;
@@ -40,8 +57,10 @@ bool registration_cache::evict_one() {
     return true;
 }
 
-void registration_cache::forget_unused_host_memory() {
-    std::erase_if(host_, [](const auto& entry) { return entry.second.expired(); });
+void registration_cache::forget_expired() {
+    const auto expired = [](const auto& entry) { return entry.second.expired(); };
+    std::erase_if(host_, expired);
+    std::erase_if(exposed_, expired);
 }
 
 std::uint64_t registration_cache::held_bytes() const {
@@ -50,14 +69,16 @@ std::uint64_t registration_cache::held_bytes() const {
         held += entry.what->bytes();
     for (const auto& [range, entry] : host_)
         held += range.second;
+    for (const auto& [range, entry] : exposed_)
+        held += range.length;
     return held;
 }
 
 result<void> registration_cache::make_room(std::uint64_t bytes) {
-    forget_unused_host_memory();
+    forget_expired();
     for (;;) {
         const auto held = held_bytes();
-        const auto regions = chunks_.size() + host_.size();
+        const auto regions = chunks_.size() + host_.size() + exposed_.size();
         if (held + bytes <= limits_.bytes && regions + 1 <= limits_.regions)
             return {};
         if (!evict_one())
@@ -77,7 +98,7 @@ result<std::shared_ptr<const registration>> registration_cache::add(std::uint64_
         made = ask_the_nic();
     if (!made)
         return tl::unexpected(made.error());
-    return std::make_shared<const registration>(card_, std::move(*made), bytes);
+    return std::make_shared<const registration>(weak_from_this(), card_, std::move(*made), bytes);
 }
 
 result<local_region> registration_cache::of(const device_buffer& buffer) {
@@ -91,7 +112,7 @@ result<local_region> registration_cache::of(const device_buffer& buffer) {
     const auto chunk = heap.chunk_of(static_cast<const heap_core::block*>(buffer.block_));
     if (!chunk)
         return tl::unexpected(chunk.error());
-    return of_chunk(heap, *chunk, buffer.address().value(), buffer.size());
+    return of_chunk(heap, *chunk, buffer.address().value(), buffer.size(), buffer.generation());
 }
 
 result<local_region> registration_cache::of(heap_core& heap, device_address address, std::uint64_t length) {
@@ -104,7 +125,7 @@ result<local_region> registration_cache::of(heap_core& heap, device_address addr
     const auto chunk = heap.chunk_at(address, length);
     if (!chunk)
         return tl::unexpected(chunk.error());
-    return of_chunk(heap, *chunk, address.value(), length);
+    return of_chunk(heap, *chunk, address.value(), length, chunk->generation);
 }
 
 std::optional<local_region> registration_cache::of_last_chunk(heap_core& heap, device_address address,
@@ -116,22 +137,24 @@ std::optional<local_region> registration_cache::of_last_chunk(heap_core& heap, d
     const std::lock_guard guard(mutex_);
     if (last_.what == nullptr || address.value() - last_.base >= last_.length)
         return std::nullopt;
-    return again(*last_.what, address.value(), length);
+    return again(*last_.what, address.value(), length, allocation->generation);
 }
 
-local_region registration_cache::again(kept& found, std::uint64_t address, std::uint64_t length) {
+local_region registration_cache::again(kept& found, std::uint64_t address, std::uint64_t length,
+                                       std::uint64_t generation) {
     ++counts_.hits;
     found.last_use = ++uses_;
-    return lease(found.what, address, length, memory_way::zero_copy);
+    return lease(found.what, address, length, memory_way::zero_copy, generation);
 }
 
 result<local_region> registration_cache::of_chunk(heap_core& heap, const chunk_view& chunk,
-                                                  std::uint64_t address, std::uint64_t length) {
+                                                  std::uint64_t address, std::uint64_t length,
+                                                  std::uint64_t generation) {
     {
         const std::lock_guard guard(mutex_);
         if (const auto found = chunks_.find(chunk.serial); found != chunks_.end()) {
             last_ = {chunk.whole.iova.value(), chunk.whole.length, &found->second};
-            return again(found->second, address, length);
+            return again(found->second, address, length, generation);
         }
     }
     heap.observe(shared_from_this()); // not under our lock: the heap calls us under its own
@@ -141,10 +164,10 @@ result<local_region> registration_cache::of_chunk(heap_core& heap, const chunk_v
         auto what = add(chunk.whole.length, [&] { return card_->register_dmabuf(chunk.whole); });
         if (!what)
             return tl::unexpected(what.error());
-        found = chunks_.emplace(chunk.serial, kept{std::move(*what)}).first;
+        found = chunks_.emplace(chunk.serial, kept{std::move(*what), 0, chunk.whole}).first;
     }
     found->second.last_use = ++uses_;
-    return lease(found->second.what, address, length, memory_way::zero_copy);
+    return lease(found->second.what, address, length, memory_way::zero_copy, generation);
 }
 
 result<local_region> registration_cache::of_foreign(device& card, device_address address,
@@ -162,13 +185,14 @@ result<local_region> registration_cache::of_foreign(device& card, device_address
         const auto whole = card.export_foreign(pool->base, pool->size);
         if (!whole)
             return tl::unexpected(whole.error());
-        const unique_fd dmabuf(whole->fd); // the region keeps its own
+        unique_fd dmabuf(whole->fd);
         auto what = add(pool->size, [&] { return card_->register_dmabuf(*whole); });
         if (!what)
             return tl::unexpected(what.error());
-        found = pools_.emplace(pool->base.value(), std::move(*what)).first;
+        found = pools_.emplace(pool->base.value(), foreign_pool{std::move(*what), std::move(dmabuf), *whole})
+                    .first;
     }
-    return lease(found->second, address.value(), length, memory_way::zero_copy);
+    return lease(found->second.what, address.value(), length, memory_way::zero_copy);
 }
 
 result<local_region> registration_cache::of(std::span<std::byte> memory) {
@@ -191,10 +215,84 @@ result<local_region> registration_cache::of(std::span<std::byte> memory) {
     return lease(*what, address, memory.size(), memory_way::host);
 }
 
+std::optional<dmabuf_export> registration_cache::window_of(const local_region& region) const {
+    const auto within = [&](const dmabuf_export& whole) {
+        const auto offset = region.address() - whole.iova.value();
+        return dmabuf_export{whole.fd, whole.offset + offset, device_address(region.address()),
+                             region.length()};
+    };
+    for (const auto& [serial, entry] : chunks_)
+        if (entry.what == region.lease())
+            return within(entry.whole);
+    for (const auto& [base, entry] : pools_)
+        if (entry.what == region.lease())
+            return within(entry.whole);
+    return std::nullopt;
+}
+
+result<remote_key> registration_cache::expose(const local_region& region, remote_access rights) {
+    if (!card_->ours())
+        return tl::unexpected(card_->forked_error());
+    if (rights == remote_access::none || !allows(remote_access::all, rights))
+        return tl::unexpected(error(errc::rights_invalid,
+                                    fmt::format("a key to {} bytes at {:#x} with rights {}", region.length(),
+                                                region.address(), static_cast<unsigned>(rights))));
+    if (allows(rights, remote_access::atomic) && !card_->atomics())
+        return tl::unexpected(error(errc::atomics_absent, fmt::format("a key on {}", card_->info().name)));
+    const auto freed = [&] {
+        return tl::unexpected(
+            error(errc::not_allocated, fmt::format("a key to {} bytes at {:#x}: the buffer was freed",
+                                                   region.length(), region.address())));
+    };
+    const exposed_range range{region.address(), region.length(), region.generation_, rights};
+    remote_key key;
+    key.region_ = {region.address(), region.length(), 0, region.way(), rights};
+    const std::lock_guard guard(mutex_);
+    if (const auto found = exposed_.find(range); found != exposed_.end())
+        key.registration_ = found->second.lock();
+    if (key.registration_) {
+        ++counts_.hits;
+    } else {
+        const auto window = window_of(region);
+        if (region.way() == memory_way::zero_copy && !window)
+            return freed();
+        auto made = add(region.length(), [&] {
+            return window ? card_->register_dmabuf(*window, rights)
+                          : card_->register_host({reinterpret_cast<std::byte*>(region.address()), // NOLINT
+                                                  region.length()},
+                                                 rights);
+        });
+        if (!made)
+            return tl::unexpected(made.error());
+        key.registration_ = std::move(*made);
+        exposed_[range] = key.registration_;
+    }
+    // The heap takes a buffer out of the address map before it calls buffer_freed(), which waits for this
+    // mutex: a buffer that is freed at the same time is either seen here or ends the key there.
+    if (!region.allocated()) {
+        key.registration_->end();
+        exposed_.erase(range);
+        return freed();
+    }
+    key.region_.key = key.registration_->remote_key();
+    return key;
+}
+
 void registration_cache::chunk_goes(std::uint64_t serial) {
     const std::lock_guard guard(mutex_);
     forget_last_chunk();
     chunks_.erase(serial);
+}
+
+void registration_cache::buffer_freed(device_address base, std::uint64_t length) {
+    const std::lock_guard guard(mutex_);
+    const auto first = exposed_.lower_bound({base.value()});
+    auto last = first;
+    for (; last != exposed_.end() && last->first.address - base.value() < length; ++last)
+        if (last->first.generation != 0)
+            if (const auto held = last->second.lock())
+                held->end();
+    exposed_.erase(first, last);
 }
 
 void registration_cache::trim() {
@@ -207,9 +305,9 @@ void registration_cache::trim() {
 
 registration_statistics registration_cache::statistics() {
     const std::lock_guard guard(mutex_);
-    forget_unused_host_memory();
+    forget_expired();
     auto counts = counts_;
-    counts.regions = chunks_.size() + host_.size();
+    counts.regions = chunks_.size() + host_.size() + exposed_.size();
     counts.bytes = held_bytes();
     return counts;
 }

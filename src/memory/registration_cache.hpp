@@ -15,23 +15,33 @@ namespace gaudi {
 // A memory region on a NIC. A child of fork leaves it alone.
 class registration {
 public:
-    registration(std::shared_ptr<nic_core> card, mr_handle made, std::uint64_t bytes);
+    registration(std::weak_ptr<registration_cache> cache, std::shared_ptr<nic_core> card, mr_handle region,
+                 std::uint64_t bytes);
     ~registration();
     registration(const registration&) = delete;
     registration& operator=(const registration&) = delete;
 
-    [[nodiscard]] std::uint32_t local_key() const { return made_->lkey; }
-    [[nodiscard]] std::uint32_t remote_key() const { return made_->rkey; }
+    [[nodiscard]] std::uint32_t local_key() const { return local_key_; }
+    [[nodiscard]] std::uint32_t remote_key() const { return remote_key_; }
     [[nodiscard]] std::uint64_t bytes() const { return bytes_; }
+    // The cache that made it, for keys to parts of it.
+    [[nodiscard]] std::shared_ptr<registration_cache> cache() const { return cache_.lock(); }
+    // Deregisters now, although the object is still referenced: the memory goes. Thread-safe.
+    void end() const;
+    [[nodiscard]] bool ended() const;
 
 private:
-    std::shared_ptr<nic_core> card_;
-    mr_handle made_;
-    std::uint64_t bytes_;
+    const std::weak_ptr<registration_cache> cache_;
+    const std::shared_ptr<nic_core> card_;
+    mutable std::mutex mutex_;
+    mutable mr_handle region_;
+    const std::uint32_t local_key_, remote_key_;
+    const std::uint64_t bytes_;
 };
 
-// The registrations of one NIC: one a chunk of device memory, kept until the chunk goes or the room is
-// needed; one a range of host memory, kept while somebody uses it. Thread-safe.
+// The registrations of one NIC. For this process, with local rights: one a chunk of device memory, kept until
+// the chunk goes or the room is needed; one a range of host memory, kept while a region uses it. For peers,
+// with the rights they were given: one a range and rights, kept while a key to it lives. Thread-safe.
 class registration_cache : public chunk_observer, public std::enable_shared_from_this<registration_cache> {
 public:
     registration_cache(std::shared_ptr<nic_core> card, const registration_limits& limits)
@@ -42,33 +52,51 @@ public:
     // Memory of SynapseAI's pool, which is registered as a whole.
     result<local_region> of_foreign(device& card, device_address address, std::uint64_t length);
     result<local_region> of(std::span<std::byte> memory);
+    // A key for peers to exactly the region's bytes.
+    result<remote_key> expose(const local_region& region, remote_access rights);
     [[nodiscard]] registration_statistics statistics();
     void trim();
     void chunk_goes(std::uint64_t serial) override;
+    void buffer_freed(device_address base, std::uint64_t length) override;
 
 private:
     struct kept {
         std::shared_ptr<const registration> what;
         std::uint64_t last_use = 0;
+        dmabuf_export whole = {}; // the descriptor is the chunk's, open until chunk_goes()
+    };
+    // SynapseAI's pool of a device, registered as a whole.
+    struct foreign_pool {
+        std::shared_ptr<const registration> what;
+        unique_fd dmabuf;
+        dmabuf_export whole;
     };
     using host_range = std::pair<const std::byte*, std::size_t>;
+    struct exposed_range {
+        std::uint64_t address = 0, length = 0, generation = 0;
+        remote_access rights = remote_access::none;
+        auto operator<=>(const exposed_range&) const = default;
+    };
 
     result<local_region> of_chunk(heap_core& heap, const chunk_view& chunk, std::uint64_t address,
-                                  std::uint64_t length);
+                                  std::uint64_t length, std::uint64_t generation);
     // The chunk that was asked for last, which is often asked for again.
     [[nodiscard]] std::optional<local_region> of_last_chunk(heap_core& heap, device_address address,
                                                             std::uint64_t length);
     void forget_last_chunk() { last_ = {}; }
     // Once more; with the mutex held.
-    [[nodiscard]] local_region again(kept& found, std::uint64_t address, std::uint64_t length);
+    [[nodiscard]] local_region again(kept& found, std::uint64_t address, std::uint64_t length,
+                                     std::uint64_t generation);
     static local_region lease(std::shared_ptr<const registration> what, std::uint64_t address,
-                              std::uint64_t length, memory_way way);
+                              std::uint64_t length, memory_way way, std::uint64_t generation = 0);
+    // The range of a region within its DMA-BUF. None where the chunk went. With the mutex held.
+    [[nodiscard]] std::optional<dmabuf_export> window_of(const local_region& region) const;
     // With the mutex held.
     result<void> make_room(std::uint64_t bytes);
     // A new one; others that nobody uses give way to it.
     template <typename Register>
     result<std::shared_ptr<const registration>> add(std::uint64_t bytes, Register&& ask_the_nic);
-    void forget_unused_host_memory();
+    void forget_expired();
     [[nodiscard]] std::uint64_t held_bytes() const;
     bool evict_one();
 
@@ -77,7 +105,8 @@ private:
     std::mutex mutex_;
     std::unordered_map<std::uint64_t, kept> chunks_; // by serial
     std::map<host_range, std::weak_ptr<const registration>> host_;
-    std::map<std::uint64_t, std::shared_ptr<const registration>> pools_; // by base
+    std::map<std::uint64_t, foreign_pool> pools_; // by base
+    std::map<exposed_range, std::weak_ptr<const registration>> exposed_;
     struct last_chunk {
         std::uint64_t base = 0, length = 0;
         kept* what = nullptr;

@@ -101,6 +101,8 @@ const std::vector<error_description> catalogue = {
      "zero-copy was required and is impossible", "mend what is named, or allow staging"},
     {errc::remote_staged, "remote_staged", unsupported, "staged memory has no address that a NIC can use",
      "use send and receive, or mend what stands against zero-copy"},
+    {errc::rights_invalid, "rights_invalid", invalid, "a key with rights that do not exist, or with none",
+     "ask for remote_access::read, write or atomic, or several of them"},
     {errc::host_unknown, "host_unknown", invalid, "the host or port cannot be resolved",
      "check the spelling: HOST, HOST:PORT or [IPV6]:PORT"},
     {errc::connection_refused, "connection_refused", peer_gone, "nobody listens there",

@@ -23,6 +23,21 @@ constexpr auto copy_glance = std::chrono::microseconds(100);
 constexpr auto farewell = milliseconds(1000);
 constexpr unsigned polls_before_sleep = 32, polls_before_yield = 4096, polls_between_clocks = 64;
 
+// What the peer did not offer is not tried: its NIC would refuse it and break the connection.
+result<void> check_rights(const transfer_request& wanted) {
+    if (wanted.remote == nullptr)
+        return {};
+    const auto needed = wanted.kind == transfer_kind::write  ? remote_access::write
+                        : wanted.kind == transfer_kind::read ? remote_access::read
+                                                             : remote_access::atomic;
+    if (allows(wanted.remote->rights, needed))
+        return {};
+    return tl::unexpected(
+        error(errc::remote_access,
+              fmt::format("{} of {} bytes at {:#x}, which the peer offered for: {}", name_of(needed),
+                          wanted.remote->length, wanted.remote->address, name_of(wanted.remote->rights))));
+}
+
 } // namespace
 
 connection_core::connection_core(std::shared_ptr<nic> card, control_channel control,
@@ -40,6 +55,7 @@ connection_core::~connection_core() {
     if (!card_->core()->ours()) {
         pair_.abandon();
         (void)words_region_.release();
+        (void)grants_region_.release();
         for (auto& each : stagings_)
             (void)each.release(); // the device is the parent's as well
         for (auto& each : lenders_)
@@ -70,6 +86,8 @@ result<std::uint32_t> connection_core::start(const transfer_request& wanted) {
         return tl::unexpected(
             error(errc::length_mismatch, fmt::format("{} bytes here, {} bytes there", wanted.local->length(),
                                                      wanted.remote->length)));
+    if (auto permitted = check_rights(wanted); !permitted)
+        return tl::unexpected(permitted.error());
     const bool lent_by_peer = wanted.remote != nullptr && wanted.remote->way == memory_way::staged;
     const bool atomic = wanted.kind == transfer_kind::fetch_add || wanted.kind == transfer_kind::compare_swap;
     if (atomic && !atomics_)
@@ -355,6 +373,7 @@ void connection_core::end_operations(const error& why) {
         each->settle();
     for (const auto& each : lenders_)
         each->settle();
+    offers_.clear();
     for (std::uint32_t slot = 0; slot < operations_.size(); ++slot)
         if (auto& each = operations_[slot]; each.state == state::pending) {
             each.failure = why;

@@ -56,8 +56,9 @@ public:
     result<completion> wait(std::uint32_t slot, std::chrono::milliseconds limit);
     void drop(std::uint32_t slot);
 
-    // A region as the peer may address it.
-    result<remote_region> show(const local_region& region);
+    // A region as the peer may address it, until withdraw() or the end of the connection.
+    result<remote_region> offer(const local_region& region, remote_access rights);
+    void withdraw(const local_region& region);
     result<void> tell(frame_kind kind, std::span<const std::byte> body);
     result<std::vector<std::byte>> hear(frame_kind kind, std::chrono::milliseconds limit);
     void close();
@@ -65,7 +66,12 @@ public:
     // Nothing is under way.
     [[nodiscard]] bool idle() const { return free_slots_.size() == operations_.size() && heard_.empty(); }
     [[nodiscard]] bool atomics() const { return atomics_; }
-    void forget_offers() { shown_.clear(); }
+    // What the peer's handshake gave this side: where its grants arrive.
+    [[nodiscard]] remote_region peers_grants() const {
+        return {theirs_.grants_address, sizeof(shared_words::grants_from_peer), theirs_.grants_key,
+                memory_way::host, remote_access::all};
+    }
+    void forget_offers() { offers_.clear(); }
     [[nodiscard]] const path_report& report() const { return report_; }
     [[nodiscard]] const std::string& peer() const { return control_.peer(); }
 
@@ -113,7 +119,14 @@ private:
         std::uint32_t key = 0;
         int slab = no_slab;
     };
-    // Memory shared with the peer's NIC and with ours.
+    // A region that the peer may address.
+    struct offered_region {
+        local_region region;
+        remote_access rights = remote_access::none;
+        remote_key key;           // none for staged memory, which is lent slab by slab
+        std::uint32_t number = 0; // what stands for the key of staged memory; never repeats
+    };
+    // Words that the peer's NIC writes, and words that only ours reads or writes.
     struct shared_words {
         std::uint64_t grants_from_peer[grant::ring_words];
         std::uint64_t grants_to_peer[grant::ring_words];
@@ -153,6 +166,7 @@ private:
     void tell_grants();
     // One-sided access to staged memory.
     bool give_lent(std::uint32_t slot);
+    [[nodiscard]] result<void> check_offered(const ask_frame& words) const;
     void asked(const ask_frame& words);
     void lent(const lend_frame& words);
     void returned(const back_frame& words);
@@ -183,11 +197,13 @@ private:
     std::deque<frame> heard_; // notes and offers that nobody has asked for yet
     mapping memory_;
     shared_words* words_ = nullptr;
-    mr_handle words_region_;
+    mr_handle words_region_;                         // local rights
+    mr_handle grants_region_;                        // grants_from_peer alone, which the peer may write
     std::vector<std::unique_ptr<staging>> stagings_; // one a device
     std::vector<std::unique_ptr<lender>> lenders_;   // one a device
-    std::vector<local_region> shown_;                // regions that the peer may address
-    std::deque<lend_frame> lends_, filling_lends_;   // what the peer has lent to the first operation
+    std::vector<offered_region> offers_;
+    std::uint32_t next_offer_ = 1;
+    std::deque<lend_frame> lends_, filling_lends_; // what the peer has lent to the first operation
     std::uint64_t serials_ = 0;
     queue_pair pair_;
     std::uint32_t first_sequence_;

@@ -44,6 +44,11 @@ result<void> connection_core::prepare() {
     if (!region)
         return tl::unexpected(region.error());
     words_region_ = std::move(*region);
+    auto grants = card_->core()->register_host(std::as_writable_bytes(std::span(words_->grants_from_peer)),
+                                               remote_access::write);
+    if (!grants)
+        return tl::unexpected(grants.error());
+    grants_region_ = std::move(*grants);
     auto pair = queue_pair::make(card_->core(), options_.depth, options_.depth);
     if (!pair)
         return tl::unexpected(pair.error());
@@ -61,7 +66,7 @@ hello connection_core::greeting() const {
     ours.segment = static_cast<std::uint32_t>(std::min<std::uint64_t>(wanted_segment, longest & ~4095ULL));
     ours.longest_write = std::min<std::uint64_t>(wanted_write, longest & ~4095ULL);
     ours.grants_address = reinterpret_cast<std::uintptr_t>(words_->grants_from_peer);
-    ours.grants_key = words_region_->rkey;
+    ours.grants_key = grants_region_->rkey;
     return ours;
 }
 

@@ -8,29 +8,58 @@
 
 namespace gaudi {
 
-// Keeps the region: a registration that the peer may use must not go.
-result<remote_region> connection_core::show(const local_region& region) {
-    const auto same = std::find_if(shown_.begin(), shown_.end(), [&](const local_region& each) {
-        return each.address() == region.address() && each.length() == region.length() &&
-               each.way() == region.way() && each.lease() == region.lease();
+namespace {
+
+bool same_bytes(const local_region& a, const local_region& b) {
+    return a.address() == b.address() && a.length() == b.length() && a.way() == b.way() &&
+           a.lease() == b.lease();
+}
+
+} // namespace
+
+result<remote_region> connection_core::offer(const local_region& region, remote_access rights) {
+    if (failure_)
+        return tl::unexpected(*failure_);
+    std::erase_if(offers_, [](const offered_region& each) { return !each.region.allocated(); });
+    if (!region.allocated())
+        return tl::unexpected(
+            error(errc::not_allocated, fmt::format("an offer of {} bytes at {:#x}: the buffer was freed",
+                                                   region.length(), region.address())));
+    const auto same = std::find_if(offers_.begin(), offers_.end(), [&](const offered_region& each) {
+        return each.rights == rights && same_bytes(each.region, region);
     });
-    const auto key = static_cast<std::uint32_t>(same - shown_.begin());
-    if (same == shown_.end())
-        shown_.push_back(region);
-    if (region.way() != memory_way::staged)
-        return region.remote();
+    if (region.way() != memory_way::staged) {
+        if (same != offers_.end() && same->key.valid())
+            return same->key.region();
+        auto key = region.expose(rights);
+        if (!key)
+            return tl::unexpected(key.error());
+        return offers_.emplace_back(region, rights, std::move(*key), 0).key.region();
+    }
+    if (rights == remote_access::none || !allows(remote_access::all, rights))
+        return tl::unexpected(error(errc::rights_invalid, "an offer of staged memory"));
     const auto& engine = region.staged_from()->engine();
     const bool known = std::any_of(lenders_.begin(), lenders_.end(),
                                    [&](const auto& each) { return each->memory().serves(engine); });
     if (!known) {
-        auto made = lender::make(*card_->core(), engine, segment_, [this](frame_kind kind, auto body) {
-            return control_.send(kind, body, std::chrono::steady_clock::now() + options_.deadline);
-        });
+        auto made = lender::make(
+            *card_->core(), engine, segment_,
+            [this](frame_kind kind, auto body) {
+                return control_.send(kind, body, std::chrono::steady_clock::now() + options_.deadline);
+            },
+            [this](const ask_frame& request) { return check_offered(request); });
         if (!made)
             return tl::unexpected(made.error());
         lenders_.push_back(std::move(*made));
     }
-    return remote_region{region.address(), region.length(), key, memory_way::staged};
+    const auto number = same != offers_.end() ? same->number : next_offer_++;
+    if (same == offers_.end())
+        offers_.emplace_back(region, rights, remote_key(), number);
+    return remote_region{region.address(), region.length(), number, memory_way::staged, rights};
+}
+
+void connection_core::withdraw(const local_region& region) {
+    std::erase_if(offers_, [&](const offered_region& each) { return same_bytes(each.region, region); });
 }
 
 std::size_t connection_core::serve_lenders() {
@@ -56,21 +85,40 @@ void connection_core::returned(const back_frame& words) {
     fail({errc::handshake_refused, fmt::format("{} gives back what was not lent", peer())});
 }
 
-// What the peer may touch, checked before anything is lent.
-void connection_core::asked(const ask_frame& words) {
-    const auto refuse = [&](const std::string& why) {
-        (void)tell(frame_kind::over, over_frame{words.id, why}.encode());
+// Whether the peer may touch this memory now.
+result<void> connection_core::check_offered(const ask_frame& words) const {
+    const auto refuse = [](std::string why) {
+        return tl::unexpected(error(errc::remote_access, std::move(why)));
     };
-    if (words.key >= shown_.size() || shown_[words.key].way() != memory_way::staged)
+    const auto found = std::find_if(offers_.begin(), offers_.end(), [&](const offered_region& each) {
+        return each.region.way() == memory_way::staged && each.number == words.key;
+    });
+    if (found == offers_.end())
         return refuse(fmt::format("no region with key {}", words.key));
-    const auto& region = shown_[words.key];
+    const auto& region = found->region;
     const auto offset = words.address - region.address();
     if (words.address < region.address() || offset > region.length() ||
         words.length > region.length() - offset || words.length == 0)
         return refuse(fmt::format("{} bytes at {:#x} of a region of {} at {:#x}", words.length, words.address,
                                   region.length(), region.address()));
+    if (!allows(found->rights, words.writing ? remote_access::write : remote_access::read))
+        return refuse(fmt::format("a {} of memory that was offered for: {}", words.writing ? "write" : "read",
+                                  name_of(found->rights)));
+    if (!region.allocated())
+        return refuse(fmt::format("the buffer at {:#x} was freed", region.address()));
+    return {};
+}
+
+void connection_core::asked(const ask_frame& words) {
+    const auto refuse = [&](const std::string& why) {
+        (void)tell(frame_kind::over, over_frame{words.id, why}.encode());
+    };
+    if (const auto permitted = check_offered(words); !permitted)
+        return refuse(permitted.error().observed());
+    const auto offered = std::find_if(offers_.begin(), offers_.end(),
+                                      [&](const offered_region& each) { return each.number == words.key; });
     for (const auto& each : lenders_)
-        if (each->memory().serves(region.staged_from()->engine()) && !each->begin(words))
+        if (each->memory().serves(offered->region.staged_from()->engine()) && !each->begin(words))
             refuse("asked for twice");
 }
 

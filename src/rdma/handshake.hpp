@@ -10,7 +10,7 @@
 
 namespace gaudi {
 
-constexpr std::uint16_t protocol_version = 1;
+constexpr std::uint16_t protocol_version = 2;
 
 // What each side tells the other before a byte of data moves. Nothing of it is believed before decode() has
 // looked at all of it.

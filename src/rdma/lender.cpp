@@ -80,15 +80,17 @@ std::optional<over_frame> over_frame::decode(std::span<const std::byte> body) {
     return ended;
 }
 
-lender::lender(slab_memory memory, sender send)
-    : memory_(std::move(memory)), send_(std::move(send)), slabs_(slabs) {}
+lender::lender(const nic_core& card, slab_memory memory, sender send, permission permitted)
+    : card_(card), memory_(std::move(memory)), send_(std::move(send)), permitted_(std::move(permitted)),
+      slabs_(slabs) {}
 
 result<std::unique_ptr<lender>> lender::make(const nic_core& card, const copy_engine& engine,
-                                             std::uint32_t slab_bytes, sender send) {
+                                             std::uint32_t slab_bytes, sender send, permission permitted) {
     auto memory = slab_memory::make(card, engine, slabs, slab_bytes);
     if (!memory)
         return tl::unexpected(memory.error());
-    return std::unique_ptr<lender>(new lender(std::move(*memory), std::move(send)));
+    return std::unique_ptr<lender>(
+        new lender(card, std::move(*memory), std::move(send), std::move(permitted)));
 }
 
 lender::~lender() {
@@ -114,8 +116,23 @@ bool lender::begin(const ask_frame& asked) {
     return true;
 }
 
+result<std::uint32_t> lender::key_to(std::uint32_t index, bool writing) {
+    auto& region = writing ? slabs_[index].for_writing : slabs_[index].for_reading;
+    if (!region) {
+        auto made = card_.register_host(memory_.of(index, memory_.slab_bytes()),
+                                        writing ? remote_access::write : remote_access::read);
+        if (!made)
+            return tl::unexpected(made.error());
+        region = std::move(*made);
+    }
+    return region->rkey;
+}
+
 result<void> lender::lend(std::uint32_t index) {
     auto& each = slabs_[index];
+    const auto key = key_to(index, find(each.id)->asked.writing);
+    if (!key)
+        return tl::unexpected(key.error());
     each.state = state::lent;
     lend_frame words;
     words.id = each.id;
@@ -123,7 +140,7 @@ result<void> lender::lend(std::uint32_t index) {
     words.bytes = each.bytes;
     words.slab = index;
     words.address = memory_.address_of(index);
-    words.key = memory_.remote_key();
+    words.key = *key;
     return send_(frame_kind::lend, words.encode());
 }
 
@@ -140,6 +157,8 @@ result<bool> lender::give_back(const back_frame& returned) {
         each.copy = {};
         return true;
     }
+    if (auto permitted = permitted_(owner->asked); !permitted)
+        return tl::unexpected(permitted.error());
     auto begun =
         memory_.engine().write(device_address(owner->asked.address + each.offset), bytes_of(returned.slab));
     if (!begun)
@@ -165,6 +184,8 @@ result<void> lender::start_parts() {
             each.bytes = static_cast<std::uint32_t>(
                 std::min<std::uint64_t>(memory_.slab_bytes(), owner.asked.length - owner.begun));
             owner.begun += each.bytes;
+            if (auto permitted = permitted_(owner.asked); !permitted)
+                return tl::unexpected(permitted.error());
             if (owner.asked.writing) {
                 if (auto lent = lend(index); !lent)
                     return lent;

@@ -54,9 +54,11 @@ class lender {
 public:
     static constexpr std::uint32_t slabs = 8;
     using sender = std::function<result<void>(frame_kind, std::span<const std::byte>)>;
+    // Whether the peer may still touch the memory, asked before each copy from or to the device.
+    using permission = std::function<result<void>(const ask_frame&)>;
 
     static result<std::unique_ptr<lender>> make(const nic_core& card, const copy_engine& engine,
-                                                std::uint32_t slab_bytes, sender send);
+                                                std::uint32_t slab_bytes, sender send, permission permitted);
     ~lender();
     lender(const lender&) = delete;
     lender& operator=(const lender&) = delete;
@@ -80,6 +82,8 @@ private:
         std::uint64_t id = 0, offset = 0;
         std::uint32_t bytes = 0;
         copy_ticket copy;
+        // The peer's keys to this slab alone, each made when it is first needed.
+        mr_handle for_reading, for_writing;
 
         [[nodiscard]] bool copying() const { return state == state::filling || state == state::landing; }
     };
@@ -88,7 +92,8 @@ private:
         std::uint64_t begun = 0, done = 0;
     };
 
-    lender(slab_memory memory, sender send);
+    lender(const nic_core& card, slab_memory memory, sender send, permission permitted);
+    result<std::uint32_t> key_to(std::uint32_t index, bool writing);
     [[nodiscard]] std::span<std::byte> bytes_of(std::uint32_t index) const {
         return memory_.of(index, slabs_[index].bytes);
     }
@@ -97,8 +102,10 @@ private:
     result<void> start_parts();
     result<void> part_done(std::uint32_t index);
 
+    const nic_core& card_;
     slab_memory memory_;
     const sender send_;
+    const permission permitted_;
     std::vector<slab> slabs_;
     std::deque<job> jobs_;
 };

@@ -41,7 +41,11 @@ result<std::unique_ptr<loopback_core>> loopback_core::make(const std::shared_ptr
     auto room = mapping::anonymous(loopback::piece);
     if (!room)
         return tl::unexpected(room.error());
-    auto region = card->core()->register_host(room->bytes());
+    const auto domain = card->core()->loopback_pd();
+    if (!domain)
+        return tl::unexpected(domain.error());
+    auto region =
+        card->core()->register_host(room->bytes(), remote_access::read | remote_access::write, *domain);
     if (!region)
         return tl::unexpected(region.error());
     auto made = std::make_unique<loopback_core>();
@@ -61,11 +65,9 @@ result<void> loopback_core::carry_out(device& owner, bool write, device_address 
     const auto region = card_->region(owner, address, bytes);
     if (!region)
         return tl::unexpected(region.error());
-    const auto remote = region->remote();
-    if (!remote)
-        return tl::unexpected(remote.error());
-    return copier_->carry_out(write, {reinterpret_cast<std::uintptr_t>(room_.bytes().data()), region_->lkey},
-                              {remote->address, remote->key}, bytes);
+    // The device is the near place, by its local key: nothing of it is open to a remote one.
+    return copier_->carry_out(!write, {region->address(), region->local_key(), true},
+                              {reinterpret_cast<std::uintptr_t>(room_.bytes().data()), region_->rkey}, bytes);
 }
 
 result<void> loopback_core::write(device& owner, device_address to, std::span<const std::byte> from) {

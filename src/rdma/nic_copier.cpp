@@ -18,16 +18,27 @@ result<std::shared_ptr<nic_copier>> nic_copier::make(const std::shared_ptr<nic>&
     if (!card->info().dmabuf)
         return tl::unexpected(error(errc::dmabuf_unsupported, card->info().why_no_dmabuf));
     auto made = std::make_shared<nic_copier>(card);
-    auto region = card->core()->register_host(made->last_);
-    if (!region)
-        return tl::unexpected(region.error());
-    made->last_region_ = std::move(*region);
-    for (auto* each : {&made->near_, &made->far_}) {
-        auto pair = queue_pair::make(card->core(), depth, 1);
-        if (!pair)
-            return tl::unexpected(pair.error());
-        *each = std::move(*pair);
-    }
+    const auto loopback = card->core()->loopback_pd();
+    if (!loopback)
+        return tl::unexpected(loopback.error());
+    constexpr auto both = remote_access::read | remote_access::write;
+    const auto prepare = [&](std::span<std::byte> byte, remote_access rights, ibv_pd* domain,
+                             mr_handle& region, queue_pair& pair) -> result<void> {
+        auto registered = card->core()->register_host(byte, rights, domain);
+        if (!registered)
+            return tl::unexpected(registered.error());
+        region = std::move(*registered);
+        auto queue = queue_pair::make(card->core(), depth, 1, rights, domain);
+        if (!queue)
+            return tl::unexpected(queue.error());
+        pair = std::move(*queue);
+        return {};
+    };
+    if (auto near = prepare(made->near_byte_, remote_access::none, nullptr, made->near_region_, made->near_);
+        !near)
+        return tl::unexpected(near.error());
+    if (auto far = prepare(made->far_byte_, both, *loopback, made->far_region_, made->far_); !far)
+        return tl::unexpected(far.error());
     if (auto connected = made->connect(); !connected)
         return tl::unexpected(connected.error());
     return made;
@@ -38,7 +49,8 @@ nic_copier::~nic_copier() {
         return;
     near_.abandon(); // a child of fork has no part in them
     far_.abandon();
-    (void)last_region_.release();
+    (void)near_region_.release();
+    (void)far_region_.release();
 }
 
 result<void> nic_copier::connect() {
@@ -100,7 +112,8 @@ result<void> nic_copier::carry_out(bool write, place near, place far, std::uint6
 result<std::uint64_t> nic_copier::post(bool write, place near, place far, std::uint64_t length) {
     const auto longest = std::min<std::uint64_t>(card_->info().longest_message, 1ULL << 30);
     const auto pieces = static_cast<unsigned>((length + longest - 1) / longest);
-    const auto needed = pieces + (write ? 1 : 0);
+    const bool push = write ? far.device : near.device;
+    const auto needed = pieces + (push ? 1 : 0);
     if (broken_)
         return tl::unexpected(*broken_);
     if (needed > near_.sends())
@@ -118,19 +131,25 @@ result<std::uint64_t> nic_copier::post(bool write, place near, place far, std::u
         requests_[i].opcode = write ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ;
         requests_[i].wr.rdma = {far.address + done, far.key};
     }
-    if (write) { // reads do not overtake writes, neither on the queue pair nor on the bus
-        entries_[pieces] = {reinterpret_cast<std::uintptr_t>(last_), 1, last_region_->lkey};
+    // The NIC reads the last byte back: on the bus a read does not overtake the writes before it.
+    if (push && write) {
+        entries_[pieces] = {reinterpret_cast<std::uintptr_t>(near_byte_), 1, near_region_->lkey};
         requests_[pieces].opcode = IBV_WR_RDMA_READ;
         requests_[pieces].wr.rdma = {far.address + length - 1, far.key};
+    } else if (push) {
+        entries_[pieces] = {near.address + length - 1, 1, near.key};
+        requests_[pieces].opcode = IBV_WR_RDMA_WRITE;
+        requests_[pieces].wr.rdma = {reinterpret_cast<std::uintptr_t>(far_byte_), far_region_->rkey};
     }
     for (unsigned i = 0; i < needed; ++i) {
-        requests_[i].send_flags = 0;
+        // A write may begin before an RDMA Read that was posted earlier has landed, unless it is fenced.
+        requests_[i].send_flags = push && !write && i == pieces ? unsigned{IBV_SEND_FENCE} : 0U;
         requests_[i].sg_list = &entries_[i];
         requests_[i].num_sge = 1;
         requests_[i].wr_id = needed; // how many are done when the signalled one is
         requests_[i].next = i + 1 < needed ? &requests_[i + 1] : nullptr;
     }
-    requests_.back().send_flags = IBV_SEND_SIGNALED;
+    requests_.back().send_flags |= IBV_SEND_SIGNALED;
     ibv_send_wr* bad = nullptr;
     if (const int rc = ::ibv_post_send(near_.get(), requests_.data(), &bad); rc != 0) {
         give_up(error(errc::connection_broken, "ibv_post_send to the NIC itself", rc));

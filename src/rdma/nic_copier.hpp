@@ -11,8 +11,9 @@
 
 namespace gaudi {
 
-// Copies between any two registered places by a NIC that sends to itself: no CPU, no engine of a device. They
-// land in the order they were started. Thread-safe.
+// Copies between two registered places by a NIC that sends to itself: no CPU, no engine of a device. They
+// land in the order they were started. The far place is registered in the NIC's loopback domain, which no
+// peer's queue pair can reach; the near one in the connections' domain, with local rights. Thread-safe.
 class nic_copier {
 public:
     // errc::dmabuf_unsupported, connection_broken.
@@ -25,6 +26,7 @@ public:
     struct place {
         std::uint64_t address = 0;
         std::uint32_t key = 0;
+        bool device = false; // memory of a device: bytes are pushed to it before the copy counts as landed
     };
     // The number of the copy. `write`: from near to far, else the other way; `near` by its local key, `far`
     // by its remote one. errc::too_many_operations: poll, and try again.
@@ -50,8 +52,9 @@ private:
     std::shared_ptr<nic> card_;
     queue_pair near_, far_;
     std::mutex mutex_;
-    std::byte last_[64] = {}; // where the reads end that push writes to their place
-    mr_handle last_region_;
+    // Where the transfers of one byte end that push what was written before them to its place.
+    std::byte near_byte_[64] = {}, far_byte_[64] = {};
+    mr_handle near_region_, far_region_;
     unsigned posted_ = 0; // requests on the queue
     std::uint64_t started_ = 0, landed_ = 0;
     std::optional<error> broken_;

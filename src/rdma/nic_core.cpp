@@ -149,15 +149,25 @@ result<void> nic_core::choose_gid(const std::optional<unsigned>& wanted) {
 nic_core::~nic_core() {
     if (ours())
         return;
-    (void)pd_.release(); // the parent's
+    (void)loopback_pd_.release(); // the parent's
+    (void)pd_.release();
     (void)context_.release();
 }
 
-// What the driver allows for a DMA-BUF; the same for host memory and queue pairs. A NIC without atomic
-// operations may refuse the flag.
-int nic_core::access_flags() const {
-    return IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE |
-           (atomics() ? IBV_ACCESS_REMOTE_ATOMIC : 0);
+result<ibv_pd*> nic_core::loopback_pd() const {
+    const std::lock_guard guard(loopback_mutex_);
+    if (!loopback_pd_)
+        loopback_pd_ = pd_handle(api_->ibv_alloc_pd(context_.get()), {api_});
+    if (!loopback_pd_)
+        return tl::unexpected(
+            error(errc::registration_refused, fmt::format("ibv_alloc_pd on {}", info_.name), errno));
+    return loopback_pd_.get();
+}
+
+int nic_core::access_flags(remote_access rights) const {
+    return IBV_ACCESS_LOCAL_WRITE | (allows(rights, remote_access::read) ? IBV_ACCESS_REMOTE_READ : 0) |
+           (allows(rights, remote_access::write) ? IBV_ACCESS_REMOTE_WRITE : 0) |
+           (allows(rights, remote_access::atomic) && atomics() ? IBV_ACCESS_REMOTE_ATOMIC : 0);
 }
 
 bool nic_core::ours() const {
@@ -168,10 +178,13 @@ error nic_core::forked_error() const {
     return {errc::forked, fmt::format("{} was opened by the parent process", info_.name)};
 }
 
-result<mr_handle> nic_core::register_host(std::span<std::byte> memory) const {
+result<mr_handle> nic_core::register_host(std::span<std::byte> memory, remote_access rights,
+                                          ibv_pd* domain) const {
     if (!ours())
         return tl::unexpected(forked_error());
-    mr_handle made(api_->ibv_reg_mr(pd_.get(), memory.data(), memory.size(), access_flags()), {api_});
+    mr_handle made(api_->ibv_reg_mr(domain != nullptr ? domain : pd_.get(), memory.data(), memory.size(),
+                                    access_flags(rights)),
+                   {api_});
     if (!made)
         return tl::unexpected(error(errc::registration_refused,
                                     fmt::format("ibv_reg_mr of {} bytes at {} on {}", memory.size(),
@@ -180,14 +193,16 @@ result<mr_handle> nic_core::register_host(std::span<std::byte> memory) const {
     return made;
 }
 
-result<mr_handle> nic_core::register_dmabuf(const dmabuf_export& window) const {
+result<mr_handle> nic_core::register_dmabuf(const dmabuf_export& window, remote_access rights,
+                                            ibv_pd* domain) const {
     if (!ours())
         return tl::unexpected(forked_error());
     if (!info_.dmabuf)
         return tl::unexpected(
             error(errc::dmabuf_unsupported, fmt::format("{}: {}", info_.name, info_.why_no_dmabuf)));
-    mr_handle made(api_->ibv_reg_dmabuf_mr(pd_.get(), window.offset, window.length, window.iova.value(),
-                                           window.fd, access_flags()),
+    mr_handle made(api_->ibv_reg_dmabuf_mr(domain != nullptr ? domain : pd_.get(), window.offset,
+                                           window.length, window.iova.value(), window.fd,
+                                           access_flags(rights)),
                    {api_});
     if (!made)
         return tl::unexpected(

@@ -6,6 +6,7 @@
 
 #include "src/rdma/verbs_api.hpp"
 
+#include <mutex>
 #include <span>
 
 namespace gaudi {
@@ -23,6 +24,9 @@ public:
     [[nodiscard]] const std::shared_ptr<const verbs_api>& table() const { return api_; }
     [[nodiscard]] ibv_context* context() const { return context_.get(); }
     [[nodiscard]] ibv_pd* pd() const { return pd_.get(); }
+    // A protection domain for the NIC's transfers to itself: what is registered here no peer's queue pair can
+    // reach, whatever key it guesses. Made when it is first needed. errc::registration_refused.
+    [[nodiscard]] result<ibv_pd*> loopback_pd() const;
     [[nodiscard]] const nic_info& info() const { return info_; }
     [[nodiscard]] const std::string& why_chosen() const { return why_chosen_; }
     [[nodiscard]] const ibv_device_attr& limits() const { return limits_; }
@@ -31,15 +35,20 @@ public:
     [[nodiscard]] unsigned gid_index() const { return gid_index_; }
     // Whether the NIC has atomic operations.
     [[nodiscard]] bool atomics() const { return limits_.atomic_cap != IBV_ATOMIC_NONE; }
-    [[nodiscard]] int access_flags() const;
+    // The flags of a registration or queue pair. A NIC without atomic operations may refuse their flag.
+    [[nodiscard]] int access_flags(remote_access rights) const;
     // A child of fork has no part in it.
     [[nodiscard]] bool ours() const;
     [[nodiscard]] error forked_error() const;
 
-    // errc::registration_refused
-    [[nodiscard]] result<mr_handle> register_host(std::span<std::byte> memory) const;
+    // Without a domain: in that of the connections. errc::registration_refused
+    [[nodiscard]] result<mr_handle> register_host(std::span<std::byte> memory,
+                                                  remote_access rights = remote_access::none,
+                                                  ibv_pd* domain = nullptr) const;
     // errc::dmabuf_unsupported, registration_refused
-    [[nodiscard]] result<mr_handle> register_dmabuf(const dmabuf_export& window) const;
+    [[nodiscard]] result<mr_handle> register_dmabuf(const dmabuf_export& window,
+                                                    remote_access rights = remote_access::none,
+                                                    ibv_pd* domain = nullptr) const;
 
 private:
     nic_core() = default;
@@ -49,6 +58,8 @@ private:
     std::shared_ptr<const verbs_api> api_;
     context_handle context_;
     pd_handle pd_;
+    mutable std::mutex loopback_mutex_;
+    mutable pd_handle loopback_pd_;
     nic_info info_;
     std::string why_chosen_;
     ibv_device_attr limits_{};

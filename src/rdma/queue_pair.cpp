@@ -23,12 +23,13 @@ error refused(const char* call, const nic_core& card, int reason) {
 
 } // namespace
 
-result<queue_pair> queue_pair::make(const std::shared_ptr<nic_core>& card, unsigned sends,
-                                    unsigned receives) {
+result<queue_pair> queue_pair::make(const std::shared_ptr<nic_core>& card, unsigned sends, unsigned receives,
+                                    remote_access rights, ibv_pd* domain) {
     const auto& api = card->api();
     const auto limit = static_cast<unsigned>(std::max(card->limits().max_qp_wr, 16));
     queue_pair made;
     made.card_ = card;
+    made.rights_ = rights;
     made.sends_ = std::min(sends, limit);
     made.receives_ = std::min(receives, limit);
     made.channel_ = {api.ibv_create_comp_channel(card->context()), {card->table()}};
@@ -45,7 +46,7 @@ result<queue_pair> queue_pair::make(const std::shared_ptr<nic_core>& card, unsig
     wanted.qp_type = IBV_QPT_RC;
     for (const unsigned room : {wanted_inline, 0U}) { // not every NIC takes data inline
         wanted.cap = {made.sends_, made.receives_, 1, 1, room};
-        made.qp_ = {api.ibv_create_qp(card->pd(), &wanted), {card->table()}};
+        made.qp_ = {api.ibv_create_qp(domain != nullptr ? domain : card->pd(), &wanted), {card->table()}};
         if (made.qp_)
             break;
     }
@@ -77,7 +78,7 @@ result<void> queue_pair::join(const hello& ours, const hello& theirs, unsigned t
     ibv_qp_attr init{};
     init.qp_state = IBV_QPS_INIT;
     init.port_num = port;
-    init.qp_access_flags = static_cast<unsigned>(card_->access_flags());
+    init.qp_access_flags = static_cast<unsigned>(card_->access_flags(rights_));
     if (auto done = modify("ibv_modify_qp to INIT", init,
                            IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
         !done)

@@ -9,8 +9,10 @@ namespace gaudi {
 // A reliable queue pair with one completion queue for both directions, and a channel to sleep on.
 class queue_pair {
 public:
-    // Fewer requests than asked for where the NIC has less.
-    static result<queue_pair> make(const std::shared_ptr<nic_core>& card, unsigned sends, unsigned receives);
+    // Fewer requests than asked for where the NIC has less. `rights`: what the other side may do with the
+    // memory of the domain, the connections' own unless one is named.
+    static result<queue_pair> make(const std::shared_ptr<nic_core>& card, unsigned sends, unsigned receives,
+                                   remote_access rights = remote_access::all, ibv_pd* domain = nullptr);
     queue_pair() = default;
     queue_pair(queue_pair&&) noexcept = default;
     queue_pair& operator=(queue_pair&&) noexcept = default;
@@ -39,6 +41,7 @@ private:
     channel_handle channel_;
     cq_handle cq_;
     qp_handle qp_;
+    remote_access rights_ = remote_access::none;
     unsigned sends_ = 0, receives_ = 0, longest_inline_ = 0;
 };
 

@@ -26,7 +26,6 @@ public:
         return reinterpret_cast<std::uintptr_t>(of(slab, 0).data());
     }
     [[nodiscard]] std::uint32_t local_key() const { return region_->lkey; }
-    [[nodiscard]] std::uint32_t remote_key() const { return region_->rkey; }
 
 private:
     slab_memory(const copy_engine& engine, std::uint32_t slab_bytes)

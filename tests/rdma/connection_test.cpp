@@ -42,7 +42,7 @@ TEST_P(every_pair, send_and_receive) {
 
 TEST_P(every_pair, write_and_read) {
     const auto [here, there, size] = GetParam();
-    expect(right.link->offer(right.region));
+    expect(right.link->offer(right.region, remote_access::all));
     const auto remote = expect(left.link->take_offer(soon));
     EXPECT_EQ(remote.way, there);
     const auto data = pattern(size_, 5);
@@ -60,7 +60,7 @@ TEST_P(every_pair, write_and_read) {
 }
 
 TEST_P(every_pair, write_with_immediate_completes_a_receive) {
-    expect(right.link->offer(right.region));
+    expect(right.link->offer(right.region, remote_access::all));
     const auto remote = expect(left.link->take_offer(soon));
     std::vector<std::byte> word(8);
     const auto place = expect(right.nic->region(word));
@@ -98,7 +98,7 @@ TEST_F(connection_test, atomics_on_device_memory) {
     make_pair(memory_way::host, memory_way::zero_copy, 4096);
     std::vector<std::byte> zero(4096);
     right.put(zero);
-    expect(right.link->offer(right.region));
+    expect(right.link->offer(right.region, remote_access::all));
     const auto remote = expect(left.link->take_offer(soon));
     for (std::uint64_t i = 0; i < 10; ++i) {
         auto added = expect(left.link->fetch_add(remote, 3));
@@ -184,7 +184,7 @@ TEST_F(connection_test, events_wake_both_sides) {
 
 TEST_F(connection_test, a_wrong_remote_region_is_refused_by_the_nic) {
     make_pair(memory_way::host, memory_way::host, 4096);
-    expect(right.link->offer(right.region));
+    expect(right.link->offer(right.region, remote_access::all));
     auto remote = expect(left.link->take_offer(soon));
     EXPECT_EQ(left.link->write(expect(left.region.part(0, 8)), remote).error().code(), errc::length_mismatch);
     remote.address += 4096;

@@ -80,7 +80,7 @@ TEST_F(last_chunk_test, serves_every_buffer_in_it) {
     for (int round = 0; round < 3; ++round)
         for (const auto* each : {&a, &b}) {
             const auto region = expect(region_at(each->address() + 8));
-            EXPECT_EQ(expect(region.remote()).address, (each->address() + 8).value());
+            EXPECT_EQ(region.address(), (each->address() + 8).value());
             EXPECT_EQ(region.length(), 8U);
         }
     EXPECT_EQ(left.nic->registrations().misses, 1U);
@@ -106,7 +106,7 @@ TEST_F(last_chunk_test, is_another_when_it_went) {
     for (int round = 0; round < 3; ++round) {
         auto buffer = expect(left.gaudi->heap().allocate(700 << 20));
         for (int i = 0; i < 2; ++i) {
-            const auto key = expect(expect(region_at(buffer.address())).remote()).key;
+            const auto key = expect(region_at(buffer.address())).local_key();
             EXPECT_TRUE(i == 0 ? key != before : key == before);
             before = key;
         }
@@ -124,8 +124,7 @@ TEST_F(last_chunk_test, gives_way_where_there_is_no_room) {
     for (int round = 0; round < 2; ++round)
         for (const auto* each : {&a, &b})
             for (int i = 0; i < 2; ++i)
-                EXPECT_EQ(expect(expect(region_at(each->address())).remote()).address,
-                          each->address().value());
+                EXPECT_EQ(expect(region_at(each->address())).address(), each->address().value());
     EXPECT_EQ(left.nic->registrations().misses, 4U);
     EXPECT_EQ(left.nic->registrations().evictions, 3U);
 }
@@ -210,7 +209,8 @@ TEST_F(registration_test, parts_stay_within) {
     EXPECT_EQ(expect(region.part(96, 4000)).address(), region.address() + 96);
     EXPECT_EQ(region.part(97, 4000).error().code(), errc::range_leaves_allocation);
     EXPECT_EQ(region.part(~0ULL, 2).error().code(), errc::range_leaves_allocation);
-    const auto remote = expect(region.remote());
+    const auto key = expect(region.expose(remote_access::read));
+    const auto& remote = key.region();
     EXPECT_EQ(expect(remote_region::decode(remote.encode())).address, remote.address);
     auto bytes = remote.encode();
     bytes.back() = std::byte{9};

@@ -35,7 +35,7 @@ protected:
             make_pair(way, way, 3 << 20, quick);
             const auto data = pattern(3 << 20, 1);
             left.put(data);
-            expect(right.link->offer(right.region));
+            expect(right.link->offer(right.region, remote_access::all));
             const auto remote = expect(left.link->take_offer(milliseconds(500)));
             const auto deadline = std::chrono::steady_clock::now() + patience;
             const auto finish_in_time = [&](auto&... transfers) {
@@ -173,9 +173,9 @@ TEST_F(robust_rdma, greetings_are_checked_before_they_are_believed) {
         const auto text = answer_to(said);
         EXPECT_NE(text.find(words), std::string::npos) << text;
     };
-    const std::string magic = "gaudirdm", version("\0\1", 2), length("\0\x60", 2);
+    const std::string magic = "gaudirdm", version("\0\2", 2), length("\0\x60", 2);
     expect_words("GET / HTTP/1.0\r\n\r\n", "its first bytes are not ours");
-    expect_words(magic + std::string("\0\7", 2) + "??", "speaks protocol 7, we speak 1");
+    expect_words(magic + std::string("\0\7", 2) + "??", "speaks protocol 7, we speak 2");
     expect_words(magic + version + std::string("\0\4", 2) + std::string(84, '\0'), "4 bytes instead of 96");
     expect_words(magic + version + length + std::string(84, '\2'), "the other byte order");
     expect_words(magic + version + length + "\1" + std::string(83, '\0'), "MTU code 0");

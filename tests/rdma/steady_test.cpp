@@ -40,7 +40,7 @@ TEST_F(steady_test, an_operation_costs_no_allocation_lock_or_system_call) {
 #endif
     child counted([this] {
         make_pair(memory_way::zero_copy, memory_way::zero_copy, 1 << 20);
-        expect(right.link->offer(right.region));
+        expect(right.link->offer(right.region, remote_access::all));
         const auto remote = expect(left.link->take_offer(soon));
         const auto small = expect(left.region.part(0, 64)), large = left.region;
         const auto remote_small = expect(remote.part(0, 64));
@@ -85,7 +85,7 @@ protected:
         make_pair(way, way, size);
         const auto data = pattern(size, 9);
         left.put(data);
-        expect(right.link->offer(right.region));
+        expect(right.link->offer(right.region, remote_access::all));
         const auto remote = expect(left.link->take_offer(soon));
         const auto engines = [&] {
             return expect(left.gaudi->copies()).statistics().bytes +

@@ -57,9 +57,11 @@ TEST_F(uct_case, a_dmabuf_comes_with_the_offset_of_the_address) {
 }
 
 TEST_F(uct_case, small_memory_may_be_asked_for_by_its_page) {
-    const allocated one(domain, 100), two(domain, 100); // they share a page
-    ASSERT_EQ(one.number() / 4096, two.number() / 4096);
-    const auto page = one.number() / 4096 * 4096;
+    const allocated opens_the_device(domain, 100);
+    auto& heap = gaudi::find_open_device(0)->heap();
+    const auto one = gaudi::expect(heap.allocate(100)), two = gaudi::expect(heap.allocate(100));
+    ASSERT_EQ(one.address().value() / 4096, two.address().value() / 4096) << "they share a page";
+    const auto page = one.address().value() / 4096 * 4096;
     const auto attr = query(page, 4096, dmabuf);
     EXPECT_GE(attr.dmabuf_fd, 0);
     ::close(attr.dmabuf_fd);
@@ -69,14 +71,28 @@ TEST_F(uct_case, small_memory_may_be_asked_for_by_its_page) {
     copier copies(domain);
     uint64_t word = 7, back = 0;
     for (const auto* each : {&one, &two}) {
-        EXPECT_EQ(uct_ep_put_short(copies.ep, &word, 8, each->number() + 92, key.rkey()), UCS_OK);
-        EXPECT_EQ(uct_ep_get_short(copies.ep, &back, 8, each->number() + 92, key.rkey()), UCS_OK);
+        const auto at = each->address().value() + 92;
+        EXPECT_EQ(uct_ep_put_short(copies.ep, &word, 8, at, key.rkey()), UCS_OK);
+        EXPECT_EQ(uct_ep_get_short(copies.ep, &back, 8, at, key.rkey()), UCS_OK);
         EXPECT_EQ(back, word++);
     }
-    const allocated three(domain, 100);
-    ASSERT_EQ(three.number() / 4096, page / 4096);
-    EXPECT_EQ(uct_ep_put_short(copies.ep, &word, 8, three.number(), key.rkey()), UCS_ERR_INVALID_PARAM);
+    const auto three = gaudi::expect(heap.allocate(100));
+    ASSERT_EQ(three.address().value() / 4096, page / 4096);
+    EXPECT_EQ(uct_ep_put_short(copies.ep, &word, 8, three.address().value(), key.rkey()),
+              UCS_ERR_INVALID_PARAM);
     uct_md_mem_dereg(domain.md, memh);
+}
+
+// UCX registers whole pages with the NIC: what it allocates shares none.
+TEST_F(uct_case, memory_that_ucx_allocates_shares_no_page) {
+    const allocated one(domain, 100), two(domain, 100);
+    for (const auto* each : {&one, &two}) {
+        EXPECT_EQ(each->number() % 4096, 0U);
+        const auto attr = query(each->number() + 5, 1, type_and_place);
+        EXPECT_EQ(attr.base_address, each->memory.address);
+        EXPECT_EQ(attr.alloc_length, 100U) << "the range of the allocation, not of the chunk";
+    }
+    EXPECT_NE(one.number(), two.number());
 }
 
 TEST_F(uct_case, host_memory_is_none_of_ours) {

@@ -229,8 +229,8 @@ outcome<gaudi::remote_region> session::take_offer() {
     }
 }
 
-outcome<void> session::offer(const gaudi::local_region& region) {
-    if (auto offered = link_.offer(region); !offered)
+outcome<void> session::offer(const gaudi::local_region& region, gaudi::remote_access rights) {
+    if (auto offered = link_.offer(region, rights); !offered)
         return tl::unexpected(why_failed(offered.error(), wrong));
     return {};
 }
@@ -266,7 +266,7 @@ outcome<void> session::receive_and_answer(unsigned round, operation_result& send
 
 outcome<void> session::be_written(unsigned round) {
     GAUDI_TRY(memory_.fill(scribble));
-    GAUDI_TRY(offer(memory_.region()));
+    GAUDI_TRY(offer(memory_.region(), gaudi::remote_access::write));
     GAUDI_TRY(hear());
     return memory_.check(written(round));
 }
@@ -292,7 +292,7 @@ outcome<void> session::pull(unsigned round, operation_result& reads) {
 
 outcome<void> session::be_read(unsigned round) {
     GAUDI_TRY(memory_.fill(pulled(round)));
-    GAUDI_TRY(offer(memory_.region()));
+    GAUDI_TRY(offer(memory_.region(), gaudi::remote_access::read));
     GAUDI_TRY(hear());
     return {};
 }
@@ -322,7 +322,7 @@ outcome<void> session::count_up(unsigned round, operation_result& atomics) {
 outcome<void> session::be_counted(unsigned round) {
     GAUDI_TRY(memory_.fill(counted(round)));
     const auto word = memory_.region().part(0, 8);
-    GAUDI_TRY(offer(*word));
+    GAUDI_TRY(offer(*word, gaudi::remote_access::atomic));
     GAUDI_TRY(hear());
     const auto found = memory_.first_word();
     if (!found)

@@ -66,7 +66,7 @@ private:
     outcome<void> say(const json& words);
     outcome<json> hear();
     outcome<gaudi::remote_region> take_offer();
-    outcome<void> offer(const gaudi::local_region& region);
+    outcome<void> offer(const gaudi::local_region& region, gaudi::remote_access rights);
     outcome<void> exchange_results();
     operation_result blank(const char* name, const char* by) const;
     template <typename Step>

@@ -162,7 +162,7 @@ ucs_status_t uct_gaudi_copy_mem_alloc(uct_md_h tl_md, size_t* length_p, void** a
                               : fmt::format("Gaudi memory (UCX_GAUDI_COPY_DEVICE={})", md.device_setting));
         if (md.heap_chunk != 0)
             (*device)->heap().set_chunk(md.heap_chunk);
-        auto buffer = (*device)->heap().allocate(*length_p);
+        auto buffer = (*device)->heap().allocate_pages(*length_p);
         if (!buffer)
             return failed(module, buffer.error(), level, "Gaudi memory");
         if (md.dmabuf == UCS_YES)
