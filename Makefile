@@ -9,7 +9,7 @@ SOURCES := $(shell find abi include src ucx lab tools examples tests bench -name
 CTEST := ctest --output-on-failure --no-tests=error --timeout 300
 TEST_ENV = unset GAUDI_LAB GAUDI_LAB_ROOT GAUDI_LAB_TRACE GAUDI_LAB_FAULTS GAUDI_DIRECT_HLTHUNK HLS_MODULE_ID HABANA_VISIBLE_DEVICES HABANA_VISIBLE_MODULES;
 
-.PHONY: release ucx setup setup-full build-% demo test test-release beside-tests test-full fuzz bench install format format-check lint help clean $(LABELS:%=test-%)
+.PHONY: release ucx setup setup-full build-% demo test test-full build-headers fuzz bench install format format-check lint help clean $(LABELS:%=test-%)
 
 release: setup ## build what users install, into build/release/bin and build/release/lib
 	@.ci/ucx || echo "ucx: not there, so the UCX plugin and its part of the demo are left out; make ucx tries again"
@@ -18,38 +18,26 @@ release: setup ## build what users install, into build/release/bin and build/rel
 
 # What is missing is asked for in one round, UCX's needs with it; a machine that can build need not have those.
 setup:
-	@.ci/setup 2>/dev/null || .ci/setup ucx
+	@.ci/setup check || .ci/setup ucx
 
 setup-full:
 	@.ci/setup ucx lint
 
 build-%:
-	@[ -f build/$*/build.ninja ] || { echo "building preset $*: a minute or two the first time"; $(niceness) cmake --preset $* >/dev/null; }
-	@$(niceness) cmake --build build/$* -- --quiet
+	@[ -f build/$*/build.ninja ] || { echo "building preset $*: a minute or two the first time"; cmake --preset $* >/dev/null; }
+	@cmake --build build/$* -- --quiet
 
 demo: release ## two virtual Gaudis: copy across, RDMA between two hosts with every byte checked, ucx_perftest -m gaudi
 	@$(TEST_ENV) examples/demo.sh build/release/bin .deps/ucx/1.23.0
 
-test: setup ucx format-check build-release ## what CI runs: format, headers, warnings, all tests, the fast ones under ASan and UBSan
-	@$(MAKE) --no-print-directory -j2 test-release beside-tests
-	@$(TEST_ENV) cd build/asan && $(CTEST) -j2 -LE 'full|slow'
+test: setup ucx ## what CI runs: format, headers, warnings, all tests, the fast ones under ASan and UBSan; goes on after a failure
+	@.ci/test
 
-test-release:
-	@$(TEST_ENV) cd build/release && $(CTEST) -LE 'full|waits' && $(CTEST) -j6 -L waits -LE full
+test-full: setup-full ucx ## also the slow campaigns, the thread sanitizer, clang, plugin and tools under the sanitizers, and the fuzzers
+	@.ci/test full
 
-# What is built while the tests run, with what they leave of the processor.
-beside-tests: niceness := nice -n 19
-beside-tests: build-asan
-	@$(niceness) cmake --build build/release --target check_headers -- --quiet
-
-test-full: setup-full test build-tsan build-clang ## also the slow campaigns, the thread sanitizer, clang, the plugin under ASan, and the fuzzers
-	@$(TEST_ENV) cd build/release && $(CTEST) -L full
-	@$(TEST_ENV) cd build/tsan && TSAN_OPTIONS="suppressions=$(CURDIR)/tests/tsan.supp die_after_fork=0" $(CTEST) -LE 'full|slow|no_tsan'
-	@$(TEST_ENV) cd build/clang && $(CTEST) -LE 'full|slow'
-	@[ -f build/asan-ucx/build.ninja ] || cmake --preset asan-ucx >/dev/null
-	@cmake --build build/asan-ucx --target uct_cases ucx_tests -- --quiet
-	@$(TEST_ENV) cd build/asan-ucx && $(CTEST) -R '^(uct_|ucx_peers|clean_labs)'
-	@$(MAKE) --no-print-directory fuzz
+build-headers: build-release
+	@cmake --build build/release --target check_headers -- --quiet
 
 FUZZ_SECONDS ?= 200
 fuzz: setup-full ## libFuzzer on handles, on what importers ask and on what owners answer, FUZZ_SECONDS each

@@ -29,8 +29,7 @@ result<connection_pool::lease> connection_pool::take(const std::string& peer) {
         }
         if (!waiting)
             break;
-        waiting->poll(); // what the peer did meanwhile
-        if (waiting->alive())
+        if (waiting->core()->look_after()) // what the peer did meanwhile
             return lease(*this, peer, std::move(*waiting));
     }
     auto made = connect(card_, peer, options_);

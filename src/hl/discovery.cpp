@@ -95,12 +95,20 @@ std::string command_of(const std::string& process) {
     return name;
 }
 
-bool has_open(const std::string& process, const std::string& node) {
+// The entries of a folder that may vanish meanwhile, as those of a process that ends.
+std::vector<std::filesystem::path> entries_of(const std::filesystem::path& folder) {
+    std::vector<std::filesystem::path> all;
     std::error_code failure;
-    for (const auto& entry : std::filesystem::directory_iterator("/proc/" + process + "/fd", failure))
-        if (link_of(entry.path()) == node)
-            return true;
-    return false;
+    for (std::filesystem::directory_iterator each(folder, failure), end; !failure && each != end;
+         each.increment(failure))
+        all.push_back(each->path());
+    return all;
+}
+
+bool has_open(const std::string& process, const std::string& node) {
+    const auto descriptors = entries_of("/proc/" + process + "/fd");
+    return std::any_of(descriptors.begin(), descriptors.end(),
+                       [&](const auto& entry) { return link_of(entry) == node; });
 }
 
 std::string named(const std::vector<device_holder>& holders) {
@@ -177,9 +185,8 @@ std::vector<device_holder> find_holders(const hlthunk_api& api, unsigned index) 
         return holders;
     const auto node = compute_node_of(link_of(fmt::format("/proc/self/fd/{}", control)));
     api.close(control);
-    std::error_code failure;
-    for (const auto& entry : std::filesystem::directory_iterator("/proc", failure)) {
-        const auto process = entry.path().filename().string();
+    for (const auto& entry : entries_of("/proc")) {
+        const auto process = entry.filename().string();
         if (process.find_first_not_of("0123456789") == process.npos && has_open(process, node))
             holders.push_back({std::stoi(process), command_of(process)});
     }

@@ -209,6 +209,13 @@ std::size_t connection_core::progress() {
     return happened;
 }
 
+bool connection_core::look_after() {
+    progress();
+    while (!failure_ && look_at_control() != 0) {
+    }
+    return !failure_;
+}
+
 std::size_t connection_core::look_at_control() {
     auto frames = control_.receive();
     if (!frames) {
@@ -346,7 +353,7 @@ void connection_core::close() {
 }
 
 void connection_core::fail(const error& why) {
-    const auto words = why.message();
+    const auto& words = why.observed(); // the peer puts it into an error of its own
     (void)control_.send(frame_kind::goodbye,
                         std::as_bytes(std::span(words).first(std::min<std::size_t>(words.size(), 1000))),
                         steady_clock::now());

@@ -61,6 +61,8 @@ public:
     void withdraw(const local_region& region);
     result<void> tell(frame_kind kind, std::span<const std::byte> body);
     result<std::vector<std::byte>> hear(frame_kind kind, std::chrono::milliseconds limit);
+    // Reads everything that the peer has sent so far. Whether it is still there.
+    bool look_after();
     void close();
     [[nodiscard]] bool alive() const { return !failure_; }
     // Nothing is under way.

@@ -46,7 +46,7 @@ TEST_F(draining_test, a_send_that_waits_for_its_receive_ends_first) {
 TEST_F(draining_test, a_send_that_fails_meanwhile_leaves_nothing_to_drain) {
     connect_options how;
     how.rnr_retry = 2;
-    how.rnr_timer = 22; // 20 ms
+    how.rnr_timer = 29; // 246 ms
     two_nodes both({}, how, how);
     ASSERT_EQ(request(IBV_WR_SEND).from(both.left.entry(0, 8)).post(both.a.get()), 0);
     ASSERT_EQ(drain(both.a.get()), 0);

@@ -150,9 +150,7 @@ TEST_F(ipc_test, garbage_disturbs_nobody) {
         ASSERT_EQ(seen, pattern(4096, 1));
     }
     // Whoever says nothing is sent away after two seconds.
-    for (int i = 0; i < 60 && other.descriptors() > descriptors; ++i)
-        std::this_thread::sleep_for(milliseconds(100));
-    EXPECT_EQ(other.descriptors(), descriptors);
+    EXPECT_TRUE(soon_true([&] { return other.descriptors() <= descriptors; })) << other.descriptors();
     EXPECT_EQ(other.leases(0), 1U);
 }
 
@@ -172,31 +170,29 @@ TEST_F(ipc_test, silent_connections_keep_nobody_out) {
 
 TEST_F(ipc_test, an_owner_that_does_not_answer) {
     ipc_settings impatient;
-    impatient.patience = milliseconds(200);
+    impatient.patience = milliseconds(2000);
     set_ipc(impatient);
     owner other;
     const auto handle = other.share(4096, 1);
     auto imported = expect(import_memory(handle, {ipc_way::proxy}));
     const auto second = other.share(4096, 2);
-    ::kill(other.process().pid(), SIGSTOP);
-    siginfo_t stopped{};
-    ASSERT_EQ(::waitid(P_PID, static_cast<id_t>(other.process().pid()), &stopped, WSTOPPED | WNOWAIT), 0);
+    other.process().stop();
     const auto begin = std::chrono::steady_clock::now();
     const auto refused = import_memory(second);
     const auto took = std::chrono::steady_clock::now() - begin;
-    ::kill(other.process().pid(), SIGCONT);
+    other.process().go_on();
     ASSERT_FALSE(refused);
     EXPECT_EQ(refused.error().code(), errc::peer_silent);
-    EXPECT_GE(took, milliseconds(190));
-    EXPECT_LT(took, std::chrono::seconds(5));
+    EXPECT_GE(took, milliseconds(1900));
+    EXPECT_LT(took, std::chrono::seconds(30));
+    EXPECT_EQ(other.leases(0), 1U); // it runs again
     std::vector<std::byte> seen(4096);
     expect(expect(imported.read(seen)).wait());
     EXPECT_EQ(seen, pattern(4096, 1)) << "an answer that came too late disturbs nobody";
     // The same in the middle of a copy that the owner makes.
-    ::kill(other.process().pid(), SIGSTOP);
-    ASSERT_EQ(::waitid(P_PID, static_cast<id_t>(other.process().pid()), &stopped, WSTOPPED | WNOWAIT), 0);
+    other.process().stop();
     const auto left = expect(imported.read(seen)).wait();
-    ::kill(other.process().pid(), SIGCONT);
+    other.process().go_on();
     ASSERT_FALSE(left);
     EXPECT_EQ(left.error().code(), errc::peer_silent);
     EXPECT_TRUE(imported.gone());
@@ -355,7 +351,7 @@ TEST_F(ipc_test, who_never_reads_is_let_go) {
             connected = other.descriptors() > descriptors;
         }
     }
-    EXPECT_TRUE(soon_true([&] { return other.descriptors() == descriptors; })) << asked << " requests";
+    EXPECT_TRUE(soon_true([&] { return other.descriptors() <= descriptors; })) << asked << " requests";
     EXPECT_TRUE(soon_true([&] { return other.leases(0) == 1; })) << "its leases have ended with it";
 }
 

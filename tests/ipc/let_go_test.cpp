@@ -19,7 +19,7 @@ TEST_F(ipc_test, an_importer_that_is_stopped_is_waited_for_once) {
     const auto own = expect(open_device(by_index{0}));
     std::vector<device_buffer> buffers;
     std::vector<memory_handle> handles;
-    for (unsigned i = 0; i < 4; ++i) {
+    for (unsigned i = 0; i < 40; ++i) {
         buffers.push_back(expect(own->heap().allocate(4096)));
         handles.push_back(expect(share(buffers.back())));
     }
@@ -39,7 +39,7 @@ TEST_F(ipc_test, an_importer_that_is_stopped_is_waited_for_once) {
     }));
     const auto begin = clock_type::now();
     buffers.clear();
-    EXPECT_LT(clock_type::now() - begin, std::chrono::milliseconds(1500));
+    EXPECT_LT(clock_type::now() - begin, std::chrono::seconds(10)) << "half a second for each is 20 s";
     stopped.kill_it();
     (void)stopped.wait();
 }
@@ -84,7 +84,8 @@ TEST_F(ipc_test, two_processes_take_everything_back_at_once) {
         buffers.clear();
         const auto taken = clock_type::now() - begin;
         freed[me].open();
-        return taken < std::chrono::seconds(4) && freed[1 - me].wait() &&
+        return taken < std::chrono::seconds(60) && // half a second for each is 150 s
+               freed[1 - me].wait() &&
                std::all_of(kept.begin(), kept.end(), [](const auto& each) { return each.gone(); });
     };
     child other([&] { return play(1) ? 0 : 1; });

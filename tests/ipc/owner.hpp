@@ -47,11 +47,11 @@ inline std::uint64_t resident_bytes() {
     return resident * 4096;
 }
 
-// Within ten seconds.
+// Within thirty seconds.
 template <typename F>
 bool soon_true(F&& condition) {
     using clock = std::chrono::steady_clock;
-    for (const auto deadline = clock::now() + std::chrono::seconds(10); clock::now() < deadline;
+    for (const auto deadline = clock::now() + std::chrono::seconds(30); clock::now() < deadline;
          std::this_thread::sleep_for(milliseconds(2)))
         if (condition())
             return true;

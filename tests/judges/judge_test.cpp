@@ -98,20 +98,15 @@ TEST_F(judge, lab_show_tells_who_uses_a_nic_and_how_much) {
     const auto shown = [] {
         return run_program({GAUDI_DIRECT_TOOL, "lab", "show", "--json"}, {"GAUDI_DIRECT_HLTHUNK"}).output;
     };
-    program_result server;
-    std::thread serving([&] {
-        server =
-            run_program(in_lab("", fmt::format("ibv_rc_pingpong -p {}", port)), {"GAUDI_DIRECT_HLTHUNK"});
-    });
-    for (int i = 0; i < 2000 && !listening(port); ++i)
-        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    running_program server(in_lab("", fmt::format("ibv_rc_pingpong -p {}", port)), without_hlthunk);
+    ASSERT_TRUE(wait_until_listening(server, port)) << server.output();
     const auto during = shown();
     EXPECT_HAS(during, "\"state\": \"INIT\"");
     EXPECT_HAS(during, "\"device\": \"vhca0\"");
     EXPECT_HAS(during, "\"bytes_process_vm\": 0");
     const auto client = run_program(in_lab("", fmt::format("ibv_rc_pingpong -p {} localhost", port)),
                                     {"GAUDI_DIRECT_HLTHUNK"});
-    serving.join();
+    EXPECT_EQ(server.wait().status, 0);
     EXPECT_EQ(client.status, 0) << client.output;
     EXPECT_HAS(shown(), "\"hca_users\": []");
 }
@@ -121,22 +116,19 @@ TEST_F(judge, lab_show_counts_what_a_queue_pair_has_moved) {
     const auto side = [&](const char* host) {
         return in_lab("", fmt::format("ib_write_bw -d vhca0 -F -s 4096 -D 3 -p {} {}", port, host));
     };
-    program_result server, client;
-    std::thread serving([&] { server = run_program(side(""), {"GAUDI_DIRECT_HLTHUNK"}); });
-    for (int i = 0; i < 2000 && !listening(port); ++i)
-        std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    std::thread asking([&] { client = run_program(side("localhost"), {"GAUDI_DIRECT_HLTHUNK"}); });
+    running_program server(side(""), without_hlthunk);
+    ASSERT_TRUE(wait_until_listening(server, port)) << server.output();
+    running_program asking(side("localhost"), without_hlthunk);
     const std::regex counted("\"bytes\": ([1-9][0-9]*)"), messages("\"messages\": ([1-9][0-9]*)");
     std::smatch bytes, count;
     std::string shown;
-    for (int i = 0; i < 40 && bytes.empty(); ++i) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    while (bytes.empty() && !asking.ended()) {
         shown = run_program({GAUDI_DIRECT_TOOL, "lab", "show", "--json"}, {"GAUDI_DIRECT_HLTHUNK"}).output;
         if (std::regex_search(shown, bytes, counted))
             std::regex_search(shown, count, messages);
     }
-    serving.join();
-    asking.join();
+    EXPECT_EQ(server.wait().status, 0);
+    const auto client = asking.wait();
     EXPECT_EQ(client.status, 0) << client.output;
     ASSERT_FALSE(bytes.empty()) << shown;
     ASSERT_FALSE(count.empty()) << shown;

@@ -43,10 +43,11 @@ inline void hurry_ucx() {
     ::setenv("UCX_MEM_MMAP_HOOK_MODE", "reloc", 0);
 }
 
-// Below the range that the kernel takes for connections of its own choice. Tests run beside each other, with
-// neighbouring numbers of processes: they begin far from each other, by the golden section of the range.
+// Below the range that the kernel takes for connections of its own choice. A test program has a network of
+// its own (own_network.cpp), where nothing else listens; without the right to that it begins where others
+// hardly do.
 inline unsigned free_port() {
-    static unsigned next = static_cast<unsigned>(::getpid()) * 6799;
+    static unsigned next = static_cast<unsigned>(::getpid()) * 23;
     do
         ++next;
     while (listening(21000 + next % 11000));
@@ -70,17 +71,26 @@ protected:
     static both_results run_both(const std::vector<std::string>& server,
                                  const std::vector<std::string>& client, unsigned port,
                                  const std::string& tables = "/proc/net",
-                                 std::chrono::seconds limit = std::chrono::seconds(60),
-                                 std::chrono::seconds patience = std::chrono::seconds(20)) {
+                                 std::chrono::seconds limit = std::chrono::seconds(120)) {
+        running_program serving(server, without_hlthunk);
+        (void)wait_until_listening(serving, port, tables);
         both_results both;
-        std::thread serving([&] { both.server = run_program(server, {"GAUDI_DIRECT_HLTHUNK"}, limit); });
-        const auto end = std::chrono::steady_clock::now() + patience;
-        while (!listening(port, tables) && std::chrono::steady_clock::now() < end)
-            std::this_thread::sleep_for(std::chrono::milliseconds(10));
-        both.client = run_program(client, {"GAUDI_DIRECT_HLTHUNK"}, limit);
-        serving.join();
+        both.client = run_program(client, without_hlthunk, limit);
+        both.server = serving.wait(limit);
         return both;
     }
+    // False: the server ended without.
+    static bool wait_until_listening(running_program& server, unsigned port,
+                                     const std::string& tables = "/proc/net") {
+        while (!listening(port, tables)) {
+            if (server.ended())
+                return false;
+            std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        }
+        return true;
+    }
+    // Programs choose their library themselves.
+    static inline const std::vector<std::string> without_hlthunk{"GAUDI_DIRECT_HLTHUNK"};
 };
 
 } // namespace testing_support

@@ -38,12 +38,20 @@ TEST_F(pitfall, p18_a_blocked_waiter_gets_eio) {
     ASSERT_EQ(blocked.submit(&sequence), 0);
     std::atomic<int> outcome{0};
     std::atomic<std::uint32_t> status{0};
+    std::atomic<pid_t> thread{0};
     std::thread waiter([&] {
         std::uint32_t seen = 0;
+        thread = ::gettid();
         outcome = hlthunk_wait_for_cs(opened.fd, sequence, 30000000, &seen);
         status = seen;
     });
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    const auto sleeps = [&] { // field 3 of its stat, behind the name in parentheses
+        const auto text = text_of(fmt::format("/proc/self/task/{}/stat", thread.load()));
+        const auto at = text.rfind(") ");
+        return thread != 0 && at != text.npos && text[at + 2] == 'S';
+    };
+    while (!sleeps())
+        std::this_thread::yield();
     packets bad;
     bad.lin_dma(0x1001900000000000, 0x1001900000001000, 64);
     (void)run(opened, bad, 4);

@@ -51,17 +51,35 @@ child::~child() {
 int child::wait(std::chrono::seconds limit) {
     const auto deadline = clock::now() + limit;
     int raw = 0;
-    while (::waitpid(pid_, &raw, WNOHANG) == 0) {
-        if (clock::now() > deadline)
+    for (;;) {
+        const auto waited = ::waitpid(pid_, &raw, WNOHANG);
+        if (waited == pid_) {
+            ended_ = true;
+            return status_of(raw);
+        }
+        if (clock::now() > deadline || (waited < 0 && errno != EINTR))
             return -1;
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
-    ended_ = true;
-    return status_of(raw);
 }
 
 void child::kill_it() {
     ::kill(pid_, SIGKILL);
+}
+
+void child::stop() {
+    stop_process(pid_);
+}
+
+void child::go_on() {
+    ::kill(pid_, SIGCONT);
+}
+
+void stop_process(pid_t pid) {
+    ::kill(pid, SIGSTOP);
+    siginfo_t info{};
+    if (::waitid(P_PID, static_cast<id_t>(pid), &info, WSTOPPED | WNOWAIT) != 0)
+        throw std::runtime_error("waitid");
 }
 
 gate::gate() {
@@ -120,14 +138,14 @@ int gate::receive() {
     return fd;
 }
 
-program_result run_program(const std::vector<std::string>& command,
-                           const std::vector<std::string>& environment, std::chrono::seconds limit) {
+running_program::running_program(const std::vector<std::string>& command,
+                                 const std::vector<std::string>& environment) {
     int ends[2];
     if (::pipe2(ends, O_CLOEXEC) != 0)
         throw std::runtime_error("pipe");
     std::fflush(nullptr);
-    const pid_t pid = ::fork();
-    if (pid == 0) {
+    pid_ = ::fork();
+    if (pid_ == 0) {
         ::setpgid(0, 0);
         ::dup2(ends[1], 1);
         ::dup2(ends[1], 2);
@@ -145,34 +163,97 @@ program_result run_program(const std::vector<std::string>& command,
         ::execvp(arguments[0], arguments.data());
         ::_exit(127);
     }
+    ::setpgid(pid_, pid_); // here too: a signal to the group may come before the child has run
     ::close(ends[1]);
-    program_result result{-1, {}};
-    const auto deadline = clock::now() + limit;
+    stream_ = ends[0];
+    reader_ = std::thread([this] { read_all(); });
+}
+
+running_program::~running_program() {
+    if (reader_.joinable())
+        (void)wait(std::chrono::seconds(0));
+}
+
+void running_program::read_all() {
     char block[4096];
     for (;;) {
-        pollfd waited{ends[0], POLLIN, 0};
-        const auto left =
-            std::chrono::duration_cast<std::chrono::milliseconds>(deadline - clock::now()).count();
-        if (left <= 0 || ::poll(&waited, 1, static_cast<int>(left)) <= 0)
-            break;
-        const auto got = ::read(ends[0], block, sizeof(block));
+        pollfd waited{stream_, POLLIN, 0};
+        if (::poll(&waited, 1, 20) == 0) {
+            if (stop_reading_)
+                break;
+            continue;
+        }
+        const auto got = ::read(stream_, block, sizeof(block));
         if (got <= 0)
             break;
-        result.output.append(block, static_cast<std::size_t>(got));
+        const std::lock_guard guard(mutex_);
+        output_.append(block, static_cast<std::size_t>(got));
     }
-    ::close(ends[0]);
+    all_read_ = true;
+}
+
+std::string running_program::output() {
+    const std::lock_guard guard(mutex_);
+    return output_;
+}
+
+void running_program::reap() {
     int raw = 0;
-    while (::waitpid(pid, &raw, WNOHANG) == 0) {
-        if (clock::now() > deadline) {
-            ::kill(-pid, SIGKILL);
-            ::waitpid(pid, &raw, 0);
-            result.output += "\n(killed: it did not end in time)";
-            return result;
-        }
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (!status_ && ::waitpid(pid_, &raw, WNOHANG) == pid_)
+        status_ = status_of(raw);
+}
+
+bool running_program::ended() {
+    reap();
+    return status_.has_value();
+}
+
+bool running_program::wait_for_output(const std::string& words, std::chrono::seconds limit) {
+    for (const auto deadline = clock::now() + limit; clock::now() < deadline;
+         std::this_thread::sleep_for(std::chrono::milliseconds(2))) {
+        const bool last = ended(); // what it wrote before its end is in the pipe
+        if (output().find(words) != std::string::npos)
+            return true;
+        if (last && all_read_)
+            return output().find(words) != std::string::npos;
     }
-    result.status = status_of(raw);
+    return false;
+}
+
+void running_program::signal_group(int signal) const {
+    ::kill(-pid_, signal);
+}
+
+program_result running_program::wait(std::chrono::seconds limit) {
+    const auto deadline = clock::now() + limit;
+    while (!ended() && clock::now() < deadline)
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    program_result result{-1, {}};
+    if (status_) {
+        result.status = *status_;
+    } else {
+        ::kill(-pid_, SIGKILL);
+        int raw = 0;
+        ::waitpid(pid_, &raw, 0);
+        status_ = status_of(raw);
+    }
+    if (reader_.joinable()) {
+        while (!all_read_ && clock::now() < deadline) // a process that it left behind may hold the pipe open
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        stop_reading_ = true;
+        reader_.join();
+        ::close(stream_);
+    }
+    result.output = output();
+    if (result.status == -1)
+        result.output += "\n(killed: it did not end in time)";
     return result;
+}
+
+program_result run_program(const std::vector<std::string>& command,
+                           const std::vector<std::string>& environment, std::chrono::seconds limit) {
+    running_program running(command, environment);
+    return running.wait(limit);
 }
 
 program_result run_own_tests(const std::string& filter, const std::vector<std::string>& environment) {

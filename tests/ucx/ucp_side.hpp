@@ -440,8 +440,13 @@ private:
         message_ = came;
     }
     void turn() {
-        if (++turns_ % 1024 == 0 && notes_.ended())
-            throw failure("the peer is gone"); // what UCX still waits for never comes
+        if (++turns_ % 1024 == 0 && notes_.ended()) { // what UCX still waits for never comes
+            using clock = std::chrono::steady_clock;
+            if (!gone_since_)
+                gone_since_ = clock::now();
+            else if (clock::now() - *gone_since_ > std::chrono::seconds(10)) // UCX had time to say so itself
+                throw failure("the peer is gone");
+        }
         worker_.turn(notes_.socket());
     }
 
@@ -451,6 +456,7 @@ private:
     bool active_;
     unsigned id_;
     unsigned turns_ = 0;
+    std::optional<std::chrono::steady_clock::time_point> gone_since_;
     std::mutex mutex_;
     message message_;
 };
