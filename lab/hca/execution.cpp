@@ -132,9 +132,7 @@ private:
             return failing(IBV_WC_LOC_QP_OP_ERR);
         if (responder_.qp->dest_rd_atomic == 0)
             return refused(event_request_error, IBV_WC_REM_INV_REQ_ERR);
-        // UCX fences with a read of nothing where it has no key for it; other cards than mlx5 refuse that.
-        if (request_.rdma.address == 0 && request_.rdma.key == 0xff && local().length == 8 &&
-            answers_ucx_fence())
+        if (is_answered_ucx_fence(request_.rdma.address, request_.rdma.key, local().length))
             return {IBV_WC_SUCCESS, wait_reason::none, 8};
         if (const auto found = find_remote(local().length, IBV_ACCESS_REMOTE_READ); found != reach::fine)
             return out_of_reach(found);

@@ -121,8 +121,8 @@ bool runs_later_by_mode() {
     return chosen().deferred || chosen().delay_ns != 0;
 }
 
-bool answers_ucx_fence() {
-    return ucx_fence();
+bool is_answered_ucx_fence(std::uint64_t address, std::uint32_t key, std::uint64_t length) {
+    return address == 0 && key == 0xff && length == 8 && ucx_fence();
 }
 
 bool fails_by_mode() {

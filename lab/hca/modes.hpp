@@ -27,8 +27,9 @@ void decide_modes();
     return mode_is_set.load(std::memory_order_relaxed) && runs_later_by_mode();
 }
 
-// GAUDI_LAB_HCA_QUIRKS=ucx-fence: an RDMA read of 8 bytes at address 0 with key 0xff succeeds.
-[[nodiscard]] bool answers_ucx_fence();
+// GAUDI_LAB_HCA_QUIRKS=ucx-fence: an RDMA read of 8 bytes at address 0 with key 0xff succeeds and reads
+// nothing. UCX fences with it where it has no key for that; NICs other than mlx5 refuse it.
+[[nodiscard]] bool is_answered_ucx_fence(std::uint64_t address, std::uint32_t key, std::uint64_t length);
 
 // Whether this delivery is to find no receive although there is one (mode rnr=N: every N-th); it is tried
 // again after the timer.

@@ -4,6 +4,7 @@
 
 #include "lab/hca/engine.hpp"
 #include "lab/hca/message.hpp"
+#include "lab/hca/modes.hpp"
 #include "lab/hca/verbs.hpp"
 
 #include <algorithm>
@@ -30,6 +31,12 @@ std::shared_ptr<link> link_to(process& here, const shared_qp& qp, const route& w
         ipv4_of(qp.own_gids[0]));
 }
 
+// How much an RDMA read of so many bytes asks of the peer: nothing for UCX's fence, which is answered in its
+// turn like any request of no bytes.
+std::uint64_t bytes_asked(const send_request& request, std::uint64_t length) {
+    return is_answered_ucx_fence(request.rdma.address, request.rdma.key, length) ? 0 : length;
+}
+
 frame frame_of(const shared_qp& qp, const send_request& request, std::uint32_t place, std::uint64_t length) {
     frame made{};
     made.kind = static_cast<std::uint8_t>(frame_kind::request);
@@ -47,7 +54,7 @@ frame frame_of(const shared_qp& qp, const send_request& request, std::uint32_t p
     // What comes back is announced in `swap` where it is no operand of the request.
     made.length = reads_back(request.opcode) ? 0 : length;
     if (request.opcode == IBV_WR_RDMA_READ)
-        made.swap = length;
+        made.swap = bytes_asked(request, length);
     return made;
 }
 
@@ -263,7 +270,8 @@ void wire::finish_answer(link& from) {
                 (void)copy(memory, side::of(&head.compare_or_add, 8));
             settle(status);
         } else if (request.opcode == IBV_WR_RDMA_READ && head.status == IBV_WC_SUCCESS) {
-            settle(from.spoiled_ || found != IBV_WC_SUCCESS || memory.length != head.length
+            settle(from.spoiled_ || found != IBV_WC_SUCCESS ||
+                           bytes_asked(request, memory.length) != head.length
                        ? std::uint32_t{IBV_WC_LOC_PROT_ERR}
                        : std::uint32_t{IBV_WC_SUCCESS});
         } else
