@@ -12,7 +12,8 @@
  * file <lab>/gaudiN/hbm: hbm_size bytes of memory, then one 32-bit state per granule. Memory that nobody
  * touched since its allocation is a hole; gaudi_lab_hbm_prepare() gives it its (not zero) content and its
  * storage, and must be called for a range before its bytes are read or written. It is idempotent and cheap
- * afterwards.
+ * afterwards. It leaves the machine a reserve of memory: past it, it fails with ENOMEM, and nothing is
+ * killed.
  */
 #ifndef GAUDI_LAB_DMABUF_H
 #define GAUDI_LAB_DMABUF_H
@@ -26,6 +27,7 @@
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -104,10 +106,72 @@ static inline int gaudi_lab_dmabuf_describe(int fd, struct gaudi_lab_dmabuf* hea
     return result;
 }
 
+/* A number of a file in /proc or /sys: the one behind `name`, or the first one. -1 where there is none. */
+static inline int64_t gaudi_lab_number_in(const char* path, const char* name) {
+    char text[8192];
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return -1;
+    ssize_t length = read(fd, text, sizeof(text) - 1);
+    close(fd);
+    if (length <= 0)
+        return -1;
+    text[length] = '\0';
+    const char* found = name != NULL ? strstr(text, name) : text;
+    if (found == NULL)
+        return -1;
+    found += name != NULL ? strlen(name) : 0;
+    while (*found == ' ' || *found == ':')
+        ++found;
+    return *found >= '0' && *found <= '9' ? strtoll(found, NULL, 10) : -1;
+}
+
+/* Bytes of memory that can still be taken here: the machine's, and the container's where it has a limit. */
+static inline uint64_t gaudi_lab_memory_left(void) {
+    const char* group = "/sys/fs/cgroup/memory.stat";
+    int64_t left = gaudi_lab_number_in("/proc/meminfo", "MemAvailable");
+    int64_t limit = gaudi_lab_number_in("/sys/fs/cgroup/memory.max", NULL);
+    int64_t used = gaudi_lab_number_in("/sys/fs/cgroup/memory.current", NULL);
+    uint64_t bytes = left < 0 ? UINT64_MAX : (uint64_t)left << 10;
+    if (limit > 0 && used >= 0) {
+        int64_t active = gaudi_lab_number_in(group, "\nactive_file");
+        int64_t inactive = gaudi_lab_number_in(group, "\ninactive_file");
+        used -= (active > 0 ? active : 0) + (inactive > 0 ? inactive : 0);
+        uint64_t here = limit > used ? (uint64_t)(limit - used) : 0;
+        bytes = here < bytes ? here : bytes;
+    }
+    return bytes;
+}
+
+/* What the lab leaves to the machine: GAUDI_LAB_RESERVE in MiB, or a sixteenth of its memory, 1 GiB at most.
+ */
+static inline uint64_t gaudi_lab_reserve(void) {
+    const char* chosen = getenv("GAUDI_LAB_RESERVE");
+    if (chosen != NULL && *chosen >= '0' && *chosen <= '9')
+        return strtoull(chosen, NULL, 10) << 20;
+    int64_t total = gaudi_lab_number_in("/proc/meminfo", "MemTotal");
+    uint64_t part = total < 0 ? 0 : ((uint64_t)total << 10) / 16;
+    return part < 1ULL << 30 ? part : 1ULL << 30;
+}
+
+/* Looked at for every 4 MiB that this process brings into being: looking takes as long as filling a granule.
+ */
+static inline int gaudi_lab_memory_is_left(void) {
+    static uint32_t granules;
+    if (__atomic_fetch_add(&granules, 1, __ATOMIC_RELAXED) % 64 != 0)
+        return 1;
+    if (gaudi_lab_memory_left() > gaudi_lab_reserve() + (64 * GAUDI_LAB_GRANULE))
+        return 1;
+    __atomic_store_n(&granules, 0, __ATOMIC_RELAXED); /* the next one looks again */
+    return 0;
+}
+
 /* One granule: storage first (a full tmpfs is an error here, not a SIGBUS later), then its fresh content. */
 static inline int gaudi_lab_granule_fill(int hbm_fd, unsigned char* base, uint64_t offset,
                                          uint64_t hbm_size) {
     uint64_t length = hbm_size - offset < GAUDI_LAB_GRANULE ? hbm_size - offset : GAUDI_LAB_GRANULE;
+    if (!gaudi_lab_memory_is_left())
+        return -ENOMEM;
     while (fallocate(hbm_fd, FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)length) != 0)
         if (errno != EINTR)
             return -errno;

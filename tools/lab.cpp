@@ -172,6 +172,21 @@ void sweep(const lab::folder& where) {
     }
 }
 
+// The same for a lab that is only looked at: entering it gives back what killed programs left.
+void sweep_on_entering(const std::string& name) {
+    const auto entered = lab::folder::enter(name, std::nullopt);
+    void* library = ::dlopen(lab_hlthunk().c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (!entered || library == nullptr)
+        return;
+    ::setenv("GAUDI_LAB", name.c_str(), 1);
+    const auto leave = reinterpret_cast<void (*)()>(::dlsym(library, "gaudi_lab_leave"));
+    const auto count = reinterpret_cast<int (*)(int)>(::dlsym(library, "hlthunk_get_device_count"));
+    leave();
+    (void)count(0);
+    leave();
+    lab::hca::sweep_segments(entered->path() / "hca");
+}
+
 } // namespace
 
 int lab_run(const lab_run_options& options) {
@@ -261,9 +276,19 @@ json hcas_json(const fs::path& path, const lab::description& contents) {
     return all;
 }
 
+// The entries of a folder that may vanish meanwhile, as those of a process that ends.
+std::vector<fs::path> entries_of(const fs::path& folder) {
+    std::vector<fs::path> all;
+    std::error_code failure;
+    for (fs::directory_iterator each(folder, failure), end; !failure && each != end; each.increment(failure))
+        all.push_back(each->path());
+    return all;
+}
+
 json lab_json(const std::string& name) {
     const auto top = lab::root();
     const auto path = *top / name;
+    sweep_on_entering(name);
     json entry = {{"name", name}, {"in_use", lab::in_use(path)}, {"gaudis", json::array()}};
     const auto contents = lab::read_description(path / "description");
     std::uint64_t total = 0;
@@ -281,15 +306,15 @@ json lab_json(const std::string& name) {
             const auto node = (path / "accel" / fmt::format("accel{}", i)).string();
             auto holders = json::array();
             std::error_code failure;
-            for (const auto& process : fs::directory_iterator("/proc", failure))
-                for (const auto& fd : fs::directory_iterator(process.path() / "fd", failure))
-                    if (fs::read_symlink(fd.path(), failure) == node) {
-                        holders.push_back(std::atoi(process.path().filename().c_str()));
+            for (const auto& process : entries_of("/proc"))
+                for (const auto& fd : entries_of(process / "fd"))
+                    if (fs::read_symlink(fd, failure) == node) {
+                        holders.push_back(std::atoi(process.filename().c_str()));
                         break;
                     }
             unsigned exports = 0;
-            for (const auto& file : fs::directory_iterator(device / "exports", failure))
-                if (file.path().extension() == ".ranges")
+            for (const auto& file : entries_of(device / "exports"))
+                if (file.extension() == ".ranges")
                     ++exports;
             entry["gaudis"].push_back({{"index", i},
                                        {"generation", lab::name_of(card.generation)},

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "lab/gaudi/device.hpp"
 
+#include "lab/world/storage.hpp"
+
 #include "abi/hlthunk.h"
 #include "lab/gaudi/queue_worker.hpp"
 #include "lab/gaudi/submission.hpp"
@@ -100,7 +102,7 @@ int virtual_device::open_compute() {
     if (::ftruncate(fd, node_size) != 0 || !store_tables()) {
         const int error = errno;
         std::fprintf(stderr, "gaudi-lab: no storage for the tables of a context in %s: %s\n",
-                     directory.c_str(), std::strerror(error));
+                     directory.c_str(), explain_no_storage(directory, error).c_str());
         reset_storage();
         ::close(fd);
         return -error;
@@ -184,6 +186,25 @@ void virtual_device::released() {
     if (try_lock(fd, LOCK_EX) && !any_export_alive())
         reset_storage();
     state().resetting = 0;
+    ::close(fd);
+}
+
+// Its opener was killed, so that nobody closed it: the memory is given back here and not only by the next
+// open.
+void virtual_device::reclaim() {
+    struct stat status {};
+    if (::stat((directory / "hbm").c_str(), &status) != 0 || status.st_blocks == 0)
+        return;
+    auto& shared = state();
+    if (const auto opener = shared.opener; opener != 0 && process_start_time(opener) == shared.opener_start)
+        return;
+    const int fd = ::open(node.c_str(), O_RDWR | O_CLOEXEC);
+    if (fd < 0)
+        return;
+    shared.resetting = 1; // a process that opens the device meanwhile is told to try again
+    if (try_lock(fd, LOCK_EX) && !any_export_alive())
+        reset_storage();
+    shared.resetting = 0;
     ::close(fd);
 }
 
@@ -372,6 +393,8 @@ const std::vector<std::unique_ptr<virtual_device>>* process::devices() {
         }
         for (unsigned i = 0; i < folder_->contents().gaudis.size(); ++i)
             devices_.push_back(std::make_unique<virtual_device>(*folder_, i));
+        for (const auto& device : devices_)
+            device->reclaim();
     }
     return folder_ ? &devices_ : nullptr;
 }

@@ -63,6 +63,8 @@ public:
     // After a compute descriptor was closed: if it was the last reference, the device goes through its
     // release.
     void released();
+    // Gives back the memory of an opener that was killed.
+    void reclaim();
 
     // These map their files at first use.
     [[nodiscard]] context& state();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Device errors and how the user learns of them.
 #include "lab/gaudi/submission.hpp"
+#include "lab/world/storage.hpp"
 
 #include <cerrno>
 #include <csignal>
@@ -119,11 +120,9 @@ void raise_undefined_opcode(virtual_device& device, std::uint64_t buffer, std::u
 }
 
 void raise_storage_error(virtual_device& device, int error) {
-    std::fprintf(stderr,
-                 "gaudi-lab: no storage for the virtual HBM in %s: %s; free some tmpfs space or set "
-                 "GAUDI_LAB_ROOT to a "
-                 "larger one. The device reports a hardware error.\n",
-                 device.directory.c_str(), std::strerror(error));
+    std::fprintf(
+        stderr, "gaudi-lab: no storage for the virtual HBM in %s: %s. The device reports a hardware error.\n",
+        device.directory.c_str(), explain_no_storage(device.directory, error).c_str());
     fail_device(device, HL_NOTIFIER_EVENT_GENERAL_HW_ERR);
 }
 

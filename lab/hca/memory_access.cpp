@@ -3,10 +3,13 @@
 
 #include "lab/dmabuf.h"
 #include "lab/os/copy.hpp"
+#include "lab/world/folder.hpp"
+#include "lab/world/storage.hpp"
 
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <sys/uio.h>
 
@@ -15,6 +18,19 @@ namespace {
 
 // What is smaller may well be in the cache at both ends, and stay there.
 constexpr std::uint64_t past_the_cache = 8 << 20;
+
+// Content and storage for memory that is touched for the first time; false, and once a line why, without.
+bool prepare(const hbm_view& view, std::uint64_t offset, std::uint64_t length) {
+    const int result = gaudi_lab_hbm_prepare(view.fd, view.base, view.size, offset, length);
+    static std::atomic<bool> said{false};
+    if (result != 0 && !said.exchange(true)) {
+        const auto top = lab::root();
+        std::fprintf(stderr,
+                     "gaudi-lab: no storage for the virtual HBM: %s. The request ends with an error.\n",
+                     explain_no_storage(top ? *top : "/dev/shm", -result).c_str());
+    }
+    return result == 0;
+}
 
 reach add_hbm(process& here, const segment& owner, const shared_mr& mr, std::uint64_t offset,
               std::uint64_t length, side& to) {
@@ -29,8 +45,8 @@ reach add_hbm(process& here, const segment& owner, const shared_mr& mr, std::uin
             continue;
         }
         const auto taken = std::min(length, part.length - offset);
-        if (gaudi_lab_hbm_prepare(view->fd, view->base, view->size, part.offset + offset, taken) != 0)
-            return reach::unmappable; // tmpfs is full
+        if (!prepare(*view, part.offset + offset, taken))
+            return reach::unmappable;
         to.pieces.push_back(
             {piece::kind::hbm, reinterpret_cast<std::uint64_t>(view->base + part.offset + offset), taken});
         length -= taken;
@@ -218,7 +234,7 @@ stretch find_stretch(process& here, const segment& owner, std::uint32_t key, std
     const auto* view = here.hbm(mr.gaudi, mr.hbm_size);
     const auto first = owner.at<const hbm_piece>(mr.pieces)->offset; // of the region
     const auto at = first + (address - mr.iova);
-    if (view == nullptr || gaudi_lab_hbm_prepare(view->fd, view->base, view->size, at, length) != 0)
+    if (view == nullptr || !prepare(*view, at, length))
         return {};
     // As far as it is prepared: whole granules.
     constexpr std::uint64_t granule = GAUDI_LAB_GRANULE;

@@ -58,9 +58,9 @@ public:
 
     // Joins the lab, or returns the object that there is. errno on failure.
     static tl::expected<std::shared_ptr<process>, int> join();
-    // Whether a handle of `home` may be used here and now: not in a child that forked.
-    // At the end of the process: what it moved, if it has not closed its cards.
+    // At the end of the process: what it moved, if it has not closed its devices.
     static void report_left();
+    // Whether its handles may be used here and now: not in a child that forked.
     [[nodiscard]] bool present() const { return current_.load(std::memory_order_relaxed) == this; }
 
     [[nodiscard]] segment& own() const { return *own_; }

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <fcntl.h>
@@ -15,6 +16,7 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
+#include <thread>
 #include <unistd.h>
 
 namespace lab {
@@ -187,7 +189,7 @@ result<folder> folder::enter(std::string_view name, const std::optional<descript
     if (!top)
         return tl::unexpected(top.error());
     const auto path = *top / name;
-    for (;;) {
+    for (int tries = 0;; ++tries) {
         if (auto made = make_private_folder(path); !made)
             return tl::unexpected(made.error());
         const auto lock_path = path / "lock";
@@ -214,6 +216,11 @@ result<folder> folder::enter(std::string_view name, const std::optional<descript
         auto contents = read_description(path / "description");
         if (!contents)
             return tl::unexpected(contents.error());
+        // `lab list` and `lab show` hold a lab for a moment only.
+        if (wanted && *contents != *wanted && tries < 20) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(10));
+            continue;
+        }
         if (wanted && *contents != *wanted)
             return tl::unexpected(problem{fmt::format("lab '{}' is in use with another description; leave "
                                                       "the description out to share it, wait until it is "

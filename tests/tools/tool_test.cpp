@@ -370,10 +370,13 @@ TEST_F(tool_test, two_runs_side_by_side_share_one_lab) {
 }
 
 TEST_F(tool_test, a_program_that_dies_leaves_no_memory_behind) {
-    const auto shown =
-        tool({"lab", "run", "--", "sh", "-c",
-              std::string(EXAMPLE_TWO_DEVICES) + " & pid=$!; sleep 0.4; kill -9 $pid; wait $pid; true"});
+    // Killed once it has memory: the shell looks at the lab's folder.
+    const auto shown = tool(
+        {"lab", "run", "--", "sh", "-c",
+         std::string(EXAMPLE_TWO_DEVICES) + " & pid=$!; while kill -0 $pid && [ $(du -sk " + lab().string() +
+             " | cut -f1) -lt 16384 ]; do :; done; kill -9 $pid; wait $pid; echo ended $?"});
     EXPECT_EQ(shown.status, 0);
+    EXPECT_HAS(shown.output, "ended 137");
     EXPECT_LT(stored_bytes(lab()), 2U << 20);
 }
 
@@ -424,7 +427,29 @@ TEST_F(tool_test, full_tmpfs_is_an_error_and_no_crash) {
     EXPECT_EQ(shown->status, 1) << shown->output;
     EXPECT_HAS(shown->output, "no storage for the virtual HBM");
     EXPECT_HAS(shown->output, "No space left on device");
+    EXPECT_HAS(shown->output,
+               "has 64 MiB in all; in a container give it more (docker and podman: --shm-size=2g)");
     EXPECT_HAS(shown->output, "the device failed or was reset");
+}
+
+// The machine's last memory is not the lab's to take: a reserve that leaves less than the example touches.
+TEST_F(tool_test, the_machines_memory_is_not_used_up) {
+    const auto available = [] {
+        std::ifstream file("/proc/meminfo");
+        for (std::string line; std::getline(file, line);)
+            if (line.starts_with("MemAvailable:"))
+                return std::stoull(line.substr(13)) >> 10;
+        return 0ULL;
+    }();
+    ASSERT_GT(available, 1024U);
+    const auto shown = tool({"lab", "run", "--", EXAMPLE_TWO_DEVICES},
+                            {fmt::format("GAUDI_LAB_RESERVE={}", available + (available >> 2))});
+    EXPECT_EQ(shown.status, 1) << shown.output;
+    EXPECT_HAS(shown.output, "no storage for the virtual HBM");
+    EXPECT_HAS(shown.output,
+               "MiB of memory are left on this machine or in this container, of which the lab leaves");
+    EXPECT_HAS(shown.output, "the device failed or was reset");
+    EXPECT_EQ(tool({"lab", "run", "--", EXAMPLE_TWO_DEVICES}, {"GAUDI_LAB_RESERVE=0"}).status, 0);
 }
 
 TEST_F(tool_test, full_tmpfs_while_the_lab_is_made) {
