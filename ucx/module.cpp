@@ -7,6 +7,7 @@
 #include "ucx/ipc/ipc_md.hpp"
 
 #include <cstring>
+#include <unistd.h>
 
 using namespace gaudi_ucx;
 
@@ -16,6 +17,7 @@ ucs_status_t enter(const void* caller) {
     auto module = std::make_unique<uct_gaudi_module>();
     for (auto& device : module->sys_devices)
         device = UCS_SYS_DEVICE_ID_UNKNOWN;
+    module->gpus_here = ::access("/dev/nvidiactl", F_OK) == 0;
     std::string why_not;
     const bool usable = module->ucx.find(caller, why_not);
     // Asked for by a call: the options themselves may have been copied into the program by its linker.

@@ -179,6 +179,32 @@ TEST_P(ipc_on_both_versions, zero_copy_may_be_required) {
     EXPECT_HAS(refused.output, "zero-copy was required");
 }
 
+// A rendezvous, where UCX would leave the other side waiting: both programs end with an error.
+TEST_P(ipc_on_both_versions, zero_copy_that_is_required_and_not_given_ends_both_sides) {
+    describe_lab("gaudis = 2\nhcas = 1\n");
+    const std::string requires_it = "UCX_GAUDI_IPC_REQUIRE=zero-copy",
+                      gives_nothing = "UCX_GAUDI_IPC_GIVE=nothing";
+    for (const auto& [server, client] :
+         {std::pair(requires_it + " " + gives_nothing, requires_it + " " + gives_nothing),
+          std::pair(requires_it, gives_nothing), std::pair(gives_nothing, requires_it)}) {
+        SCOPED_TRACE(fmt::format("{} / {}", server, client));
+        const auto port = free_port();
+        const auto side = [&](const std::string& settings, const char* host) {
+            return lab(prefix(),
+                       fmt::format("timeout -s KILL 40 env UCX_TLS=posix,gaudi_cpy,gaudi_ipc {} ucx_perftest "
+                                   "-t tag_bw -m gaudi -s 1048576 -n 20 -p {} {}",
+                                   settings, port, host));
+        };
+        const auto both = run_both(side(server, ""), side(client, "localhost"), port);
+        for (const auto* each : {&both.server, &both.client}) {
+            EXPECT_NE(each->status, 0) << each->output;
+            EXPECT_NE(each->status, 128 + SIGKILL) << "it hangs";
+        }
+        EXPECT_HAS(both.server.output + both.client.output,
+                   "zero-copy was required (UCX_GAUDI_IPC_REQUIRE=zero-copy");
+    }
+}
+
 TEST_P(ipc_on_both_versions, a_worker_that_sleeps_is_woken) {
     const auto done =
         peers(prefix(), "posix,gaudi_ipc", "--operations tag,put --rounds 1 --sleep --sizes 4096,4m");

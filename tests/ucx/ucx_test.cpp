@@ -256,6 +256,64 @@ INSTANTIATE_TEST_SUITE_P(atomics, data, ::testing::ValuesIn([] {
                          }()),
                          name_of_way);
 
+// docs/ucx.md, "Is it zero-copy?": a line a set of transports, a column an operation.
+TEST_F(ucx_test, the_table_of_operations_is_true) {
+    const auto text = text_of(SOURCE_FOLDER "/docs/ucx.md");
+    const auto cells_of = [](const std::string& line) {
+        std::vector<std::string> cells;
+        const std::regex cell(R"(\| *`?([^|`]*[^|` ])`? *(?=\|))");
+        for (std::sregex_iterator each(line.begin(), line.end(), cell), end; each != end; ++each)
+            cells.push_back((*each)[1]);
+        return cells;
+    };
+    const auto begin = text.find("| transports | put |");
+    ASSERT_NE(begin, text.npos);
+    std::istringstream table(text.substr(begin));
+    std::string line;
+    std::getline(table, line);
+    const auto operations = cells_of(line);
+    ASSERT_EQ(operations.size(), 6U) << line;
+    std::getline(table, line); // the rule below it
+    unsigned rows = 0;
+    for (; std::getline(table, line) && line.starts_with("| "); ++rows) {
+        const auto row = cells_of(line);
+        ASSERT_EQ(row.size(), operations.size()) << line;
+        for (std::size_t i = 1; i < row.size(); ++i) {
+            forget_counts();
+            const auto done =
+                peers(new_ucx, row[0], fmt::format("--sizes 1m --rounds 2 --operations {}", operations[i]),
+                      counting());
+            ASSERT_EQ(done.status, 0) << done.output;
+            constexpr std::uint64_t payload = 2 << 20;
+            const auto counted = ways_of();
+            const auto sides = (counted.staged + counted.dma + payload / 2) / payload;
+            const auto* found = sides == 0 ? "zero-copy" : sides == 1 ? "receiver" : "both";
+            EXPECT_EQ(row[i], found) << operations[i] << " over " << row[0] << ": " << counted.staged
+                                     << " bytes staged";
+            // The NIC, which gaudi_ipc uses too, has moved every byte from Gaudi memory to Gaudi memory.
+            if (sides == 0) {
+                EXPECT_GE(std::min(counted.from_dmabuf, counted.to_dmabuf), payload);
+            }
+        }
+    }
+    EXPECT_EQ(rows, 5U);
+}
+
+// Gotcha U17: UCX waited for itself where it could not place a device in the PCI tree.
+TEST_P(both_versions, log_level_debug_hangs_nothing) {
+    for (const auto* transports : {"tcp", "posix,gaudi_ipc", "rc_v"}) {
+        if (prefix() == old_ucx && transports == std::string_view("rc_v"))
+            continue;
+        const auto done = peers(prefix(), transports, "--sizes 8,1m --rounds 1",
+                                {"UCX_LOG_LEVEL=debug", "UCX_LOG_FILE=" + (root() / "ucx.log.%p").string()});
+        EXPECT_EQ(done.status, 0) << transports << done.output;
+        EXPECT_HAS(logged(), "DEBUG");
+        if (!std::filesystem::exists("/sys/bus/pci/devices/0000:19:00.0")) {
+            EXPECT_HAS(logged(), "0000:19:00.0: not in /sys/bus/pci/devices, UCX is not told its place");
+        }
+    }
+}
+
 // Gotcha U6: UCX's own code carries it out, on the CPU of the target's process.
 TEST_P(both_versions, an_atomic_operation_on_gaudi_memory_ends_its_owner_and_the_other_is_told) {
     const auto ended = peers(prefix(), "tcp", "--operations atomic --sizes 8 --rounds 1");

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "ucx/base/module.hpp"
 
+#include <cstdlib>
 #include <cstring>
 #include <strings.h>
+#include <sys/uio.h>
+#include <unistd.h>
 
 namespace gaudi_ucx {
 
@@ -21,6 +24,30 @@ bool uct_gaudi_module::set_log_level(std::string_view name) {
             return true;
         }
     return false;
+}
+
+namespace {
+
+bool cpu_can_read(std::uint64_t address) {
+    char byte = 0;
+    const iovec to{&byte, 1}, from{reinterpret_cast<void*>(address), 1}; // NOLINT: the kernel looks at it
+    return ::process_vm_readv(::getpid(), &to, 1, &from, 1, 0) == 1;
+}
+
+} // namespace
+
+void refuse_gpu_memory(uct_gaudi_module& module, std::uint64_t address, std::size_t length) {
+    ucs_memory_info_t info{};
+    const auto* pointer = reinterpret_cast<void*>(address); // NOLINT: UCX knows addresses by no other type
+    if (module.ucx.ucs_memtype_cache_lookup(pointer, length, &info) != UCS_OK ||
+        info.type == UCS_MEMORY_TYPE_HOST || cpu_can_read(address))
+        return;
+    gaudi_log(module, FATAL,
+              "UCX stages {} bytes of Gaudi memory through memory of a GPU at {:#x}, which this transport "
+              "cannot reach; "
+              "set UCX_RNDV_FRAG_MEM_TYPES=host",
+              length, address);
+    std::abort();
 }
 
 ucs_status_t status_of(const gaudi::error& error) {

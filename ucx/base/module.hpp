@@ -28,6 +28,7 @@ struct uct_gaudi_counters {
 };
 
 class engine_keeper;
+class publisher;
 
 // The plugin as one UCX sees it. Two UCX in a process get one each. Never destroyed: UCX keeps pointers into
 // it until the process ends.
@@ -40,7 +41,8 @@ struct uct_gaudi_module {
     std::atomic<bool> told_of_exports{false}; // that one failed
     std::atomic<bool> told_of_nics{false};    // that none takes a DMA-BUF
     std::atomic<bool> told_of_no_gaudi{false};
-    std::shared_ptr<gaudi::memory_observer> observer;
+    std::shared_ptr<publisher> observer;
+    bool gpus_here = false; // of another vendor, whose memory UCX may give us
     device_holders holders;
     std::weak_ptr<engine_keeper> engines;
 
@@ -76,6 +78,10 @@ inline uct_gaudi_module& module_of(uct_component_t* component) {
 inline std::uint64_t number(const void* address) {
     return reinterpret_cast<std::uintptr_t>(address);
 }
+
+// Ends the process where UCX stages through memory of a GPU, which nothing here can touch: UCX ignores the
+// status of such a copy and would report the message as complete (gotcha U18).
+void refuse_gpu_memory(uct_gaudi_module& module, std::uint64_t address, std::size_t length);
 
 // What UCX's callers act upon.
 [[nodiscard]] ucs_status_t status_of(const gaudi::error& error);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <mutex>
+#include <unistd.h>
 
 namespace gaudi_ucx {
 namespace {
@@ -34,50 +35,109 @@ void publisher::start(uct_gaudi_module& module) {
     module.ucx.ucs_memtype_cache_lookup(&info, 1, &info); // makes the cache: without one, updates are lost
     auto made = std::make_shared<publisher>(module);
     for (const auto& space : gaudi::address_spaces())
-        made->set(space.base.value(), space.size, UCS_MEMORY_TYPE_UNKNOWN, UCS_SYS_DEVICE_ID_UNKNOWN);
+        made->set_unknown(space.base.value(), space.size);
     gaudi::observe_memory(made);
     module.observer = std::move(made);
 }
 
-void publisher::set(std::uint64_t base, std::uint64_t size, ucs_memory_type_t type,
-                    ucs_sys_device_t sys_dev) {
-    module_.ucx.ucs_memtype_cache_update(as_pointer(base), size, type, sys_dev, UCS_MEM_FLAG_REGISTRABLE);
+ucs_sys_device_t publisher::sys_device(unsigned device_index) const {
+    return module_.sys_devices[device_index % uct_gaudi_module::most_devices];
+}
+
+void publisher::set_unknown(std::uint64_t base, std::uint64_t size) {
+    module_.ucx.ucs_memtype_cache_update(as_pointer(base), size, UCS_MEMORY_TYPE_UNKNOWN,
+                                         UCS_SYS_DEVICE_ID_UNKNOWN, 0);
+}
+
+void publisher::set(const gaudi::memory_window& range) {
+    const auto found = registrable_.find(range.device_index);
+    if (found == registrable_.end())
+        return set_unknown(range.base.value(), range.size);
+    module_.ucx.ucs_memtype_cache_update(as_pointer(range.base.value()), range.size, UCS_MEMORY_TYPE_GAUDI,
+                                         sys_device(range.device_index),
+                                         found->second ? UCS_MEM_FLAG_REGISTRABLE : 0);
+}
+
+std::optional<bool> publisher::registrable(unsigned device_index) {
+    const std::lock_guard guard(mutex_);
+    const auto found = registrable_.find(device_index);
+    return found != registrable_.end() ? std::optional(found->second) : std::nullopt;
+}
+
+void publisher::set_registrable(unsigned device_index, bool registrable) {
+    const std::lock_guard guard(mutex_);
+    bool open = false;
+    for (const auto& [base, window] : windows_)
+        open = open || window.device_index == device_index;
+    if (!open || !registrable_.emplace(device_index, registrable).second)
+        return;
+    for (const auto& [base, window] : windows_)
+        if (window.device_index == device_index)
+            set({window.base, window.size - gap, window.device_index});
 }
 
 void publisher::window_opens(const gaudi::memory_window& window) {
-    set(window.base.value(), window.size - gap, UCS_MEMORY_TYPE_GAUDI,
-        module_.sys_devices[window.device_index % uct_gaudi_module::most_devices]);
+    const std::lock_guard guard(mutex_);
+    windows_[window.base.value()] = window;
+    set({window.base, window.size - gap, window.device_index});
     gaudi_log(module_, DEBUG, "memory of device {}: {} bytes at {:#x}", window.device_index, window.size,
               window.base.value());
 }
 
 void publisher::window_closes(const gaudi::memory_window& window) {
-    set(window.base.value(), window.size - gap, UCS_MEMORY_TYPE_UNKNOWN, UCS_SYS_DEVICE_ID_UNKNOWN);
+    const std::lock_guard guard(mutex_);
+    windows_.erase(window.base.value());
+    const bool last = std::none_of(windows_.begin(), windows_.end(), [&](const auto& each) {
+        return each.second.device_index == window.device_index;
+    });
+    if (last)
+        registrable_.erase(window.device_index);
+    set_unknown(window.base.value(), window.size - gap);
 }
 
 bool publisher::memory_goes(gaudi::device_address base, std::uint64_t length) {
     const auto index = gaudi::known_memory().device_of(base).value_or(0);
-    const auto sys_dev = module_.sys_devices[index % uct_gaudi_module::most_devices].load();
     ucm_event_t event{};
     event.mem_type.address = as_pointer(base.value());
     event.mem_type.size = length;
     event.mem_type.mem_type = UCS_MEMORY_TYPE_GAUDI;
-    event.mem_type.sys_dev = sys_dev;
+    event.mem_type.sys_dev = sys_device(index);
     module_.ucx.ucm_event_enter();
     module_.ucx.ucm_event_dispatch(UCM_EVENT_MEM_TYPE_FREE, &event);
     module_.ucx.ucm_event_leave();
-    set(base.value(), length, UCS_MEMORY_TYPE_GAUDI, sys_dev); // the event took it out
+    {
+        const std::lock_guard guard(mutex_);
+        set({base, length, index}); // the event took it out
+    }
     module_.counters.frees_announced.fetch_add(1, std::memory_order_relaxed);
     return true;
 }
 
+namespace {
+
+// Whether UCX will find the device's place in the PCI tree. A device that it cannot place is not told to it:
+// at log level debug UCX takes its topology's lock twice for such a one and waits for ever (gotcha U17).
+bool is_in_sysfs(const ucs_sys_bus_id_t& id) {
+    const auto path = fmt::format("/sys/bus/pci/devices/{:04x}:{:02x}:{:02x}.{:d}", id.domain, id.bus,
+                                  id.slot, id.function);
+    return ::access(path.c_str(), F_OK) == 0;
+}
+
+} // namespace
+
 void learn_sys_devices(uct_gaudi_module& module, const std::vector<gaudi::device_info>& devices) {
     for (const auto& device : devices) {
         unsigned domain = 0, bus = 0, slot = 0, function = 0;
-        if (std::sscanf(device.bus_id.c_str(), "%x:%x:%x.%x", &domain, &bus, &slot, &function) != 4)
+        if (std::sscanf(device.bus_id.c_str(), "%x:%x:%x.%x", &domain, &bus, &slot, &function) != 4 ||
+            domain > UINT16_MAX) // UCX has no more room for it, and would name another device
             continue;
         const ucs_sys_bus_id_t id{static_cast<uint16_t>(domain), static_cast<uint8_t>(bus),
                                   static_cast<uint8_t>(slot), static_cast<uint8_t>(function)};
+        if (!is_in_sysfs(id)) {
+            gaudi_log(module, DEBUG, "{}: not in /sys/bus/pci/devices, UCX is not told its place",
+                      device.bus_id);
+            continue;
+        }
         ucs_sys_device_t found = UCS_SYS_DEVICE_ID_UNKNOWN;
         if (module.ucx.ucs_topo_find_device_by_bus_id(&id, &found) != UCS_OK)
             continue;

@@ -5,6 +5,9 @@
 
 #include "ucx/base/module.hpp"
 
+#include <map>
+#include <mutex>
+#include <optional>
 #include <vector>
 
 namespace gaudi_ucx {
@@ -12,10 +15,11 @@ namespace gaudi_ucx {
 // Keeps UCX's memory-type cache true: a miss there means host memory to UCX, which would then touch device
 // addresses.
 //
-// Every window of an open device is in it as Gaudi memory. The rest of the address range where Gaudis have
-// their memory, which is no valid x86-64 address, is in it as unknown: UCX asks us then, and finds what
-// SynapseAI took in the meantime. Freed memory stays Gaudi memory in the cache (nobody shall touch it) but
-// caches of registrations let it go.
+// The address range where Gaudis have their memory, which is no valid x86-64 address, is in it as unknown:
+// UCX asks us then, and finds what SynapseAI took in the meantime. The first question about a device finds
+// out whether its driver exports memory; from then on every window of the device is in the cache as Gaudi
+// memory, with or without the flag that lets UCX register it with NICs. Freed memory stays Gaudi memory in
+// the cache (nobody shall touch it) but caches of registrations let it go.
 class publisher : public gaudi::memory_observer {
 public:
     explicit publisher(uct_gaudi_module& module);
@@ -26,10 +30,21 @@ public:
     void window_closes(const gaudi::memory_window& window) override;
     bool memory_goes(gaudi::device_address base, std::uint64_t length) override;
 
+    // Whether NICs can register the device's memory; none where it is not known yet.
+    [[nodiscard]] std::optional<bool> registrable(unsigned device_index);
+    // What was found out by an export; kept until the device's last window closes.
+    void set_registrable(unsigned device_index, bool registrable);
+
 private:
-    void set(std::uint64_t base, std::uint64_t size, ucs_memory_type_t type, ucs_sys_device_t sys_dev);
+    // With the mutex held.
+    void set(const gaudi::memory_window& range);
+    void set_unknown(std::uint64_t base, std::uint64_t size);
+    [[nodiscard]] ucs_sys_device_t sys_device(unsigned device_index) const;
 
     uct_gaudi_module& module_;
+    std::mutex mutex_;
+    std::map<std::uint64_t, gaudi::memory_window> windows_; // by base
+    std::map<unsigned, bool> registrable_;                  // by device
 };
 
 // A component's answer to "which memory domains": one for all Gaudis. No Gaudi, no domain, and no word about

@@ -60,7 +60,9 @@ protected:
     }
     // Where the peer is gone its endpoint is of no more use. One that is silent may speak again.
     void note_failure(uct_ep_h ep, const gaudi::error& why) {
-        if (ep != nullptr && why.code() == gaudi::errc::peer_gone)
+        // Zero-copy that is required and impossible stays so: both sides shall hear of it.
+        if (ep != nullptr &&
+            (why.code() == gaudi::errc::peer_gone || why.code() == gaudi::errc::zero_copy_impossible))
             endpoint_failed(ep, status_of(why));
     }
     ucs_status_t refused(const gaudi::error& why, std::size_t length, std::uint64_t to, std::uint64_t from) {

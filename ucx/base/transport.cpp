@@ -142,6 +142,9 @@ ucs_status_t uct_gaudi_ep_create(const uct_ep_params_t* params, uct_ep_h* ep_p) 
     return guarded([&]() -> ucs_status_t {
         auto& self = of(params->iface);
         const auto& ucx = self.module().ucx;
+        if ((params->field_mask & UCT_EP_PARAM_FIELD_DEV_ADDR) != 0 && params->dev_addr != nullptr)
+            if (const auto agreed = self.check_settings_of_peer(params->dev_addr); agreed != UCS_OK)
+                return agreed;
         auto made = std::make_unique<uct_gaudi_ep_t>();
         if ((params->field_mask & UCT_EP_PARAM_FIELD_IFACE_ADDR) != 0 && params->iface_addr != nullptr) {
             made->peer.resize(self.process_address().size());

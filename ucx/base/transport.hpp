@@ -29,6 +29,12 @@ public:
     // Why not, or nullptr.
     [[nodiscard]] virtual const char* why_unreachable(const void* machine, const void* process) = 0;
 
+    // Whether settings of the two sides contradict each other, so that no endpoint may be made; logged.
+    [[nodiscard]] virtual ucs_status_t check_settings_of_peer(const void* machine) {
+        (void)machine;
+        return UCS_OK;
+    }
+
     // Begins a copy: UCS_OK, UCS_INPROGRESS, UCS_ERR_NO_RESOURCE or an error.
     virtual ucs_status_t begin(uct_ep_h ep, const uct_iov_t& local, std::uint64_t remote, uct_rkey_t rkey,
                                bool put, uct_completion_t* comp) = 0;
@@ -107,10 +113,10 @@ void describe_transport(uct_tl_t& tl, const char* name, const char* title, const
     tl.config.size = sizeof(Config);
 }
 
-// Bandwidth, latency and overhead of a transport, for estimate().
 // Whether some NIC could reach device memory; asked once.
 [[nodiscard]] bool any_nic();
 
+// Bandwidth, latency and overhead of a transport, for estimate().
 void give_estimates(uct_perf_attr_t& attr, double bandwidth, double latency, double overhead);
 
 } // namespace gaudi_ucx

@@ -124,6 +124,36 @@ gaudi::result<std::shared_ptr<gaudi::device>> device_for(uct_gaudi_copy_md_t& md
     return made;
 }
 
+// Whether a NIC can register memory of this device, found out once a device by exporting a page of it: UCX
+// leaves memory that cannot be registered to its staging protocols. An address that is not allocated proves
+// nothing.
+bool is_registrable(uct_gaudi_copy_md_t& md, unsigned device_index, std::uint64_t address) {
+    auto& known = *md.module->observer;
+    if (md.dmabuf != UCS_YES) {
+        if (const auto found = known.registrable(device_index))
+            return *found;
+    }
+    if (md.dmabuf == UCS_NO || !library_exports()) {
+        known.set_registrable(device_index, md.dmabuf == UCS_YES);
+        return md.dmabuf == UCS_YES;
+    }
+    const auto device = gaudi::find_open_device(device_index);
+    if (!device || device->lost())
+        return true;
+    const auto exported = device->export_memory(gaudi::device_address(address), 1);
+    if (exported)
+        ::close(exported->fd);
+    else if (exported.error().kind() != gaudi::error_kind::unsupported)
+        return true;
+    else if (md.dmabuf != UCS_YES)
+        (void)failed(*md.module, exported.error(),
+                     md.module->told_of_exports.exchange(true) ? UCS_LOG_LEVEL_DIAG : UCS_LOG_LEVEL_WARN,
+                     "over NICs Gaudi memory goes through host memory");
+    const bool registrable = exported.has_value() || md.dmabuf == UCS_YES; // which fails at the registration
+    known.set_registrable(device_index, registrable);
+    return registrable;
+}
+
 // Where NICs are, and none of them takes DMA-BUFs, what goes over them is copied: that is said once.
 void warn_of_staging(uct_gaudi_copy_md_t& md) {
     if (md.dmabuf == UCS_NO || !library_exports() || md.module->told_of_nics.exchange(true))
@@ -215,7 +245,7 @@ ucs_status_t give_dmabuf(uct_gaudi_copy_md_t& md, gaudi::device& device, std::ui
             return failed(*md.module, why, UCS_LOG_LEVEL_DIAG, "no DMA-BUF");
         (void)failed(*md.module, why,
                      md.module->told_of_exports.exchange(true) ? UCS_LOG_LEVEL_DIAG : UCS_LOG_LEVEL_WARN,
-                     "no NIC will reach this memory (UCX_GAUDI_COPY_DMABUF=no stages all of it instead)");
+                     "no DMA-BUF, so that no NIC reaches this memory");
         return UCS_OK;
     }
     md.module->counters.exports.fetch_add(1, std::memory_order_relaxed);
@@ -240,7 +270,7 @@ ucs_status_t uct_gaudi_copy_mem_query(uct_md_h tl_md, const void* pointer, size_
         attr->mem_type = UCS_MEMORY_TYPE_GAUDI;
         attr->sys_dev = sys_device(md, where.index);
         if ((mask & UCT_MD_MEM_ATTR_V2_FIELD_MEM_FLAGS) != 0)
-            attr->mem_flags = UCS_MEM_FLAG_REGISTRABLE;
+            attr->mem_flags = is_registrable(md, where.index, address) ? UCS_MEM_FLAG_REGISTRABLE : 0;
         if ((mask & (UCT_MD_MEM_ATTR_V2_FIELD_BASE_ADDRESS | UCT_MD_MEM_ATTR_V2_FIELD_ALLOC_LENGTH)) != 0) {
             const auto known = gaudi::known_memory().find(gaudi::device_address(address));
             const auto base = known ? known->base.value() : address;

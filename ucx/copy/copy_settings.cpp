@@ -48,8 +48,9 @@ ucs_config_field_t* copy_md_settings(const ucx_api& ucx) {
         {"", "", nullptr, offsetof(config, super), type.table(*ucx.uct_md_config_table)},
         {"DMABUF", "try",
          "Give DMA-BUFs of Gaudi memory to network transports, which then move it without a copy.\n"
-         "yes - an allocation that cannot be exported is an error; try - it is staged, but where a NIC is\n"
-         "among the transports and the driver refuses UCX cannot register it; no - everything is staged.",
+         "yes - an allocation that cannot be exported is an error; try - it is staged, and a warning says "
+         "so;\n"
+         "no - everything is staged.",
          offsetof(config, dmabuf), type.ternary()},
         {"DEVICE", "auto",
          "Device to allocate memory on: an index as in /dev/accel/accelN, a PCI bus id, module:<id>,\n"

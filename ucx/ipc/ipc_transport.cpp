@@ -63,9 +63,14 @@ struct place_name {
     std::uint8_t allowed = 0;
     std::uint8_t more = 0;   // users are served than there is room for here
     std::uint8_t copies = 0; // it has engines: it can copy for others
-    std::uint8_t gives = 0;  // DMA-BUFs
+    std::uint8_t flags = 0;
+    static constexpr std::uint8_t gives_dmabufs = 1, requires_zero_copy = 2;
     std::array<std::uint32_t, 2> allow{};
 
+    [[nodiscard]] bool has(std::uint8_t flag) const { return (flags & flag) != 0; }
+    [[nodiscard]] bool cannot_be_served_by(const place_name& owner) const {
+        return has(requires_zero_copy) && !owner.has(gives_dmabufs);
+    }
     [[nodiscard]] bool serves(std::uint32_t whom) const {
         return user == whom || more != 0 || user == unknown_user || whom == unknown_user ||
                std::find(allow.begin(), allow.begin() + allowed, whom) != allow.begin() + allowed;
@@ -82,14 +87,17 @@ bool any_engine() {
            });
 }
 
-place_name own_place(std::uint64_t machine) {
+place_name own_place(std::uint64_t machine, bool zero_copy) {
     place_name made;
     made.machine = std::bit_cast<std::array<std::uint32_t, 2>>(machine);
     made.network = network_namespace();
     made.user = own_user();
     const auto settings = gaudi::get_ipc().value_or(gaudi::ipc_settings{});
     made.copies = any_engine() ? 1 : 0;
-    made.gives = settings.give != gaudi::ipc_give::nothing ? 1 : 0;
+    if (settings.give != gaudi::ipc_give::nothing)
+        made.flags |= place_name::gives_dmabufs;
+    if (zero_copy)
+        made.flags |= place_name::requires_zero_copy;
     made.allowed = static_cast<std::uint8_t>(std::min(settings.allow.size(), made.allow.size()));
     made.more = settings.allow.size() > made.allow.size() ? 1 : 0;
     std::copy_n(settings.allow.begin(), made.allowed, made.allow.begin());
@@ -100,8 +108,9 @@ class ipc_transport : public ticket_transport<gaudi::ipc_ticket> {
 public:
     ipc_transport(uct_gaudi_module& module, const uct_gaudi_ipc_iface_config_t& config)
         : ticket_transport(module, "copy between processes"), config_(config),
+          here_(own_place(process_.machine, config.require == std::string_view("zero-copy"))),
           keeper_(engine_keeper::of(module)) {
-        options_.zero_copy = config.require == std::string_view("zero-copy");
+        options_.zero_copy = here_.has(place_name::requires_zero_copy);
     }
     ~ipc_transport() override {
         if (timer_ >= 0)
@@ -131,11 +140,28 @@ public:
             return "a process of another user, who does not serve this one (UCX_GAUDI_IPC_ALLOW there)";
         if (there.user != 0 && !here_.serves(there.user))
             return "a process of another user, who is not on this one's list (UCX_GAUDI_IPC_ALLOW here)";
-        if (there.copies == 0 && (there.gives == 0 || !any_nic()))
+        if (there.copies == 0 && (!there.has(place_name::gives_dmabufs) || !any_nic()))
             return "no way: its devices have no queues for copies, and no NIC here could reach its memory";
         if (process != nullptr && std::memcmp(process, &process_, sizeof(process_)) == 0)
             return "the same process, which gaudi_cpy and gaudi_dma serve";
         return nullptr;
+    }
+
+    // In a rendezvous UCX tells only one of the two sides of a copy that fails; the other waits for ever. So
+    // what can be known to fail is refused before there is a message, on both sides alike.
+    ucs_status_t check_settings_of_peer(const void* machine) override {
+        place_name there;
+        std::memcpy(&there, machine, sizeof(there));
+        const bool refused_here = here_.cannot_be_served_by(there),
+                   refused_there = there.cannot_be_served_by(here_);
+        if (!refused_here && !refused_there)
+            return UCS_OK;
+        gaudi_log(module(), ERROR,
+                  "zero-copy was required (UCX_GAUDI_IPC_REQUIRE=zero-copy {}) and is impossible: {} gives "
+                  "no memory "
+                  "away (UCX_GAUDI_IPC_GIVE=nothing); change one of the two",
+                  refused_here ? "here" : "at the peer", refused_here ? "the peer" : "this process");
+        return UCS_ERR_UNREACHABLE;
     }
 
     ucs_status_t begin(uct_ep_h ep, const uct_iov_t& local, std::uint64_t remote, uct_rkey_t rkey, bool put,
@@ -233,7 +259,7 @@ private:
 
     const uct_gaudi_ipc_iface_config_t config_;
     const gaudi::process_name process_ = gaudi::own_process();
-    const place_name here_ = own_place(process_.machine);
+    const place_name here_;
     gaudi::import_options options_;
     const std::shared_ptr<engine_keeper> keeper_;
     std::set<unsigned> without_engine_; // devices
