@@ -36,6 +36,24 @@ export PKG_CONFIG_PATH="$scratch/prefix/lib/pkgconfig" GAUDI_LAB_ROOT="$lab"
 # shellcheck disable=SC2046
 g++ -std=c++20 "$scratch/user/main.cpp" $(pkg-config --cflags --libs gaudi-direct) -Wl,-rpath,"$scratch/prefix/lib" -o "$scratch/user/by_pkg_config"
 
+# README's own lines, with every warning an error; and an older standard, which is named.
+sed -n '/^```c++$/,/^```$/p' "$source/README.md" | grep -v '```' >"$scratch/user/lines"
+grep -q open_nic "$scratch/user/lines" || fail "README has no lines of C++"
+{
+    echo '#include <gaudi/gaudi.hpp>'
+    echo 'using gaudi::expect;'
+    echo 'void lines() {'
+    sed -n '1,/^auto handle/p' "$scratch/user/lines" | grep -v '^auto handle'
+    echo '(void)nic; }'
+} >"$scratch/user/lines.cpp"
+# shellcheck disable=SC2046
+g++ -std=c++20 -Wall -Wextra -Wpedantic -Werror -c "$scratch/user/lines.cpp" $(pkg-config --cflags gaudi-direct) -o "$scratch/user/lines.o" ||
+    fail "README's lines do not compile without warnings"
+# shellcheck disable=SC2046
+! g++ -std=c++17 -c "$scratch/user/lines.cpp" $(pkg-config --cflags gaudi-direct) -o "$scratch/user/lines.o" 2>"$scratch/user/refused" ||
+    fail "C++17 is accepted"
+grep -q 'gaudi-direct needs C++20: compile with -std=c++20' "$scratch/user/refused" || fail "C++17 is not named: $(head -n 5 "$scratch/user/refused")"
+
 # shellcheck disable=SC2046
 gcc -Wall -Werror "$source/examples/register_memory.c" $(pkg-config --cflags --libs gaudi-direct) -libverbs -Wl,-rpath,"$scratch/prefix/lib" -o "$scratch/user/in_c"
 "$scratch/prefix/bin/gaudi-direct" lab run -- "$scratch/user/in_c" | grep -q "rkey 0x" || fail "the C example does not run"

@@ -64,13 +64,13 @@ private:
 // out is errc::device_hidden; an index is always the driver's, as in /dev/accel/accelN.
 struct first_free {};
 struct by_index {
-    unsigned index;
+    unsigned index = 0;
 };
 struct by_bus_id {
-    std::string bus_id;
+    std::string bus_id{};
 };
 struct by_module_id {
-    unsigned module_id;
+    unsigned module_id = 0;
 };
 using device_choice = std::variant<first_free, by_index, by_bus_id, by_module_id>;
 // What people write: "" or "auto", an index ("0"), a bus id ("0000:19:00.0"), "module:<id>". Nothing: it is

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#if __cplusplus < 201709L
+#error "gaudi-direct needs C++20: compile with -std=c++20"
+#endif
+
 // Everything: devices, memory, DMA-BUF export, copies, NICs, connections, other processes.
 #include <gaudi/address.hpp>
 #include <gaudi/address_map.hpp>

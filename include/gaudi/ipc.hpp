@@ -41,7 +41,7 @@ enum class ipc_give {
 
 struct ipc_settings {
     ipc_give give = ipc_give::context;
-    std::vector<std::uint32_t> allow;         // users that are served beside the process's own
+    std::vector<std::uint32_t> allow{};       // users that are served beside the process's own
     std::size_t imports = 256;                // kept although nobody uses them at the moment
     std::chrono::milliseconds patience{5000}; // for an owner's answer
 };
@@ -110,8 +110,8 @@ constexpr std::size_t ipc_ways = 6;
 [[nodiscard]] std::string_view name_of(ipc_way way);
 
 struct import_options {
-    std::optional<ipc_way> only; // this way or none; whether it is possible shows at the first copy
-    bool zero_copy = false;      // neither staged nor proxy: errc::zero_copy_impossible says what is missing
+    std::optional<ipc_way> only{}; // this way or none; whether it is possible shows at the first copy
+    bool zero_copy = false; // neither staged nor proxy: errc::zero_copy_impossible says what is missing
 };
 
 // A copy under way. Its destructor waits for it.

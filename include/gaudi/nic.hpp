@@ -37,11 +37,11 @@ struct nic_info {
 };
 
 struct nic_choice {
-    std::string name;                   // empty: the nearest with an active port
-    unsigned port = 0;                  // 0: the first active one
-    std::optional<unsigned> gid_index;  // none: RoCE v2 over IPv4 before IPv6 before the rest
-    std::optional<device_info> near_to; // the device whose memory it shall move
-    bool needs_dmabuf = false;          // only one that registers DMA-BUFs
+    std::string name{};                   // empty: the nearest with an active port
+    unsigned port = 0;                    // 0: the first active one
+    std::optional<unsigned> gid_index{};  // none: RoCE v2 over IPv4 before IPv6 before the rest
+    std::optional<device_info> near_to{}; // the device whose memory it shall move
+    bool needs_dmabuf = false;            // only one that registers DMA-BUFs
 };
 
 struct registration_statistics {

@@ -350,7 +350,10 @@ result<ipc_ticket> importer::start(const std::shared_ptr<lease_core>& lease, con
         tried += fmt::format("{}{}: {}", tried.empty() ? "" : "; ", name_of(way), begun.error().observed());
     }
     lease->leave();
-    return tl::unexpected(later ? *later : error(errc::zero_copy_impossible, tried));
+    if (later)
+        return tl::unexpected(*later);
+    return tl::unexpected(
+        error(options.zero_copy ? errc::zero_copy_impossible : errc::way_impossible, std::move(tried)));
 }
 
 } // namespace gaudi

@@ -98,7 +98,7 @@ const std::vector<error_description> catalogue = {
     {errc::registrations_exhausted, "registrations_exhausted", exhausted,
      "every registration that the limits allow is in use", "release regions, or raise registration_limits"},
     {errc::zero_copy_impossible, "zero_copy_impossible", unsupported,
-     "zero-copy was required and is impossible", "mend what is named, or allow staging"},
+     "zero-copy was required and is impossible", "fix the cause named above, or allow staging"},
     {errc::remote_staged, "remote_staged", unsupported, "staged memory has no address that a NIC can use",
      "use send and receive, or mend what stands against zero-copy"},
     {errc::rights_invalid, "rights_invalid", invalid, "a key with rights that do not exist, or with none",
@@ -142,8 +142,10 @@ const std::vector<error_description> catalogue = {
     {errc::not_given, "not_given", not_permitted, "the owner of the memory does not give this away",
      "set GAUDI_DIRECT_IPC_GIVE or UCX_GAUDI_IPC_GIVE of the owner, or leave the choice of the way to the "
      "library"},
-    {errc::way_impossible, "way_impossible", unsupported, "the bytes cannot go this way",
-     "leave the choice to the library; docs/ipc.md tells what each way needs"},
+    {errc::way_impossible, "way_impossible", unsupported, "no path for these bytes",
+     "allow every path (no import_options::only), or fix a cause named above; docs/ipc.md tells what each "
+     "path "
+     "needs"},
     {errc::peer_silent, "peer_silent", peer_gone, "the owner of the memory does not answer",
      "look at the owner: it is stopped, or busy beyond the deadline"},
     {errc::lease_revoked, "lease_revoked", peer_gone, "the owner took the memory back",
@@ -152,7 +154,8 @@ const std::vector<error_description> catalogue = {
      "wait for the leases to end, or revoke them"},
     {errc::leases_exhausted, "leases_exhausted", exhausted, "no room for one more lease",
      "close imported buffers that are no longer used"},
-    {errc::forked, "forked", invalid, "an object of the parent process", "open the NIC anew after fork"},
+    {errc::forked, "forked", invalid, "an object of the parent process",
+     "open devices, NICs, connections and imports anew in a process that was forked"},
     {errc::descriptors_exhausted, "descriptors_exhausted", exhausted, "no file descriptor left",
      "raise RLIMIT_NOFILE (ulimit -n) or close some"},
     {errc::system_call_failed, "system_call_failed", exhausted, "the operating system refused",

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // What comes back to a connection: completions of the NIC and of the copy engine; and the receives that it
 // posts.
+#include "src/rdma/completion_status.hpp"
 #include "src/rdma/connection_core.hpp"
 
 #include <algorithm>
@@ -22,16 +23,18 @@ const char* words_for(ibv_wc_status status) {
         return "the queue pair was stopped";
     case IBV_WC_REM_INV_REQ_ERR:
         return "the peer's NIC found the request invalid";
-    case IBV_WC_REM_ACCESS_ERR:
-        return "the peer's NIC refused the access";
     case IBV_WC_REM_OP_ERR:
         return "the peer's NIC could not carry it out";
     case IBV_WC_RETRY_EXC_ERR:
-        return "the peer's NIC does not answer";
+        return "its NIC does not answer: it ended, or no path leads there (subnet, GID type, MTU, firewall "
+               "on UDP "
+               "4791, port down)";
+    case IBV_WC_LOC_QP_OP_ERR:
+        return "the NIC here could not carry it out: the port may be down or have lost its address";
     case IBV_WC_RNR_RETRY_EXC_ERR:
         return "the peer posts no receive";
-    default:
-        return "completion with an error";
+    default: // the name of the status says it all
+        return nullptr;
     }
 }
 
@@ -65,8 +68,9 @@ error connection_core::describe_failure(const ibv_wc& entry) const {
     const auto code = entry.status == IBV_WC_RETRY_EXC_ERR    ? errc::peer_gone
                       : entry.status == IBV_WC_REM_ACCESS_ERR ? errc::remote_access
                                                               : errc::connection_broken;
-    return {code, fmt::format("{}, status {} from {}", words_for(entry.status),
-                              static_cast<int>(entry.status), peer())};
+    const auto* words = words_for(entry.status);
+    return {code, fmt::format("{} from {}{}{}", name_of(entry.status), peer(), words != nullptr ? ": " : "",
+                              words != nullptr ? words : "")};
 }
 
 // Everything up to the request that asked for this completion is over.

@@ -2,6 +2,7 @@
 #include "src/rdma/nic_copier.hpp"
 
 #include "src/os/round_up.hpp"
+#include "src/rdma/completion_status.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -168,8 +169,9 @@ std::uint64_t nic_copier::landed() {
             give_up(error(errc::connection_broken, "ibv_poll_cq of the NIC's transfers to itself"));
         for (int i = 0; i < count && !broken_; ++i) {
             if (done[i].status != IBV_WC_SUCCESS) {
-                give_up(error(errc::connection_broken, fmt::format("transfer of the NIC to itself: status {}",
-                                                                   static_cast<int>(done[i].status))));
+                give_up(
+                    error(errc::connection_broken, fmt::format("a transfer of {} to itself: {}",
+                                                               card_->info().name, name_of(done[i].status))));
                 break;
             }
             posted_ -= static_cast<unsigned>(done[i].wr_id);

@@ -3,7 +3,9 @@
 #include "tools/rdma/report.hpp"
 #include "tools/self.hpp"
 
+#include <cstdio>
 #include <fmt/format.h>
+#include <thread>
 
 namespace {
 
@@ -15,6 +17,7 @@ struct run {
     options given;
     job work;
     std::string peer;
+    double wait_for_server_seconds = 0;
     const char* lab_reason = nullptr;
     setup_costs costs;
     json report;
@@ -22,10 +25,21 @@ struct run {
     [[nodiscard]] bool talks() const { return !given.quiet && !given.as_json; }
 };
 
+// A server that was started at the same time may not listen yet.
+gaudi::result<gaudi::connection> connect_when_listening(run& all, const endpoint& home) {
+    for (const stopwatch waiting;;) {
+        const stopwatch connecting;
+        auto link = gaudi::connect(home.nic, all.peer, all.given.connection());
+        all.costs.connect = connecting.seconds();
+        if (link || link.error().code() != gaudi::errc::connection_refused || stop_requested ||
+            waiting.seconds() >= all.wait_for_server_seconds)
+            return link;
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+}
+
 outcome<gaudi::connection> connect_to(run& all, const endpoint& home) {
-    const stopwatch connecting;
-    auto link = gaudi::connect(home.nic, all.peer, all.given.connection());
-    all.costs.connect = connecting.seconds();
+    auto link = connect_when_listening(all, home);
     if (!link) {
         const auto code = link.error().code();
         return tl::unexpected(failed(link.error(), code == gaudi::errc::host_unknown ? usage : no_setup));
@@ -95,6 +109,7 @@ outcome<void> work_through(run& all) {
 } // namespace
 
 int main(int argc, char** argv) {
+    std::setvbuf(stdout, nullptr, _IOLBF, 0); // in a pipe too, lines come in the order they were written
     auto line = parse_client(argc, argv);
     if (line.completed)
         return *line.completed;
@@ -102,6 +117,7 @@ int main(int argc, char** argv) {
     all.given = line.given;
     all.work = line.work;
     all.peer = line.peer;
+    all.wait_for_server_seconds = line.wait_for_server_seconds;
     all.lab_reason = tools::go_to_lab_without_hardware(all.given.no_lab);
     stop_on_signals();
     all.report = {{"program", program_name}, {"version", gaudi::version()}};

@@ -151,6 +151,10 @@ client_line parse_client(int argc, char** argv) {
     program.set_version_flag("--version", std::string(gaudi::version()));
     program.add_option("peer", line.peer, "HOST, HOST:PORT or [IPV6]:PORT of the server")->required();
     program.add_option("--port", port, "Port where the peer names none")->capture_default_str();
+    program
+        .add_option("--wait-for-server", line.wait_for_server_seconds,
+                    "Seconds to go on trying while no server listens")
+        ->capture_default_str();
     add_job(program, line.work);
     add_options(program, line.given);
     line.completed = parse(program, argc, argv);
@@ -174,10 +178,18 @@ server_line parse_server(int argc, char** argv) {
     program.add_option("--port", line.port, "Where to listen; 0 takes a free one")->capture_default_str();
     program.add_option("--address", line.address, "Address to listen on (every one of this host)");
     program.add_flag("--once", line.once, "End after one client, with its result as exit status");
+    program.add_option("--max-size", line.most_text, "Largest buffer that a client may ask for")
+        ->capture_default_str();
     add_options(program, line.given);
     line.completed = parse(program, argc, argv);
     if (!line.completed)
         line.completed = complain(program, check(line.given));
+    const auto most = parse_size(line.most_text);
+    if (!line.completed && (!most || *most == 0))
+        line.completed = complain(
+            program, fmt::format("--max-size '{}': expected a number of bytes such as 4096, 4M or 1G",
+                                 line.most_text));
+    line.most_bytes = most.value_or(0);
     return line;
 }
 

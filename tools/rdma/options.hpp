@@ -52,6 +52,7 @@ struct client_line {
     options given;
     job work;
     std::string peer; // always with a port
+    double wait_for_server_seconds = 2;
     std::optional<int> completed;
 };
 struct server_line {
@@ -59,6 +60,8 @@ struct server_line {
     std::uint16_t port = gaudi::default_port;
     std::string address;
     bool once = false;
+    std::string most_text = "4G";
+    std::uint64_t most_bytes = 0; // that one client may ask for
     std::optional<int> completed;
 };
 [[nodiscard]] client_line parse_client(int argc, char** argv);

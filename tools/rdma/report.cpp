@@ -18,9 +18,15 @@ std::string duration(double seconds) {
     return fmt::format("{:.2f} s", seconds);
 }
 
-std::string bandwidth(const operation_result& of) {
-    return of.seconds > 0 ? fmt::format("{:.2f} GB/s", static_cast<double>(of.bytes) / of.seconds / 1e9)
-                          : "-";
+// Short operations by their rate: bytes a second say nothing of them.
+std::string speed(const operation_result& of) {
+    constexpr std::uint64_t short_operation = 4096;
+    if (of.seconds <= 0 || of.count == 0)
+        return "-";
+    const auto rate = of.count / of.seconds;
+    if (of.bytes / of.count > short_operation)
+        return fmt::format("{:.2f} GB/s", static_cast<double>(of.bytes) / of.seconds / 1e9);
+    return rate >= 1e6 ? fmt::format("{:.2f} M/s", rate / 1e6) : fmt::format("{:.1f} k/s", rate / 1e3);
 }
 
 } // namespace
@@ -46,14 +52,14 @@ void print_head(const char* program, const endpoint& home, const char* lab_reaso
 
 void print_results(const std::vector<operation_result>& results, const setup_costs& costs) {
     fmt::print("\n{:<10} {:<7} {:<8} {:>6} {:>12} {:>12} {:>12}  {}\n", "operation", "by", "data", "count",
-               "bytes", "bandwidth", "fastest", "way");
+               "bytes", "speed", "fastest", "way");
     for (const auto& each : results) {
         if (!each.skipped.empty()) {
             fmt::print("{:<10} {:<7} skipped: {}\n", each.name, each.by, each.skipped);
             continue;
         }
         fmt::print("{:<10} {:<7} {:<8} {:>6} {:>12} {:>12} {:>12}  {}\n", each.name, each.by, "right",
-                   each.count, human_bytes(each.bytes), bandwidth(each), duration(each.best), each.way);
+                   each.count, human_bytes(each.bytes), speed(each), duration(each.best), each.way);
     }
     fmt::print("\nset-up     open {}, allocate {}, export {}, register {}, connect {}, first transfer {}\n",
                duration(costs.open), duration(costs.allocate), duration(costs.export_dmabuf),

@@ -18,7 +18,8 @@ constexpr unsigned most_clients = 256;
 
 class server {
 public:
-    server(options given, const endpoint& home) : given_(std::move(given)), home_(home) {}
+    server(options given, const endpoint& home, std::uint64_t most_bytes)
+        : given_(std::move(given)), home_(home), most_bytes_(most_bytes) {}
 
     // Until Ctrl-C, or after one client. The exit status.
     int serve(const gaudi::listener& door, bool once);
@@ -37,6 +38,7 @@ private:
 
     const options given_;
     const endpoint& home_;
+    const std::uint64_t most_bytes_;
     std::mutex mutex_; // guards what is below, and the terminal
     json sessions_ = json::array();
     bool any_wrong_ = false;
@@ -46,10 +48,8 @@ void server::say(const std::string& line, bool important) {
     const std::lock_guard guard(mutex_);
     if (important)
         fmt::print(stderr, "{}: {}\n", program_name, line);
-    else if (!given_.quiet && !given_.as_json) {
+    else if (!given_.quiet && !given_.as_json)
         fmt::print("{}\n", line);
-        std::fflush(stdout);
-    }
 }
 
 outcome<job> server::understand(const json& words) const {
@@ -59,6 +59,12 @@ outcome<job> server::understand(const json& words) const {
     wanted.tests = words.value("tests", std::vector<std::string>{});
     if (auto problem = complete(wanted); !problem.empty())
         return tl::unexpected(failure{peer_lost, "the client asks for " + problem});
+    if (wanted.size > most_bytes_)
+        return tl::unexpected(failure{
+            peer_lost,
+            fmt::format("the client asks for {} ({} bytes); this server gives a client up to "
+                        "{} (rdma_server --max-size)",
+                        tools::human_bytes(wanted.size), wanted.size, tools::human_bytes(most_bytes_))});
     return wanted;
 }
 
@@ -109,7 +115,10 @@ int server::attend(gaudi::caller who) {
     entry["status"] = status;
     entry["problem"] = went ? json(nullptr) : json(went.error().text);
     if (!went)
-        say(fmt::format("{}: {}", who.peer(), went.error().text), true);
+        say(went.error().text.find(who.peer()) != std::string::npos
+                ? went.error().text // which names it
+                : fmt::format("{}: {}", who.peer(), went.error().text),
+            true);
     const std::lock_guard guard(mutex_);
     if (given_.as_json)
         sessions_.push_back(entry);
@@ -156,6 +165,7 @@ int server::serve(const gaudi::listener& door, bool once) {
 } // namespace
 
 int main(int argc, char** argv) {
+    std::setvbuf(stdout, nullptr, _IOLBF, 0); // in a pipe too, lines come in the order they were written
     const auto line = parse_server(argc, argv);
     if (line.completed)
         return *line.completed;
@@ -181,9 +191,8 @@ int main(int argc, char** argv) {
         return complain(door.error().message(), no_setup);
     if (!given.quiet && !given.as_json) {
         fmt::print("listening on port {}; Ctrl-C ends\n", door->port());
-        std::fflush(stdout);
     }
-    server running(given, *home);
+    server running(given, *home, line.most_bytes);
     const int status = running.serve(*door, line.once);
     if (given.as_json)
         fmt::print("{}\n", json{{"program", program_name},
