@@ -270,6 +270,18 @@ void registration(table& out, pair& both) {
     const auto time =
         bench::nanoseconds_per([&](std::size_t) { (void)own.nic->region(*own.card, own.buffer); });
     out.row("region of a buffer in a warm heap", fmt::format("{:.0f} ns", time), "goal 100 ns", time <= 100);
+    // A key for a peer: the first one registers the range with the NIC, later ones find it.
+    const auto region = expect(own.nic->region(*own.card, own.buffer));
+    const auto part = expect(region.part(0, 4096));
+    const auto first =
+        bench::nanoseconds_per([&](std::size_t) { (void)expect(part.expose(gaudi::remote_access::read)); });
+    const auto held = expect(part.expose(gaudi::remote_access::read));
+    const auto again =
+        bench::nanoseconds_per([&](std::size_t) { (void)expect(part.expose(gaudi::remote_access::read)); });
+    out.row("key for a peer, first (registered and ended)", fmt::format("{:.2f} us", first / 1000), "no goal",
+            true);
+    out.row("key for a peer, while one lives", fmt::format("{:.0f} ns", again),
+            fmt::format("ratio {:.3f} of the first, goal 0.2", again / first), again <= first * 0.2);
 }
 
 } // namespace

@@ -73,6 +73,25 @@ TEST_F(steady_test, an_operation_costs_no_allocation_lock_or_system_call) {
     EXPECT_EQ(counted.wait(), 0);
 }
 
+TEST_F(steady_test, a_key_that_lives_is_given_again_without_a_system_call) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    GTEST_SKIP() << "sanitizers make system calls of their own";
+#endif
+    child counted([this] {
+        equip(right, 0, memory_way::zero_copy, 4096);
+        const auto first = expect(right.region.expose(remote_access::read));
+        if (!trap_system_calls())
+            return 2;
+        bool same = true;
+        for (int i = 0; i < 1000; ++i) {
+            const auto again = right.region.expose(remote_access::read);
+            same = same && again && again->region().key == first.region().key;
+        }
+        ::_exit(same && trapped_calls == 0 ? 0 : 1);
+    });
+    EXPECT_EQ(counted.wait(), 0);
+}
+
 struct cost {
     std::uint64_t copied_by_cpu, copied_by_engines;
 };
