@@ -17,7 +17,7 @@ protected:
                                                devices_for(transports), "UCX_KEEPALIVE_INTERVAL=100ms"});
         if (transports.ends_with("_v"))
             environment.emplace_back(what.starts_with("killed") ? "UCX_UD_VERBS_TIMEOUT=1s"
-                                                                : "UCX_UD_VERBS_TIMEOUT=10s");
+                                                                : "UCX_UD_VERBS_TIMEOUT=4s");
         if (transports.starts_with("posix"))
             environment.emplace_back("UCX_POSIX_ERROR_HANDLING=y");
         return run(prefix_of(version), fmt::format("{} {}", UCP_ERRORS, what), environment);
