@@ -102,13 +102,6 @@ result<remote_key> local_region::expose(remote_access rights) const {
     return cache->expose(*this, rights);
 }
 
-bool local_region::allocated() const {
-    if (generation_ == 0)
-        return true;
-    const auto known = known_memory().find(device_address(address_));
-    return known && known->generation == generation_;
-}
-
 const path_report::count& path_report::by(memory_way way) const {
     return way == memory_way::host ? host : way == memory_way::zero_copy ? zero_copy : staged;
 }

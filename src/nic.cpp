@@ -60,7 +60,8 @@ result<local_region> nic::region(device& card, const device_buffer& buffer, way_
     region.length_ = buffer.size();
     region.generation_ = buffer.generation();
     region.way_ = memory_way::staged;
-    region.source_ = std::make_shared<const staging_source>(std::move(*engine), std::move(reason));
+    region.source_ =
+        std::make_shared<const staging_source>(card.heap().core(), std::move(*engine), std::move(reason));
     return region;
 }
 

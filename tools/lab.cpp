@@ -173,7 +173,11 @@ void sweep(const lab::folder& where) {
 }
 
 // The same for a lab that is only looked at: entering it gives back what killed programs left.
-void sweep_on_entering(const std::string& name) {
+void sweep_on_entering(const std::string& name, const fs::path& path) {
+    if (!fs::exists(path / "description")) // entering would make it
+        return;
+    ::unsetenv("GAUDI_LAB_FAULTS"); // looking is not part of an experiment
+    ::unsetenv("GAUDI_LAB_TRACE");
     const auto entered = lab::folder::enter(name, std::nullopt);
     void* library = ::dlopen(lab_hlthunk().c_str(), RTLD_NOW | RTLD_LOCAL);
     if (!entered || library == nullptr)
@@ -288,7 +292,7 @@ std::vector<fs::path> entries_of(const fs::path& folder) {
 json lab_json(const std::string& name) {
     const auto top = lab::root();
     const auto path = *top / name;
-    sweep_on_entering(name);
+    sweep_on_entering(name, path);
     json entry = {{"name", name}, {"in_use", lab::in_use(path)}, {"gaudis", json::array()}};
     const auto contents = lab::read_description(path / "description");
     std::uint64_t total = 0;

@@ -78,6 +78,7 @@ public:
 private:
     friend class registration_cache;
     remote_region region_;
+    std::uint64_t generation_ = 0;                     // of the device buffer; 0: host memory, or SynapseAI's
     std::shared_ptr<const registration> registration_; // shared by all keys to the same bytes and rights
 };
 

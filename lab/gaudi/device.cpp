@@ -201,10 +201,15 @@ void virtual_device::reclaim() {
     const int fd = ::open(node.c_str(), O_RDWR | O_CLOEXEC);
     if (fd < 0)
         return;
-    shared.resetting = 1; // a process that opens the device meanwhile is told to try again
-    if (try_lock(fd, LOCK_EX) && !any_export_alive())
-        reset_storage();
-    shared.resetting = 0;
+    if (try_lock(fd, LOCK_EX)) {
+        shared.resetting = 1; // a process that opens the device meanwhile is told to try again
+        if (!any_export_alive())
+            reset_storage();
+        shared.resetting = 1; // which reset_storage() ends too early
+        ::close(fd);
+        shared.resetting = 0;
+        return;
+    }
     ::close(fd);
 }
 

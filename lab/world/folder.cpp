@@ -190,6 +190,8 @@ result<folder> folder::enter(std::string_view name, const std::optional<descript
         return tl::unexpected(top.error());
     const auto path = *top / name;
     for (int tries = 0;; ++tries) {
+        if (tries > 0)
+            std::this_thread::sleep_for(std::chrono::milliseconds(10));
         if (auto made = make_private_folder(path); !made)
             return tl::unexpected(made.error());
         const auto lock_path = path / "lock";
@@ -217,10 +219,8 @@ result<folder> folder::enter(std::string_view name, const std::optional<descript
         if (!contents)
             return tl::unexpected(contents.error());
         // `lab list` and `lab show` hold a lab for a moment only.
-        if (wanted && *contents != *wanted && tries < 20) {
-            std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        if (wanted && *contents != *wanted && tries < 20)
             continue;
-        }
         if (wanted && *contents != *wanted)
             return tl::unexpected(problem{fmt::format("lab '{}' is in use with another description; leave "
                                                       "the description out to share it, wait until it is "
@@ -310,7 +310,13 @@ result<void> clean(std::string_view name) try {
     if (fd < 0)
         return tl::unexpected(problem{
             fmt::format("there is no lab '{}'; `gaudi-direct lab list` names those there are", name)});
-    if (lock(fd, LOCK_EX | LOCK_NB) != 0) {
+    bool alone = false;
+    for (int tries = 0; !alone && tries < 20; ++tries) { // `lab list` and `lab show` hold a lab for a moment
+        if (tries > 0)
+            std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        alone = lock(fd, LOCK_EX | LOCK_NB) == 0;
+    }
+    if (!alone) {
         ::close(fd);
         return tl::unexpected(
             problem{fmt::format("lab '{0}' is in use; end its programs first: `gaudi-direct lab show {0}` "

@@ -375,8 +375,15 @@ bool broker::memory_goes(device_address base, std::uint64_t length) {
     const bool quiet = wait(base, until::quiet, std::chrono::seconds(5));
     wait_for_importers({base.value()});
     const std::lock_guard guard(mutex_);
+    // A DMA-BUF that was given away cannot be taken back: while its importer lives and has not said that it
+    // let go, the memory is not handed out again.
+    const bool given = std::any_of(clients_.begin(), clients_.end(), [&](const client& each) {
+        return !each.dead && std::any_of(each.leases.begin(), each.leases.end(), [&](const auto& one) {
+            return one.second.given && one.second.base == base.value();
+        });
+    });
     shared_.erase(base.value());
-    return quiet;
+    return quiet && !given;
 }
 
 void broker::count(ipc_statistics& into) {

@@ -27,8 +27,23 @@ bool registration::ended() const {
     return region_ == nullptr;
 }
 
+namespace {
+
+bool is_allocated(std::uint64_t address, std::uint64_t generation) {
+    if (generation == 0)
+        return true;
+    const auto known = known_memory().find(device_address(address));
+    return known && known->generation == generation;
+}
+
+} // namespace
+
 bool remote_key::valid() const {
-    return registration_ != nullptr && !registration_->ended();
+    return registration_ != nullptr && !registration_->ended() && is_allocated(region_.address, generation_);
+}
+
+bool local_region::allocated() const {
+    return is_allocated(address_, generation_);
 }
 
 local_region registration_cache::lease(std::shared_ptr<const registration> what, std::uint64_t address,
@@ -58,9 +73,13 @@ bool registration_cache::evict_one() {
 }
 
 void registration_cache::forget_expired() {
-    const auto expired = [](const auto& entry) { return entry.second.expired(); };
-    std::erase_if(host_, expired);
-    std::erase_if(exposed_, expired);
+    std::erase_if(host_, [](const auto& entry) { return entry.second.expired(); });
+    std::erase_if(exposed_, [](const auto& entry) {
+        const bool expired = entry.second.held.expired();
+        if (expired)
+            entry.second.what->end(); // its drop() waits for the mutex
+        return expired;
+    });
 }
 
 std::uint64_t registration_cache::held_bytes() const {
@@ -90,7 +109,7 @@ result<void> registration_cache::make_room(std::uint64_t bytes) {
 }
 
 template <typename Register>
-result<std::shared_ptr<const registration>> registration_cache::add(std::uint64_t bytes,
+result<std::unique_ptr<const registration>> registration_cache::add(std::uint64_t bytes,
                                                                     Register&& ask_the_nic) {
     ++counts_.misses;
     auto made = make_room(bytes).and_then(ask_the_nic);
@@ -98,7 +117,7 @@ result<std::shared_ptr<const registration>> registration_cache::add(std::uint64_
         made = ask_the_nic();
     if (!made)
         return tl::unexpected(made.error());
-    return std::make_shared<const registration>(weak_from_this(), card_, std::move(*made), bytes);
+    return std::make_unique<const registration>(weak_from_this(), card_, std::move(*made), bytes);
 }
 
 result<local_region> registration_cache::of(const device_buffer& buffer) {
@@ -164,6 +183,13 @@ result<local_region> registration_cache::of_chunk(heap_core& heap, const chunk_v
         auto what = add(chunk.whole.length, [&] { return card_->register_dmabuf(chunk.whole); });
         if (!what)
             return tl::unexpected(what.error());
+        // The chunk's descriptor was read without the heap's lock: it was the chunk's if the buffer lived
+        // through all of this.
+        if (!is_allocated(address, generation))
+            return tl::unexpected(
+                error(errc::not_allocated, fmt::format("registration of {} bytes at {:#x}: the "
+                                                       "buffer was freed meanwhile",
+                                                       length, address)));
         found = chunks_.emplace(chunk.serial, kept{std::move(*what), 0, chunk.whole}).first;
     }
     found->second.last_use = ++uses_;
@@ -208,29 +234,32 @@ result<local_region> registration_cache::of(std::span<std::byte> memory) {
             ++counts_.hits;
             return lease(std::move(alive), address, memory.size(), memory_way::host);
         }
-    const auto what = add(memory.size(), [&] { return card_->register_host(memory); });
-    if (!what)
-        return tl::unexpected(what.error());
-    host_[range] = *what;
-    return lease(*what, address, memory.size(), memory_way::host);
+    auto made = add(memory.size(), [&] { return card_->register_host(memory); });
+    if (!made)
+        return tl::unexpected(made.error());
+    const std::shared_ptr<const registration> what = std::move(*made);
+    host_[range] = what;
+    return lease(what, address, memory.size(), memory_way::host);
 }
 
-std::optional<dmabuf_export> registration_cache::window_of(const local_region& region) const {
-    const auto within = [&](const dmabuf_export& whole) {
+std::optional<registration_cache::chunk_window>
+registration_cache::window_of(const local_region& region) const {
+    const auto within = [&](const dmabuf_export& whole, std::uint64_t chunk) {
         const auto offset = region.address() - whole.iova.value();
-        return dmabuf_export{whole.fd, whole.offset + offset, device_address(region.address()),
-                             region.length()};
+        return chunk_window{
+            {whole.fd, whole.offset + offset, device_address(region.address()), region.length()}, chunk};
     };
     for (const auto& [serial, entry] : chunks_)
         if (entry.what == region.lease())
-            return within(entry.whole);
+            return within(entry.whole, serial);
     for (const auto& [base, entry] : pools_)
         if (entry.what == region.lease())
-            return within(entry.whole);
+            return within(entry.whole, 0);
     return std::nullopt;
 }
 
-result<remote_key> registration_cache::expose(const local_region& region, remote_access rights) {
+result<remote_key> registration_cache::expose(const local_region& region, remote_access rights,
+                                              std::uint64_t holder) {
     if (!card_->ours())
         return tl::unexpected(card_->forked_error());
     if (rights == remote_access::none || !allows(remote_access::all, rights))
@@ -244,12 +273,16 @@ result<remote_key> registration_cache::expose(const local_region& region, remote
             error(errc::not_allocated, fmt::format("a key to {} bytes at {:#x}: the buffer was freed",
                                                    region.length(), region.address())));
     };
-    const exposed_range range{region.address(), region.length(), region.generation_, rights};
-    remote_key key;
+    const exposed_range range{region.address(), region.length(), region.generation_, holder, rights};
+    remote_key key; // before the guard: its end takes the mutex
+    key.generation_ = region.generation_;
     key.region_ = {region.address(), region.length(), 0, region.way(), rights};
     const std::lock_guard guard(mutex_);
-    if (const auto found = exposed_.find(range); found != exposed_.end())
-        key.registration_ = found->second.lock();
+    if (const auto found = exposed_.find(range); found != exposed_.end()) {
+        key.registration_ = found->second.held.lock();
+        if (!key.registration_)
+            found->second.what->end(); // its drop() waits for the mutex
+    }
     if (key.registration_) {
         ++counts_.hits;
     } else {
@@ -257,42 +290,52 @@ result<remote_key> registration_cache::expose(const local_region& region, remote
         if (region.way() == memory_way::zero_copy && !window)
             return freed();
         auto made = add(region.length(), [&] {
-            return window ? card_->register_dmabuf(*window, rights)
+            return window ? card_->register_dmabuf(window->range, rights)
                           : card_->register_host({reinterpret_cast<std::byte*>(region.address()), // NOLINT
                                                   region.length()},
                                                  rights);
         });
         if (!made)
             return tl::unexpected(made.error());
-        key.registration_ = std::move(*made);
-        exposed_[range] = key.registration_;
+        key.registration_ = {(*made).release(), [cache = weak_from_this(), range](const registration* last) {
+                                 if (const auto home = cache.lock())
+                                     home->drop(range, last);
+                                 delete last;
+                             }};
+        exposed_[range] = {key.registration_.get(), key.registration_, window ? window->chunk : 0};
     }
     // The heap takes a buffer out of the address map before it calls buffer_freed(), which waits for this
     // mutex: a buffer that is freed at the same time is either seen here or ends the key there.
     if (!region.allocated()) {
         key.registration_->end();
-        exposed_.erase(range);
         return freed();
     }
     key.region_.key = key.registration_->remote_key();
     return key;
 }
 
+void registration_cache::drop(const exposed_range& range, const registration* last) {
+    const std::lock_guard guard(mutex_);
+    last->end();
+    if (const auto found = exposed_.find(range); found != exposed_.end() && found->second.what == last)
+        exposed_.erase(found);
+}
+
 void registration_cache::chunk_goes(std::uint64_t serial) {
     const std::lock_guard guard(mutex_);
     forget_last_chunk();
     chunks_.erase(serial);
+    for (const auto& [range, entry] : exposed_) // of memory that was given up and never freed
+        if (entry.chunk == serial)
+            entry.what->end();
 }
 
 void registration_cache::buffer_freed(device_address base, std::uint64_t length) {
     const std::lock_guard guard(mutex_);
-    const auto first = exposed_.lower_bound({base.value()});
-    auto last = first;
-    for (; last != exposed_.end() && last->first.address - base.value() < length; ++last)
-        if (last->first.generation != 0)
-            if (const auto held = last->second.lock())
-                held->end();
-    exposed_.erase(first, last);
+    for (auto each = exposed_.lower_bound({base.value()});
+         each != exposed_.end() && each->first.address - base.value() < length; ++each)
+        if (each->first.generation != 0)
+            each->second.what->end();
 }
 
 void registration_cache::trim() {

@@ -52,8 +52,9 @@ public:
     // Memory of SynapseAI's pool, which is registered as a whole.
     result<local_region> of_foreign(device& card, device_address address, std::uint64_t length);
     result<local_region> of(std::span<std::byte> memory);
-    // A key for peers to exactly the region's bytes.
-    result<remote_key> expose(const local_region& region, remote_access rights);
+    // A key for peers to exactly the region's bytes. Keys are shared by callers that name the same holder: a
+    // connection ends its offers without regard to those of others.
+    result<remote_key> expose(const local_region& region, remote_access rights, std::uint64_t holder = 0);
     [[nodiscard]] registration_statistics statistics();
     void trim();
     void chunk_goes(std::uint64_t serial) override;
@@ -73,10 +74,19 @@ private:
     };
     using host_range = std::pair<const std::byte*, std::size_t>;
     struct exposed_range {
-        std::uint64_t address = 0, length = 0, generation = 0;
+        std::uint64_t address = 0, length = 0, generation = 0, holder = 0;
         remote_access rights = remote_access::none;
         auto operator<=>(const exposed_range&) const = default;
     };
+
+    struct exposed {
+        // Valid while the entry is there: drop() takes the entry away before it deletes.
+        const registration* what = nullptr;
+        std::weak_ptr<const registration> held;
+        std::uint64_t chunk = 0; // serial; 0: none of a heap's
+    };
+    // The last key went: deregisters under the mutex, so that a buffer's free waits for it.
+    void drop(const exposed_range& range, const registration* last);
 
     result<local_region> of_chunk(heap_core& heap, const chunk_view& chunk, std::uint64_t address,
                                   std::uint64_t length, std::uint64_t generation);
@@ -89,13 +99,17 @@ private:
                                      std::uint64_t generation);
     static local_region lease(std::shared_ptr<const registration> what, std::uint64_t address,
                               std::uint64_t length, memory_way way, std::uint64_t generation = 0);
-    // The range of a region within its DMA-BUF. None where the chunk went. With the mutex held.
-    [[nodiscard]] std::optional<dmabuf_export> window_of(const local_region& region) const;
+    // The range of a region within its DMA-BUF, and its chunk. None where that went. With the mutex held.
+    struct chunk_window {
+        dmabuf_export range;
+        std::uint64_t chunk = 0;
+    };
+    [[nodiscard]] std::optional<chunk_window> window_of(const local_region& region) const;
     // With the mutex held.
     result<void> make_room(std::uint64_t bytes);
     // A new one; others that nobody uses give way to it.
     template <typename Register>
-    result<std::shared_ptr<const registration>> add(std::uint64_t bytes, Register&& ask_the_nic);
+    result<std::unique_ptr<const registration>> add(std::uint64_t bytes, Register&& ask_the_nic);
     void forget_expired();
     [[nodiscard]] std::uint64_t held_bytes() const;
     bool evict_one();
@@ -106,7 +120,7 @@ private:
     std::unordered_map<std::uint64_t, kept> chunks_; // by serial
     std::map<host_range, std::weak_ptr<const registration>> host_;
     std::map<std::uint64_t, foreign_pool> pools_; // by base
-    std::map<exposed_range, std::weak_ptr<const registration>> exposed_;
+    std::map<exposed_range, exposed> exposed_;
     struct last_chunk {
         std::uint64_t base = 0, length = 0;
         kept* what = nullptr;

@@ -6,6 +6,7 @@
 #include "src/rdma/staging_source.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <fmt/format.h>
 #include <poll.h>
 #include <random>
@@ -22,6 +23,8 @@ constexpr auto longest_sleep = milliseconds(100);
 constexpr auto copy_glance = std::chrono::microseconds(100);
 constexpr auto farewell = milliseconds(1000);
 constexpr unsigned polls_before_sleep = 32, polls_before_yield = 4096, polls_between_clocks = 64;
+
+std::atomic<std::uint64_t> next_holder{1};
 
 // What the peer did not offer is not tried: its NIC would refuse it and break the connection.
 result<void> check_rights(const transfer_request& wanted) {
@@ -43,9 +46,9 @@ result<void> check_rights(const transfer_request& wanted) {
 connection_core::connection_core(std::shared_ptr<nic> card, control_channel control,
                                  const connection_options& options)
     : card_(std::move(card)), options_(options), control_(std::move(control)),
-      first_sequence_(std::random_device{}() & 0xffffff), operations_(options.operations),
-      initiated_(options.operations), receives_(options.operations), at_send_queue_(options.depth),
-      at_receive_queue_(options.depth) {
+      holder_(next_holder.fetch_add(1)), first_sequence_(std::random_device{}() & 0xffffff),
+      operations_(options.operations), initiated_(options.operations), receives_(options.operations),
+      at_send_queue_(options.depth), at_receive_queue_(options.depth) {
     free_slots_.reserve(options.operations);
     for (unsigned i = options.operations; i > 0; --i)
         free_slots_.push_back(i - 1);

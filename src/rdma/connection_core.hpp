@@ -205,6 +205,7 @@ private:
     std::vector<std::unique_ptr<lender>> lenders_;   // one a device
     std::vector<offered_region> offers_;
     std::uint32_t next_offer_ = 1;
+    const std::uint64_t holder_;                   // of the keys it offers, never repeats in a process
     std::deque<lend_frame> lends_, filling_lends_; // what the peer has lent to the first operation
     std::uint64_t serials_ = 0;
     queue_pair pair_;

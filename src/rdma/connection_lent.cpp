@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // One-sided access to staged memory: what this side asks of the peer, and what it does for it.
+#include "src/memory/registration_cache.hpp"
 #include "src/rdma/connection_core.hpp"
 #include "src/rdma/staging_source.hpp"
 
@@ -31,7 +32,11 @@ result<remote_region> connection_core::offer(const local_region& region, remote_
     if (region.way() != memory_way::staged) {
         if (same != offers_.end() && same->key.valid())
             return same->key.region();
-        auto key = region.expose(rights);
+        const auto cache = region.lease()->cache();
+        auto key =
+            cache
+                ? cache->expose(region, rights, holder_)
+                : tl::unexpected(error(errc::not_allocated, "an offer of a region of a NIC that was closed"));
         if (!key)
             return tl::unexpected(key.error());
         return offers_.emplace_back(region, rights, std::move(*key), 0).key.region();
@@ -43,7 +48,7 @@ result<remote_region> connection_core::offer(const local_region& region, remote_
                                    [&](const auto& each) { return each->memory().serves(engine); });
     if (!known) {
         auto made = lender::make(
-            *card_->core(), engine, segment_,
+            *card_->core(), *region.staged_from(), segment_,
             [this](frame_kind kind, auto body) {
                 return control_.send(kind, body, std::chrono::steady_clock::now() + options_.deadline);
             },
@@ -59,6 +64,8 @@ result<remote_region> connection_core::offer(const local_region& region, remote_
 }
 
 void connection_core::withdraw(const local_region& region) {
+    for (const auto& each : lenders_)
+        each->settle(); // copies that the peer caused end before the memory is the caller's alone
     std::erase_if(offers_, [&](const offered_region& each) { return same_bytes(each.region, region); });
 }
 

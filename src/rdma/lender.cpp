@@ -84,20 +84,61 @@ lender::lender(const nic_core& card, slab_memory memory, sender send, permission
     : card_(card), memory_(std::move(memory)), send_(std::move(send)), permitted_(std::move(permitted)),
       slabs_(slabs) {}
 
-result<std::unique_ptr<lender>> lender::make(const nic_core& card, const copy_engine& engine,
+namespace {
+
+// Before freed memory is handed out again, the copies that a peer caused in it have ended.
+class waits_for_copies : public chunk_observer {
+public:
+    explicit waits_for_copies(lender& of) : of_(&of) {}
+    void end() {
+        const std::lock_guard guard(mutex_);
+        of_ = nullptr;
+    }
+    void chunk_goes(std::uint64_t) override {}
+    void buffer_freed(device_address base, std::uint64_t length) override {
+        const std::lock_guard guard(mutex_);
+        if (of_ != nullptr)
+            of_->wait_for_copies(base.value(), length);
+    }
+
+private:
+    std::mutex mutex_;
+    lender* of_;
+};
+
+} // namespace
+
+result<std::unique_ptr<lender>> lender::make(const nic_core& card, const staging_source& source,
                                              std::uint32_t slab_bytes, sender send, permission permitted) {
-    auto memory = slab_memory::make(card, engine, slabs, slab_bytes);
+    auto memory = slab_memory::make(card, source.engine(), slabs, slab_bytes);
     if (!memory)
         return tl::unexpected(memory.error());
-    return std::unique_ptr<lender>(
-        new lender(card, std::move(*memory), std::move(send), std::move(permitted)));
+    std::unique_ptr<lender> made(new lender(card, std::move(*memory), std::move(send), std::move(permitted)));
+    made->frees_ = std::make_shared<waits_for_copies>(*made);
+    source.heap()->observe(made->frees_);
+    return made;
 }
 
 lender::~lender() {
+    if (frees_)
+        static_cast<waits_for_copies&>(*frees_).end();
     settle(); // copies still use the memory
 }
 
+void lender::wait_for_copies(std::uint64_t address, std::uint64_t length) {
+    const std::lock_guard guard(mutex_);
+    for (auto& each : slabs_) {
+        const auto* owner = each.copying() ? find(each.id) : nullptr;
+        if (owner == nullptr)
+            continue;
+        const auto begin = owner->asked.address + each.offset;
+        if (begin < address + length && address < begin + each.bytes)
+            (void)each.copy.wait();
+    }
+}
+
 void lender::settle() {
+    const std::lock_guard guard(mutex_);
     for (auto& each : slabs_)
         if (each.copying())
             (void)each.copy.wait();
@@ -110,6 +151,7 @@ lender::job* lender::find(std::uint64_t id) {
 }
 
 bool lender::begin(const ask_frame& asked) {
+    const std::lock_guard guard(mutex_);
     if (find(asked.id) != nullptr)
         return false;
     jobs_.push_back({asked});
@@ -145,6 +187,7 @@ result<void> lender::lend(std::uint32_t index) {
 }
 
 result<bool> lender::give_back(const back_frame& returned) {
+    const std::lock_guard guard(mutex_);
     if (returned.slab >= slabs || slabs_[returned.slab].state != state::lent ||
         slabs_[returned.slab].id != returned.id)
         return false;
@@ -214,6 +257,7 @@ result<void> lender::part_done(std::uint32_t index) {
 }
 
 result<std::size_t> lender::progress() {
+    const std::lock_guard guard(mutex_);
     std::size_t happened = 0;
     for (std::uint32_t index = 0; index < slabs; ++index) {
         auto& each = slabs_[index];

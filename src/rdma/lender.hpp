@@ -3,11 +3,14 @@
 
 #include <gaudi/region.hpp>
 
+#include "src/memory/heap_core.hpp"
 #include "src/rdma/control_channel.hpp"
 #include "src/rdma/slab_memory.hpp"
+#include "src/rdma/staging_source.hpp"
 
 #include <deque>
 #include <functional>
+#include <mutex>
 
 namespace gaudi {
 
@@ -57,13 +60,15 @@ public:
     // Whether the peer may still touch the memory, asked before each copy from or to the device.
     using permission = std::function<result<void>(const ask_frame&)>;
 
-    static result<std::unique_ptr<lender>> make(const nic_core& card, const copy_engine& engine,
+    static result<std::unique_ptr<lender>> make(const nic_core& card, const staging_source& source,
                                                 std::uint32_t slab_bytes, sender send, permission permitted);
     ~lender();
     lender(const lender&) = delete;
     lender& operator=(const lender&) = delete;
 
     [[nodiscard]] const slab_memory& memory() const { return memory_; }
+    // Waits for the copies from and to these bytes of the device: from any thread.
+    void wait_for_copies(std::uint64_t address, std::uint64_t length);
     // The range has been checked. False where this id is under way already.
     [[nodiscard]] bool begin(const ask_frame& asked);
     // False where the slab was not lent for this.
@@ -103,6 +108,9 @@ private:
     result<void> part_done(std::uint32_t index);
 
     const nic_core& card_;
+    // Held while slabs change: a free of the memory looks at them from another thread.
+    mutable std::mutex mutex_;
+    std::shared_ptr<chunk_observer> frees_;
     slab_memory memory_;
     const sender send_;
     const permission permitted_;

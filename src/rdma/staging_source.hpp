@@ -3,20 +3,26 @@
 
 #include <gaudi/copy_engine.hpp>
 
+#include <memory>
 #include <string>
 
 namespace gaudi {
 
+class heap_core;
+
 // What a staged region needs beside its address: the engine that copies, and why there is no other way.
 class staging_source {
 public:
-    staging_source(copy_engine engine, std::string reason)
-        : engine_(std::move(engine)), reason_(std::move(reason)) {}
+    staging_source(std::shared_ptr<heap_core> heap, copy_engine engine, std::string reason)
+        : heap_(std::move(heap)), engine_(std::move(engine)), reason_(std::move(reason)) {}
+
+    [[nodiscard]] const std::shared_ptr<heap_core>& heap() const { return heap_; }
 
     [[nodiscard]] const copy_engine& engine() const { return engine_; }
     [[nodiscard]] const std::string& reason() const { return reason_; }
 
 private:
+    std::shared_ptr<heap_core> heap_; // that the memory is of
     copy_engine engine_;
     std::string reason_;
 };

@@ -333,6 +333,31 @@ TEST_F(ipc_test, a_handle_of_a_part_opens_that_part_alone) {
     EXPECT_EQ(importer.wait(), 0);
 }
 
+// A DMA-BUF cannot be taken back from a process that does not let go: its pages are not handed out again.
+TEST_F(ipc_test, memory_that_a_hostile_importer_keeps_is_not_handed_out_again) {
+    const auto own = expect(open_device(by_index{0}));
+    auto buffer = expect(own->heap().allocate(mebibyte));
+    const auto address = buffer.address();
+    const auto handle = expect(share(buffer));
+    gate opened, done;
+    child importer([&] {
+        raw_client hostile(handle);
+        EXPECT_TRUE(hostile.ask());
+        hostile.request().lease = hostile.answer(std::chrono::seconds(20)).value().lease;
+        hostile.request().head.ask = wire_ask::open_dmabuf;
+        EXPECT_TRUE(hostile.ask());
+        EXPECT_EQ(hostile.answer(std::chrono::seconds(20)).value().failed, 0U);
+        opened.open();
+        return done.wait() && !::testing::Test::HasFailure() ? 0 : 1;
+    });
+    ASSERT_TRUE(opened.wait());
+    buffer = {};
+    EXPECT_EQ(own->heap().statistics().abandoned, mebibyte);
+    EXPECT_NE(expect(own->heap().allocate(mebibyte)).address(), address);
+    done.open();
+    EXPECT_EQ(importer.wait(), 0);
+}
+
 TEST_F(ipc_test, who_never_reads_is_let_go) {
     owner other;
     const auto handle = other.share(4096, 1);

@@ -10,6 +10,8 @@
 #include <fmt/format.h>
 #include <sys/mman.h>
 
+extern "C" int gaudi_lab_hca_arm_faults(const char* script);
+
 namespace {
 
 using namespace testing_support;
@@ -307,19 +309,62 @@ TEST_F(keys_test, are_shared_while_they_live_and_end_with_the_last) {
         expect(right.link->offer(right.region, read));
         EXPECT_EQ(expect(left.link->take_offer(soon)).key, given.key);
     }
-    auto held = expect(right.region.expose(read));
-    EXPECT_EQ(held.region().key, given.key);
     EXPECT_EQ(regions().misses, first.misses);
     EXPECT_EQ(regions().regions, first.regions);
+    // Keys of the program's own are apart from the connection's: a withdrawal does not wait for them.
+    auto held = expect(right.region.expose(read)), same = expect(right.region.expose(read));
+    EXPECT_NE(held.region().key, given.key);
+    EXPECT_EQ(held.region().key, same.region().key);
     auto other = expect(right.region.expose(write));
-    EXPECT_NE(other.region().key, given.key);
-    EXPECT_EQ(regions().regions, first.regions + 1);
+    EXPECT_NE(other.region().key, held.region().key);
+    EXPECT_EQ(regions().regions, first.regions + 2);
     right.link->withdraw(right.region);
     EXPECT_TRUE(held.valid());
     EXPECT_EQ(regions().regions, first.regions + 1);
-    held = {};
+    held = same = {};
     other = {};
     EXPECT_EQ(regions().regions, first.regions - 1) << "the chunk's own is left";
+}
+
+// Two peers with the same offer, of which one is withdrawn.
+TEST_F(keys_test, that_are_withdrawn_from_one_peer_stay_with_the_other) {
+    make_pair(memory_way::host, memory_way::zero_copy, one_page);
+    const auto kept_left = std::move(*left.link), kept_right = std::move(*right.link);
+    auto &first_peer = const_cast<connection&>(kept_left), &first_owner = const_cast<connection&>(kept_right);
+    left.link.reset();
+    right.link.reset();
+    connect_both();
+    expect(first_owner.offer(right.region, read));
+    expect(right.link->offer(right.region, read));
+    const auto first = expect(first_peer.take_offer(soon)), second = expect(left.link->take_offer(soon));
+    EXPECT_NE(first.key, second.key);
+    first_owner.withdraw(right.region);
+    // Neither the key that was withdrawn works, on any connection, nor does its end touch the other.
+    auto good = expect(left.link->read(left.region, second));
+    finish_all(good);
+    expect(good.wait(soon));
+    auto bad = expect(first_peer.read(left.region, first));
+    EXPECT_EQ(bad.wait(soon).error().code(), errc::remote_access);
+    auto again = expect(left.link->read(left.region, second));
+    finish_all(again);
+    expect(again.wait(soon));
+    auto borrowed = expect(left.link->read(left.region, first));
+    finish_all(borrowed);
+    EXPECT_EQ(borrowed.wait(soon).error().code(), errc::remote_access);
+}
+
+// Memory that was given up and never freed: its keys end with the device.
+TEST_F(keys_test, of_memory_that_was_given_up_end_with_the_device) {
+    equip(right, 0, memory_way::zero_copy, one_page);
+    auto buffer = expect(right.gaudi->heap().allocate(one_page));
+    const auto region = expect(right.nic->region(*right.gaudi, buffer));
+    const auto key = expect(region.expose(all));
+    (void)buffer.release();
+    EXPECT_TRUE(key.valid());
+    right.region = {};
+    right.buffer = {};
+    right.gaudi.reset();
+    EXPECT_FALSE(key.valid());
 }
 
 TEST_F(keys_test, end_with_the_buffer_and_before_it_is_handed_out_again) {
@@ -366,6 +411,69 @@ TEST_F(keys_test, made_while_the_buffer_is_freed_do_not_survive_it) {
         maker.join();
         for (const auto& each : made)
             EXPECT_FALSE(each.valid());
+    }
+}
+
+// A thread drops the last key to a buffer while another frees it: the memory is not handed out before the NIC
+// has forgotten the key, however long that takes.
+TEST_F(keys_test, that_are_being_dropped_are_gone_before_the_memory_is_handed_out) {
+    equip(left, 0, memory_way::host, one_page);
+    right.nic = left.nic;
+    right.gaudi = expect(open_device(by_index{1}));
+    connect_both();
+    for (int round = 0; round < 5; ++round) {
+        auto buffer = expect(right.gaudi->heap().allocate(one_page));
+        const auto region = expect(right.nic->region(*right.gaudi, buffer));
+        std::optional<remote_key> key = expect(region.expose(write));
+        const auto at = key->region();
+        ASSERT_EQ(gaudi_lab_hca_arm_faults("ibv_dereg_mr 1 delay 200ms"), 0);
+        std::atomic<bool> dropping = false;
+        std::thread dropper([&] {
+            dropping = true;
+            key.reset();
+        });
+        while (!dropping)
+            std::this_thread::yield();
+        buffer = {};
+        auto next = expect(right.gaudi->heap().allocate(one_page));
+        ASSERT_EQ(next.address().value(), at.address) << "the same bytes again";
+        auto begun = expect(left.link->write(left.region, at));
+        dropper.join();
+        gaudi_lab_hca_arm_faults("");
+        EXPECT_EQ(begun.wait(soon).error().code(), errc::remote_access);
+        left.link.reset();
+        right.link.reset();
+        connect_both();
+    }
+}
+
+// Staged memory: a copy that the peer's write caused has ended when a free returns.
+TEST_F(keys_test, of_staged_memory_leave_no_copy_behind_a_free) {
+    make_pair(memory_way::host, memory_way::staged, 4 << 20);
+    const auto address = right.buffer.address();
+    for (int round = 0; round < 4; ++round) {
+        expect(right.link->offer(right.region, write));
+        const auto remote = expect(left.link->take_offer(soon));
+        std::fill(left.host.begin(), left.host.end(), std::byte{0x66});
+        auto writing = expect(left.link->write(left.region, remote));
+        for (int i = 0; i < 50 * (round + 1); ++i) { // somewhere in the middle
+            left.link->poll();
+            right.link->poll();
+        }
+        right.buffer = {};
+        right.buffer = expect(right.gaudi->heap().allocate(4 << 20));
+        ASSERT_EQ(right.buffer.address(), address);
+        const auto mine = pattern(4 << 20, 3);
+        right.put(mine);
+        for (int i = 0; i < 200; ++i) {
+            left.link->poll();
+            right.link->poll();
+        }
+        EXPECT_EQ(right.get(), mine) << "bytes of a peer that had no right to them any more";
+        left.link.reset();
+        right.link.reset();
+        right.region = expect(right.nic->region(*right.gaudi, right.buffer, way_policy::staged_only));
+        connect_both();
     }
 }
 
@@ -417,13 +525,12 @@ TEST_F(keys_test, of_the_handshake_reach_the_grants_and_no_more) {
 // Slabs that are lent for staged memory: each key opens one slab, in one direction.
 TEST_F(keys_test, to_lent_slabs_open_one_slab_in_one_direction) {
     equip(left, 0, memory_way::staged, 4 * one_page);
-    const auto engine = expect(left.gaudi->copies());
     const auto& card = left.nic->core();
     std::vector<lend_frame> lent;
     for (const bool writing : {false, true}) {
         lent.clear();
         auto lends = expect(lender::make(
-            *card, engine, one_page,
+            *card, *left.region.staged_from(), one_page,
             [&](frame_kind kind, std::span<const std::byte> body) -> result<void> {
                 if (kind == frame_kind::lend)
                     lent.push_back(*lend_frame::decode(body));

@@ -361,7 +361,8 @@ TEST_F(rdma_tools, a_bar_shows_progress_on_a_terminal) {
     const auto port = free_port();
     const auto server = serve(port, "--quiet");
     auto on_terminal = lab("script -qec");
-    on_terminal.push_back(fmt::format("{} localhost:{} --size 16M --iterations 100000", client_program, port));
+    on_terminal.push_back(
+        fmt::format("{} localhost:{} --size 16M --iterations 100000", client_program, port));
     on_terminal.emplace_back("/dev/null");
     running_program shown(on_terminal, without_hlthunk);
     const bool bar = shown.wait_for_output("/400000 ");

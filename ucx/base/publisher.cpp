@@ -5,8 +5,9 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <fstream>
 #include <mutex>
-#include <unistd.h>
+#include <string>
 
 namespace gaudi_ucx {
 namespace {
@@ -118,9 +119,10 @@ namespace {
 // Whether UCX will find the device's place in the PCI tree. A device that it cannot place is not told to it:
 // at log level debug UCX takes its topology's lock twice for such a one and waits for ever (gotcha U17).
 bool is_in_sysfs(const ucs_sys_bus_id_t& id) {
-    const auto path = fmt::format("/sys/bus/pci/devices/{:04x}:{:02x}:{:02x}.{:d}", id.domain, id.bus,
-                                  id.slot, id.function);
-    return ::access(path.c_str(), F_OK) == 0;
+    std::ifstream vendor(fmt::format("/sys/bus/pci/devices/{:04x}:{:02x}:{:02x}.{:d}/vendor", id.domain,
+                                     id.bus, id.slot, id.function));
+    std::string text;
+    return vendor >> text && text == "0x1da3"; // a virtual one may have the bus id of something else
 }
 
 } // namespace

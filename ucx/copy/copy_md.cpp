@@ -124,15 +124,19 @@ gaudi::result<std::shared_ptr<gaudi::device>> device_for(uct_gaudi_copy_md_t& md
     return made;
 }
 
+// Whether the driver will answer the same the next time.
+bool is_lasting(const gaudi::error& refusal) {
+    const auto reason = refusal.system_error();
+    return reason != ENOMEM && reason != EAGAIN && reason != EINTR && reason != EBUSY;
+}
+
 // Whether a NIC can register memory of this device, found out once a device by exporting a page of it: UCX
 // leaves memory that cannot be registered to its staging protocols. An address that is not allocated proves
 // nothing.
 bool is_registrable(uct_gaudi_copy_md_t& md, unsigned device_index, std::uint64_t address) {
     auto& known = *md.module->observer;
-    if (md.dmabuf != UCS_YES) {
-        if (const auto found = known.registrable(device_index))
-            return *found;
-    }
+    if (const auto found = known.registrable(device_index))
+        return *found || md.dmabuf == UCS_YES;
     if (md.dmabuf == UCS_NO || !library_exports()) {
         known.set_registrable(device_index, md.dmabuf == UCS_YES);
         return md.dmabuf == UCS_YES;
@@ -143,7 +147,7 @@ bool is_registrable(uct_gaudi_copy_md_t& md, unsigned device_index, std::uint64_
     const auto exported = device->export_memory(gaudi::device_address(address), 1);
     if (exported)
         ::close(exported->fd);
-    else if (exported.error().kind() != gaudi::error_kind::unsupported)
+    else if (exported.error().kind() != gaudi::error_kind::unsupported || !is_lasting(exported.error()))
         return true;
     else if (md.dmabuf != UCS_YES)
         (void)failed(*md.module, exported.error(),

@@ -137,14 +137,14 @@ private:
             return {UCS_OK, {}};
         keep_fence();
         const auto target = locate_or_attach(md_, to), source = locate_or_attach(md_, from);
+        if ((!target.device && in_device_space(to)) || (!source.device && in_device_space(from)))
+            return no(gaudi::error(gaudi::errc::not_allocated, "memory of no open device"));
         if (module().gpus_here) {
             if (!target.device)
                 refuse_gpu_memory(module(), to, length);
             if (!source.device)
                 refuse_gpu_memory(module(), from, length);
         }
-        if ((!target.device && in_device_space(to)) || (!source.device && in_device_space(from)))
-            return no(gaudi::error(gaudi::errc::not_allocated, "memory of no open device"));
         if (!target.device && !source.device) {
             std::memcpy(host_pointer(to), host_pointer(from), length);
             return {UCS_OK, {}};

@@ -83,8 +83,9 @@ private:
     }
     gaudi::result<gaudi::copy_ticket> start(const uct_iov_t& local, std::uint64_t to, std::uint64_t from) {
         const auto target = locate(to), source = locate(from);
-        if (module().gpus_here && target.device != source.device)
-            refuse_gpu_memory(module(), target.device ? from : to, local.length);
+        const auto other = target.device ? from : to;
+        if (module().gpus_here && target.device != source.device && !in_device_space(other))
+            refuse_gpu_memory(module(), other, local.length);
         if (!target.device && !source.device)
             return tl::unexpected(gaudi::error(gaudi::errc::not_allocated, "neither side is device memory"));
         if (target.device && source.device && target.index != source.index)
