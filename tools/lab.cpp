@@ -165,7 +165,10 @@ void sweep(const lab::folder& where) {
     const auto close_device = reinterpret_cast<int (*)(int)>(::dlsym(library, "hlthunk_close"));
     lab::hca::sweep_segments(where.path() / "hca");
     for (unsigned i = 0; i < where.contents().gaudis.size(); ++i) {
-        if (stored_bytes(where.device_folder(i) / "hbm") + stored_bytes(where.device_folder(i) / "sram") == 0)
+        const auto device = where.device_folder(i);
+        constexpr std::uint64_t idle_context = 65536; // tables of an open that was killed are larger
+        if (stored_bytes(device / "hbm") + stored_bytes(device / "sram") == 0 &&
+            stored_bytes(device / "context") <= idle_context)
             continue;
         if (const int fd = open_module(where.contents().gaudis[i].module_id); fd >= 0)
             close_device(fd);

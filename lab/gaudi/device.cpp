@@ -192,8 +192,15 @@ void virtual_device::released() {
 // Its opener was killed, so that nobody closed it: the memory is given back here and not only by the next
 // open.
 void virtual_device::reclaim() {
-    struct stat status {};
-    if (::stat((directory / "hbm").c_str(), &status) != 0 || status.st_blocks == 0)
+    // An opener that was killed in the middle of open() leaves tables and no memory.
+    constexpr std::uint64_t idle_context = 65536; // more than what is left of a context that was closed
+    const auto stored = [&](const char* file) {
+        struct stat status {};
+        return ::stat((directory / file).c_str(), &status) == 0
+                   ? static_cast<std::uint64_t>(status.st_blocks) * 512
+                   : 0;
+    };
+    if (stored("hbm") == 0 && stored("sram") == 0 && stored(state_file) <= idle_context)
         return;
     auto& shared = state();
     if (const auto opener = shared.opener; opener != 0 && process_start_time(opener) == shared.opener_start)

@@ -160,7 +160,7 @@ TEST_F(copy_test, poll_never_blocks_and_tickets_finish) {
     ASSERT_TRUE(ticket);
     const auto begin = std::chrono::steady_clock::now();
     engine_->poll();
-    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(1));
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
     const auto deadline = begin + std::chrono::seconds(30);
     while (!ticket->done() && std::chrono::steady_clock::now() < deadline)
         std::this_thread::yield();

@@ -186,7 +186,7 @@ TEST_F(processes_test, a_killed_peer_is_a_retry_exceeded) {
     peer.process().kill_it();
     EXPECT_EQ(here.expect_wc(IBV_WC_RETRY_EXC_ERR).wr_id, 1U);
     EXPECT_EQ(here.expect_wc(IBV_WC_WR_FLUSH_ERR).wr_id, 2U);
-    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30));
     EXPECT_EQ(state_of(waiting.get()), IBV_QPS_ERR);
 }
 

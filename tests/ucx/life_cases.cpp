@@ -40,7 +40,7 @@ TEST(uct_reset, copies_under_a_reset_fail_and_the_rest_at_once) {
     const auto begin = std::chrono::steady_clock::now();
     uint64_t word = 1;
     EXPECT_EQ(uct_ep_put_short(copies.ep, &word, 8, memory.number(), UCT_INVALID_RKEY), UCS_ERR_IO_ERROR);
-    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(1));
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
 }
 
 // Whatever met the reset, whoever else used the device, and although host memory stays registered.
