@@ -33,8 +33,8 @@ else() # these builds join sources, and what that makes the compiler say is nobo
     target_link_options(project_options INTERFACE -fsanitize=${GAUDI_DIRECT_SANITIZE})
 endif()
 
-# Headers such as gtest's, CLI11's and nlohmann's take longer than what is ours in a source: tests and tools are compiled several
-# sources at a time, but for the debugger's build, where one of them is compiled again and again.
+# Headers such as gtest's, CLI11's and nlohmann's take longer than what is ours in a source: tests, tools and the lab are compiled
+# several sources at a time, but for the debugger's build, where one of them is compiled again and again.
 macro(join_sources)
     if(NOT CMAKE_BUILD_TYPE STREQUAL "Debug")
         set(CMAKE_UNITY_BUILD ON)

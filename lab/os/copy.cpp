@@ -18,21 +18,21 @@ namespace lab {
 #if defined(__x86_64__)
 namespace {
 
-constexpr std::uint64_t line = 64;
+constexpr std::uint64_t cache_line = 64;
 
 // Streaming stores do not read what they overwrite. On one machine that is half as much again of the
 // memory's bandwidth, on the next it is half of it.
 void copy_past_the_cache(std::byte* to, const std::byte* from, std::uint64_t length) {
-    const auto head = -reinterpret_cast<std::uintptr_t>(to) % line;
+    const auto head = -reinterpret_cast<std::uintptr_t>(to) % cache_line;
     std::memcpy(to, from, head);
     to += head;
     from += head;
     length -= head;
     _mm_sfence();
-    for (; length >= line; to += line, from += line, length -= line) {
+    for (; length >= cache_line; to += cache_line, from += cache_line, length -= cache_line) {
         const auto* source = reinterpret_cast<const __m128i*>(from);
         auto* target = reinterpret_cast<__m128i*>(to);
-        _mm_prefetch(reinterpret_cast<const char*>(from + 32 * line), _MM_HINT_T0);
+        _mm_prefetch(reinterpret_cast<const char*>(from + 32 * cache_line), _MM_HINT_T0);
         const auto a = _mm_loadu_si128(source), b = _mm_loadu_si128(source + 1),
                    c = _mm_loadu_si128(source + 2), d = _mm_loadu_si128(source + 3);
         _mm_stream_si128(target, a);
@@ -75,7 +75,7 @@ private:
 void copy_bytes(std::byte* to, const std::byte* from, std::uint64_t length, [[maybe_unused]] bool large) {
 #if defined(__x86_64__)
     const bool apart = to + length <= from || from + length <= to;
-    if (large && length >= line && apart) {
+    if (large && length >= cache_line && apart) {
         static std::array<choice, 65> by_size;
         auto& best = by_size[static_cast<std::size_t>(std::bit_width(length))];
         const bool streamed = best.streams();

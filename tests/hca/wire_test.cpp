@@ -495,7 +495,9 @@ TEST_F(wire_test, campaign_both_ways) {
             ++received;
             EXPECT_EQ(post_receive(qp, {here.entry(0, 65536)}, 100), 0);
         }
-        ::usleep(50000);
+        // Neither goes while the other still wants to hear of its last message.
+        std::atomic_ref(shared[2].psn).fetch_add(1);
+        EXPECT_TRUE(is_said(2));
     };
     EXPECT_EQ(on_both([&](node& here, ibv_qp* qp) { play(here, qp, 0); },
                       [&](node& there, ibv_qp* qp) { play(there, qp, 1); }),

@@ -36,7 +36,15 @@ protected:
         EXPECT_EQ(done.status, 0) << done.output;
         EXPECT_HAS(done.output, "a put and a message to B: right\nall right\n");
     }
+    // Lines that may have one of several statuses.
+    static void expect_match(const program_result& done, const std::string& lines) {
+        EXPECT_TRUE(std::regex_search(done.output, std::regex(lines + "\n"))) << lines << "\n" << done.output;
+    }
 };
+
+// A peer that ended: its transport says the one, or the round of keep-alive messages, which may come first,
+// the other.
+constexpr const char* peer_gone = "(Connection reset by remote peer|Endpoint timeout)";
 
 class both_versions_of_errors : public errors_test, public ::testing::WithParamInterface<const char*> {};
 INSTANTIATE_TEST_SUITE_P(ucx, both_versions_of_errors, ::testing::Values("1.22", "1.23"),
@@ -60,12 +68,10 @@ INSTANTIATE_TEST_SUITE_P(over, killed_peer,
 TEST_P(killed_peer, ends_its_requests_and_no_other_with_an_error) {
     const auto done = trouble(GetParam().version, GetParam().transports, "killed");
     expect_only_a_failed(done);
-    EXPECT_TRUE(std::regex_search(
-        done.output, std::regex("the message to A: (Connection reset by remote peer|Endpoint timeout|"
-                                "Endpoint is not connected|Input/output error|Request canceled)\n"
-                                "the handler of A: (Connection reset by remote peer|Endpoint timeout|"
-                                "Endpoint is not connected|Input/output error)\n")))
-        << done.output;
+    expect_match(done, "the message to A: (Connection reset by remote peer|Endpoint timeout|"
+                       "Endpoint is not connected|Input/output error|Request canceled)\n"
+                       "the handler of A: (Connection reset by remote peer|Endpoint timeout|"
+                       "Endpoint is not connected|Input/output error)");
 }
 
 // What becomes of a put that cannot be carried out: an error of the transport, after which the endpoint works
@@ -77,7 +83,6 @@ struct put_error {
     const char* freed;
     const char* then;
 };
-constexpr const char* reset_by_peer = "Connection reset by remote peer";
 class failing_put : public errors_test, public ::testing::WithParamInterface<put_error> {
 protected:
     program_result put(const std::string& what) {
@@ -91,39 +96,37 @@ protected:
         EXPECT_EQ(errors_in(done.output), 1) << done.output;
         EXPECT_HAS(done.output, why);
         EXPECT_HAS(done.output, "Fatal: mem type unpack failed to uct_ep_put_short() Address not valid\n");
-        EXPECT_TRUE(std::regex_search(
-            done.output,
-            std::regex("the handler of A: (Connection reset by remote peer|Endpoint timeout)\n")))
-            << done.output;
+        expect_match(done, fmt::format("the handler of A: {}", peer_gone));
     }
 };
-INSTANTIATE_TEST_SUITE_P(
-    over, failing_put,
-    ::testing::Values(
-        put_error{"1.23", "rc_v", reset_by_peer, reset_by_peer, "endpoint_ends"},
-        put_error{"1.22", "posix,gaudi_ipc", "Address not valid", "Invalid parameter", "endpoint_lives"},
-        put_error{"1.23", "posix,gaudi_ipc", "Address not valid", "Invalid parameter", "endpoint_lives"},
-        put_error{"1.22", "tcp", reset_by_peer, reset_by_peer, "process_ends"},
-        put_error{"1.23", "tcp", reset_by_peer, reset_by_peer, "process_ends"},
-        put_error{"1.23", "ud_v", "", "", "process_ends"},
-        // Over shared memory a flush may be answered before.
-        put_error{"1.22", "posix,cma", "", "", "process_ends"},
-        put_error{"1.23", "posix,cma", "", "", "process_ends"}),
-    [](const auto& each) {
-        return name_of(fmt::format("{} {}", each.param.version, each.param.transports));
-    });
+INSTANTIATE_TEST_SUITE_P(over, failing_put,
+                         ::testing::Values(put_error{"1.23", "rc_v", "Connection reset by remote peer",
+                                                     "Connection reset by remote peer", "endpoint_ends"},
+                                           put_error{"1.22", "posix,gaudi_ipc", "Address not valid",
+                                                     "Invalid parameter", "endpoint_lives"},
+                                           put_error{"1.23", "posix,gaudi_ipc", "Address not valid",
+                                                     "Invalid parameter", "endpoint_lives"},
+                                           put_error{"1.22", "tcp", peer_gone, peer_gone, "process_ends"},
+                                           put_error{"1.23", "tcp", peer_gone, peer_gone, "process_ends"},
+                                           put_error{"1.23", "ud_v", ".*", ".*", "process_ends"},
+                                           // Over shared memory a flush may be answered before.
+                                           put_error{"1.22", "posix,cma", ".*", ".*", "process_ends"},
+                                           put_error{"1.23", "posix,cma", ".*", ".*", "process_ends"}),
+                         [](const auto& each) {
+                             return name_of(fmt::format("{} {}", each.param.version, each.param.transports));
+                         });
 
 TEST_P(failing_put, that_leaves_the_range_of_its_key_is_an_error_and_writes_nothing_there) {
     const auto done = put("outside");
     expect_only_a_failed(done);
-    EXPECT_HAS(done.output, fmt::format("the put beyond A's memory: {}", GetParam().outside));
+    expect_match(done, fmt::format("the put beyond A's memory: {}", GetParam().outside));
     expect_the_target_said_why(done, "a range that ends outside its allocation");
 }
 
 TEST_P(failing_put, to_memory_that_was_freed_is_an_error) {
     const auto done = put("freed");
     expect_only_a_failed(done);
-    EXPECT_HAS(done.output, fmt::format("the put to freed memory: {}", GetParam().freed));
+    expect_match(done, fmt::format("the put to freed memory: {}", GetParam().freed));
     expect_the_target_said_why(done, "no live allocation at this address");
 }
 
@@ -133,7 +136,7 @@ TEST_P(failing_put, to_memory_that_was_freed_spares_what_lies_there_now) {
         GTEST_SKIP() << "UCX looks at no key here (gotcha U5)";
     const auto done = put("reused");
     expect_only_a_failed(done);
-    EXPECT_HAS(done.output, fmt::format("the put to freed memory: {}", GetParam().freed));
+    expect_match(done, fmt::format("the put to freed memory: {}", GetParam().freed));
 }
 
 TEST_P(failing_put, from_a_device_that_was_reset_is_an_error) {
@@ -180,11 +183,7 @@ INSTANTIATE_TEST_SUITE_P(over, reset_under_staging,
 TEST_P(reset_under_staging, of_the_receiver_ends_it_and_the_sender_is_told) {
     const auto done = message("--faulty A --then process_ends");
     expect_only_a_failed(done);
-    EXPECT_TRUE(std::regex_search(
-        done.output,
-        std::regex("the message under the reset: (Connection reset by remote peer|Endpoint "
-                   "timeout)\nthe handler of A: (Connection reset by remote peer|Endpoint timeout)\n")))
-        << done.output;
+    expect_match(done, fmt::format("the message under the reset: {0}\nthe handler of A: {0}", peer_gone));
     EXPECT_EQ(errors_in(done.output), 1) << done.output;
     EXPECT_HAS(done.output, "Fatal: mem type unpack failed");
 }
