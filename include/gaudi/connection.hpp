@@ -106,7 +106,8 @@ public:
     // Drives everything without blocking. Returns how much happened.
     std::size_t poll();
 
-    // A note beside the data, over TCP: up to 64 KiB, in order. hear() blocks until one came.
+    // A note beside the data, over TCP: up to 64 KiB, in order. hear() blocks until one came. More
+    // than 64 MiB of them that nobody has heard end the connection.
     result<void> tell(std::span<const std::byte> note);
     [[nodiscard]] result<std::vector<std::byte>> hear(std::chrono::milliseconds limit);
     // Gives the peer a key to exactly this region, with these rights, and takes such an offer. The key ends

@@ -24,7 +24,13 @@ constexpr auto copy_glance = std::chrono::microseconds(100);
 constexpr auto farewell = milliseconds(1000);
 constexpr unsigned polls_before_sleep = 32, polls_before_yield = 4096, polls_between_clocks = 64;
 
+constexpr std::size_t most_heard = std::size_t{64} << 20;
+
 std::atomic<std::uint64_t> next_holder{1};
+
+std::size_t bytes_held_by(const frame& kept) {
+    return sizeof(kept) + kept.body.size();
+}
 
 // What the peer did not offer is not tried: its NIC would refuse it and break the connection.
 result<void> check_rights(const transfer_request& wanted) {
@@ -269,7 +275,13 @@ bool connection_core::handle(frame& received) {
         return words.has_value();
     }
     default:
+        heard_bytes_ += bytes_held_by(received);
         heard_.push_back(std::move(received));
+        if (heard_bytes_ > most_heard)
+            fail({errc::handshake_refused,
+                  fmt::format("{} sent {} notes and offers that nobody has asked for, more "
+                              "than {} MiB",
+                              peer(), heard_.size(), most_heard >> 20)});
         return true;
     }
 }
@@ -322,6 +334,7 @@ result<std::vector<std::byte>> connection_core::hear(frame_kind kind, millisecon
         const auto found =
             std::find_if(heard_.begin(), heard_.end(), [&](const frame& each) { return each.kind == kind; });
         if (found != heard_.end()) {
+            heard_bytes_ -= bytes_held_by(*found);
             auto body = std::move(found->body);
             heard_.erase(found);
             return body;

@@ -168,7 +168,7 @@ private:
     void tell_grants();
     // One-sided access to staged memory.
     bool give_lent(std::uint32_t slot);
-    [[nodiscard]] result<void> check_offered(const ask_frame& words) const;
+    [[nodiscard]] result<const offered_region*> offered(const ask_frame& words) const;
     void asked(const ask_frame& words);
     void lent(const lend_frame& words);
     void returned(const back_frame& words);
@@ -197,6 +197,7 @@ private:
     unsigned users_ = 1;
     control_channel control_;
     std::deque<frame> heard_; // notes and offers that nobody has asked for yet
+    std::size_t heard_bytes_ = 0;
     mapping memory_;
     shared_words* words_ = nullptr;
     mr_handle words_region_;                         // local rights

@@ -52,7 +52,7 @@ result<remote_region> connection_core::offer(const local_region& region, remote_
             [this](frame_kind kind, auto body) {
                 return control_.send(kind, body, std::chrono::steady_clock::now() + options_.deadline);
             },
-            [this](const ask_frame& request) { return check_offered(request); });
+            [this](const ask_frame& request) { return offered(request).map([](const auto*) {}); });
         if (!made)
             return tl::unexpected(made.error());
         lenders_.push_back(std::move(*made));
@@ -92,8 +92,8 @@ void connection_core::returned(const back_frame& words) {
     fail({errc::handshake_refused, fmt::format("{} gives back what was not lent", peer())});
 }
 
-// Whether the peer may touch this memory now.
-result<void> connection_core::check_offered(const ask_frame& words) const {
+// What the peer may touch now, or why not.
+result<const connection_core::offered_region*> connection_core::offered(const ask_frame& words) const {
     const auto refuse = [](std::string why) {
         return tl::unexpected(error(errc::remote_access, std::move(why)));
     };
@@ -113,20 +113,19 @@ result<void> connection_core::check_offered(const ask_frame& words) const {
                                   name_of(found->rights)));
     if (!region.allocated())
         return refuse(fmt::format("the buffer at {:#x} was freed", region.address()));
-    return {};
+    return &*found;
 }
 
 void connection_core::asked(const ask_frame& words) {
     const auto refuse = [&](const std::string& why) {
         (void)tell(frame_kind::over, over_frame{words.id, why}.encode());
     };
-    if (const auto permitted = check_offered(words); !permitted)
-        return refuse(permitted.error().observed());
-    const auto offered = std::find_if(offers_.begin(), offers_.end(),
-                                      [&](const offered_region& each) { return each.number == words.key; });
+    const auto found = offered(words);
+    if (!found)
+        return refuse(found.error().observed());
     for (const auto& each : lenders_)
-        if (each->memory().serves(offered->region.staged_from()->engine()) && !each->begin(words))
-            refuse("asked for twice");
+        if (each->memory().serves((*found)->region.staged_from()->engine()) && !each->begin(words))
+            refuse("asked for twice, or for too much at once");
 }
 
 std::uint64_t connection_core::identity_of(std::uint32_t slot) const {

@@ -152,7 +152,7 @@ lender::job* lender::find(std::uint64_t id) {
 
 bool lender::begin(const ask_frame& asked) {
     const std::lock_guard guard(mutex_);
-    if (find(asked.id) != nullptr)
+    if (find(asked.id) != nullptr || jobs_.size() == most_jobs)
         return false;
     jobs_.push_back({asked});
     return true;

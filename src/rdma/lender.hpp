@@ -56,6 +56,7 @@ struct over_frame {
 class lender {
 public:
     static constexpr std::uint32_t slabs = 8;
+    static constexpr std::size_t most_jobs = 64; // a peer of our making has one
     using sender = std::function<result<void>(frame_kind, std::span<const std::byte>)>;
     // Whether the peer may still touch the memory, asked before each copy from or to the device.
     using permission = std::function<result<void>(const ask_frame&)>;
@@ -69,7 +70,7 @@ public:
     [[nodiscard]] const slab_memory& memory() const { return memory_; }
     // Waits for the copies from and to these bytes of the device: from any thread.
     void wait_for_copies(std::uint64_t address, std::uint64_t length);
-    // The range has been checked. False where this id is under way already.
+    // The range has been checked. False where this id is under way already, or too many are.
     [[nodiscard]] bool begin(const ask_frame& asked);
     // False where the slab was not lent for this.
     [[nodiscard]] result<bool> give_back(const back_frame& returned);

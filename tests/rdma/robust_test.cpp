@@ -315,4 +315,25 @@ TEST_F(robust_rdma, ipv6_and_names) {
         EXPECT_EQ(connect(left.nic, nonsense).error().code(), errc::host_unknown) << nonsense;
 }
 
+// A peer cannot fill the memory with what nobody asks for.
+TEST_F(robust_rdma, notes_that_nobody_hears_end_the_connection) {
+    make_pair(memory_way::host, memory_way::host, 4096);
+    const std::vector<std::byte> note(64 * 1024, std::byte{7});
+    std::jthread telling([&] {
+        for (int i = 0; i < 2000 && left.link->tell(note); ++i) {
+        }
+    });
+    const auto limit = std::chrono::steady_clock::now() + soon;
+    while (right.link->alive() && std::chrono::steady_clock::now() < limit)
+        right.link->poll();
+    const auto sent = right.link->send(right.region);
+    ASSERT_FALSE(sent);
+    EXPECT_EQ(sent.error().code(), errc::handshake_refused);
+    EXPECT_NE(sent.error().message().find("that nobody has asked for, more than 64 MiB"), std::string::npos)
+        << sent.error().message();
+    for (std::size_t heard = 0; heard < 1000; ++heard)
+        ASSERT_EQ(expect(right.link->hear(soon)), note) << "what came before is not lost";
+    right.link.reset();
+}
+
 } // namespace
