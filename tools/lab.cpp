@@ -149,41 +149,14 @@ int run_child(const std::vector<std::string>& command) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-std::uint64_t stored_bytes(const fs::path& path) {
-    struct stat status {};
-    return ::stat(path.c_str(), &status) == 0 ? static_cast<std::uint64_t>(status.st_blocks) * 512 : 0;
-}
-
-// A program that ended without closing its devices leaves their memory behind until the next open: do that
-// one now.
-void sweep(const lab::folder& where) {
+// Programs that ended without closing their devices leave memory behind, which whoever enters the lab gives
+// back.
+void give_back_memory(const lab::folder& where, const std::string& name) {
+    ::unsetenv("GAUDI_LAB_FAULTS"); // not part of an experiment
+    ::unsetenv("GAUDI_LAB_TRACE");
+    lab::hca::sweep_segments(where.path() / "hca");
     void* library = ::dlopen(lab_hlthunk().c_str(), RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr)
-        return;
-    const auto open_module =
-        reinterpret_cast<int (*)(unsigned)>(::dlsym(library, "hlthunk_open_by_module_id"));
-    const auto close_device = reinterpret_cast<int (*)(int)>(::dlsym(library, "hlthunk_close"));
-    lab::hca::sweep_segments(where.path() / "hca");
-    for (unsigned i = 0; i < where.contents().gaudis.size(); ++i) {
-        const auto device = where.device_folder(i);
-        constexpr std::uint64_t idle_context = 65536; // tables of an open that was killed are larger
-        if (stored_bytes(device / "hbm") + stored_bytes(device / "sram") == 0 &&
-            stored_bytes(device / "context") <= idle_context)
-            continue;
-        if (const int fd = open_module(where.contents().gaudis[i].module_id); fd >= 0)
-            close_device(fd);
-    }
-}
-
-// The same for a lab that is only looked at: entering it gives back what killed programs left.
-void sweep_on_entering(const std::string& name, const fs::path& path) {
-    if (!fs::exists(path / "description")) // entering would make it
-        return;
-    ::unsetenv("GAUDI_LAB_FAULTS"); // looking is not part of an experiment
-    ::unsetenv("GAUDI_LAB_TRACE");
-    const auto entered = lab::folder::enter(name, std::nullopt);
-    void* library = ::dlopen(lab_hlthunk().c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (!entered || library == nullptr)
         return;
     ::setenv("GAUDI_LAB", name.c_str(), 1);
     const auto leave = reinterpret_cast<void (*)()>(::dlsym(library, "gaudi_lab_leave"));
@@ -191,7 +164,14 @@ void sweep_on_entering(const std::string& name, const fs::path& path) {
     leave();
     (void)count(0);
     leave();
-    lab::hca::sweep_segments(entered->path() / "hca");
+}
+
+// The same for a lab that is only looked at.
+void give_back_memory_of(const std::string& name, const fs::path& path) {
+    if (!fs::exists(path / "description")) // entering would make it
+        return;
+    if (const auto entered = lab::folder::enter(name, std::nullopt))
+        give_back_memory(*entered, name);
 }
 
 } // namespace
@@ -214,9 +194,7 @@ int lab_run(const lab_run_options& options) {
     if (entered->contents().hcas.size() > 1 || has_several_nodes(entered->contents()))
         ::setenv("HWLOC_XMLFILE", (entered->path() / "topology.xml").c_str(), 1);
     const int status = run_child(options.command);
-    ::unsetenv("GAUDI_LAB_FAULTS"); // the sweep is not part of the experiment
-    ::unsetenv("GAUDI_LAB_TRACE");
-    sweep(*entered);
+    give_back_memory(*entered, options.name);
     return status;
 }
 
@@ -283,6 +261,11 @@ json hcas_json(const fs::path& path, const lab::description& contents) {
     return all;
 }
 
+std::uint64_t stored_bytes(const fs::path& path) {
+    struct stat status {};
+    return ::stat(path.c_str(), &status) == 0 ? static_cast<std::uint64_t>(status.st_blocks) * 512 : 0;
+}
+
 // The entries of a folder that may vanish meanwhile, as those of a process that ends.
 std::vector<fs::path> entries_of(const fs::path& folder) {
     std::vector<fs::path> all;
@@ -295,7 +278,7 @@ std::vector<fs::path> entries_of(const fs::path& folder) {
 json lab_json(const std::string& name) {
     const auto top = lab::root();
     const auto path = *top / name;
-    sweep_on_entering(name, path);
+    give_back_memory_of(name, path);
     json entry = {{"name", name}, {"in_use", lab::in_use(path)}, {"gaudis", json::array()}};
     const auto contents = lab::read_description(path / "description");
     std::uint64_t total = 0;
