@@ -36,7 +36,8 @@ test: setup ucx ## what CI runs: format, headers, warnings, all tests, the fast 
 test-full: setup-full ucx ## also the slow campaigns, the thread sanitizer, clang, plugin and tools under the sanitizers, and the fuzzers
 	@.ci/test full
 
-build-headers: build-release
+build-headers:
+	@[ -f build/release/build.ninja ] || cmake --preset release >/dev/null
 	@cmake --build build/release --target check_headers -- --quiet
 
 FUZZ_SECONDS ?= 200

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 # Every header compiles alone: one source for each that includes it, twice, and nothing else. Not for those whose own source
-# begins with them, which is the same, unless something comes before: a precompiled header (src), another source (lab).
+# begins with them, which is the same, unless a precompiled header comes before (src). (The lab's are compiled apart by the preset clang.)
 file(GLOB_RECURSE project_headers RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS
     include/*.hpp abi/*.h src/*.hpp lab/*.hpp lab/*.h tools/*.hpp)
 if(GAUDI_DIRECT_UCX)
@@ -10,7 +10,7 @@ endif()
 set(header_sources)
 foreach(header ${project_headers})
     string(REGEX REPLACE "\\.h(pp)?$" ".cpp" own_source ${header})
-    if(NOT header MATCHES "^(src|include|lab)/" AND EXISTS ${PROJECT_SOURCE_DIR}/${own_source})
+    if(NOT header MATCHES "^(src|include)/" AND EXISTS ${PROJECT_SOURCE_DIR}/${own_source})
         file(STRINGS ${PROJECT_SOURCE_DIR}/${own_source} includes REGEX "^#include" LIMIT_COUNT 1)
         if(includes STREQUAL "#include \"${header}\"")
             continue()

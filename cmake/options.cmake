@@ -34,9 +34,10 @@ else() # these builds join sources, and what that makes the compiler say is nobo
 endif()
 
 # Headers such as gtest's, CLI11's and nlohmann's take longer than what is ours in a source: tests, tools and the lab are compiled
-# several sources at a time, but for the debugger's build, where one of them is compiled again and again.
+# several sources at a time, but for the debugger's build, where one of them is compiled again and again, and by clang, which
+# looks whether each of them includes what it needs.
 macro(join_sources)
-    if(NOT CMAKE_BUILD_TYPE STREQUAL "Debug")
+    if(NOT CMAKE_BUILD_TYPE STREQUAL "Debug" AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
         set(CMAKE_UNITY_BUILD ON)
         set(CMAKE_UNITY_BUILD_BATCH_SIZE 10)
     endif()
