@@ -13,11 +13,16 @@ fail() {
 }
 
 cmake --install "$build" --prefix "$scratch/prefix" >/dev/null
-for file in bin/gaudi-direct bin/rdma_server bin/rdma_client share/man/man1/rdma_client.1 include/gaudi/gaudi.hpp lib/libgaudi-direct.so lib/gaudi-direct/lab/libhl-thunk.so \
+for file in bin/gaudi-direct bin/rdma_server bin/rdma_client share/man/man1/rdma_client.1 share/man/man1/rdma_server.1 include/gaudi/gaudi.hpp lib/libgaudi-direct.so lib/gaudi-direct/lab/libhl-thunk.so \
     lib/gaudi-direct/lab/libvhca.so lib/gaudi-direct/lab/libvhca-node.so share/doc/gaudi-direct/docs/virtual-hca.md \
     lib/cmake/gaudi-direct/gaudi-direct-config.cmake lib/pkgconfig/gaudi-direct.pc share/man/man1/gaudi-direct.1 include/gaudi/gaudi.h \
     share/gaudi-direct/example.lab include/gaudi-direct/lab/dmabuf.h; do
     [ -e "$scratch/prefix/$file" ] || fail "not installed: $file"
+done
+
+# A page that only names another is looked for in the machine's own folders, where librdmacm's has the same name.
+for page in "$scratch"/prefix/share/man/man*/*; do
+    ! grep -q '^\.so' "$page" || fail "$page only names another"
 done
 
 mkdir "$scratch/user"

@@ -100,7 +100,7 @@ const std::vector<error_description> catalogue = {
     {errc::zero_copy_impossible, "zero_copy_impossible", unsupported,
      "zero-copy was required and is impossible", "fix the cause named above, or allow staging"},
     {errc::remote_staged, "remote_staged", unsupported, "staged memory has no address that a NIC can use",
-     "use send and receive, or mend what stands against zero-copy"},
+     "use send and receive, or fix what prevents zero-copy"},
     {errc::rights_invalid, "rights_invalid", invalid, "a key with rights that do not exist, or with none",
      "ask for remote_access::read, write or atomic, or several of them"},
     {errc::host_unknown, "host_unknown", invalid, "the host or port cannot be resolved",
@@ -144,8 +144,7 @@ const std::vector<error_description> catalogue = {
      "library"},
     {errc::way_impossible, "way_impossible", unsupported, "no path for these bytes",
      "allow every path (no import_options::only), or fix a cause named above; docs/ipc.md tells what each "
-     "path "
-     "needs"},
+     "path needs"},
     {errc::peer_silent, "peer_silent", peer_gone, "the owner of the memory does not answer",
      "look at the owner: it is stopped, or busy beyond the deadline"},
     {errc::lease_revoked, "lease_revoked", peer_gone, "the owner took the memory back",

@@ -206,6 +206,19 @@ TEST_F(ipc_test, zero_copy_can_be_required) {
         << refused.error().message();
 }
 
+TEST_F(ipc_test, a_way_that_alone_is_allowed_and_impossible_is_told_with_its_remedy) {
+    owner other;
+    import_options options;
+    options.only = ipc_way::import; // which this driver cannot
+    auto imported = expect(import_memory(other.share(4096, 1), options));
+    std::vector<std::byte> host(4096);
+    const auto refused = imported.read(host);
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code(), errc::way_impossible) << refused.error().message();
+    EXPECT_NE(refused.error().message().find("no import_options::only"), std::string::npos)
+        << refused.error().message();
+}
+
 TEST_F(ipc_test, other_generations_by_the_ways_they_have) {
     struct generation_case {
         const char* name;

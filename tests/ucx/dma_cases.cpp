@@ -61,7 +61,7 @@ TEST_F(uct_dma, within_a_device_too) {
 
 TEST_F(uct_dma, the_processor_works_on_while_the_device_copies) {
     copier dma(domain, "gaudi_dma", "gaudi_dma");
-    const std::size_t size = 1 << 30;
+    const std::size_t size = 1 << 28;
     const allocated memory(domain, size);
     std::vector<std::byte> out(size, std::byte{7});
     finished done;
@@ -76,7 +76,7 @@ TEST_F(uct_dma, the_processor_works_on_while_the_device_copies) {
         dma.progress();
     }
     EXPECT_NE(state, 0U);
-    EXPECT_GT(computed, 1000000U) << "it was over before much else could be done";
+    EXPECT_GT(computed, 100000U) << "it was over before much else could be done";
     std::vector<std::byte> seen(1 << 20);
     for (const auto at : {std::size_t{0}, size / 2 - 4096, size - seen.size()}) {
         whole(dma, false, seen, memory.number() + at);

@@ -256,6 +256,11 @@ TEST_F(ucx_test, an_export_that_fails_is_an_error_only_where_it_must_work) {
         }
     expect_right(peers(new_ucx, "rc_v", "--sizes 8,1m --rounds 1 --operations tag,put",
                        {faults, "UCX_GAUDI_COPY_DMABUF=no"}));
+    // The lab's own refusal (gotcha U14), with everything as it is by default.
+    describe_lab("gaudis = 2\nhcas = 1\nsmall_bar = yes\n");
+    const auto small_bar = peers(new_ucx, "rc_v", "--sizes 8,1m --rounds 1");
+    EXPECT_EQ(small_bar.status, 0) << small_bar.output;
+    EXPECT_HAS(small_bar.output, "WARN  over NICs Gaudi memory goes through host memory");
 }
 
 TEST_F(ucx_test, an_hlthunk_that_cannot_export_is_staged) {

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "src/rdma/completion_status.hpp"
+
 #include <gaudi/error.hpp>
 
 #include <cerrno>
@@ -42,6 +44,16 @@ TEST(error, message_has_meaning_kind_numbers_errno_and_remedy) {
     // Brought by another error: its remedy is not said twice.
     const error outer(errc::memory_exhausted, fmt::format("for the heap: {}", what.message()));
     EXPECT_EQ(outer.message(), "no device memory left (exhausted): for the heap: " + what.message());
+}
+
+TEST(completion_status, is_told_by_its_name) {
+    for (int status = IBV_WC_SUCCESS; status <= IBV_WC_GENERAL_ERR; ++status)
+        EXPECT_EQ(name_of(static_cast<ibv_wc_status>(status)).find("IBV_WC_unknown"), std::string::npos)
+            << status;
+    EXPECT_EQ(name_of(IBV_WC_SUCCESS), "IBV_WC_SUCCESS (0)");
+    EXPECT_EQ(name_of(IBV_WC_REM_ACCESS_ERR), "IBV_WC_REM_ACCESS_ERR (10)");
+    EXPECT_EQ(name_of(IBV_WC_GENERAL_ERR), "IBV_WC_GENERAL_ERR (21)");
+    EXPECT_EQ(name_of(static_cast<ibv_wc_status>(30)), "IBV_WC_unknown (30)");
 }
 
 } // namespace
