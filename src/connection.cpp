@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <gaudi/connection.hpp>
 
+#include "src/error/try.hpp"
 #include "src/memory/registration_cache.hpp"
 #include "src/os/byte_order.hpp"
 #include "src/rdma/connection_core.hpp"
@@ -72,8 +73,7 @@ result<void> check_part(std::uint64_t whole, std::uint64_t offset, std::uint64_t
 } // namespace
 
 result<remote_region> remote_region::part(std::uint64_t offset, std::uint64_t bytes) const {
-    if (auto fits = check_part(length, offset, bytes); !fits)
-        return tl::unexpected(fits.error());
+    GAUDI_CHECK(check_part(length, offset, bytes));
     auto taken = *this;
     taken.address += offset;
     taken.length = bytes;
@@ -85,8 +85,7 @@ std::string_view local_region::reason() const {
 }
 
 result<local_region> local_region::part(std::uint64_t offset, std::uint64_t bytes) const {
-    if (auto fits = check_part(length_, offset, bytes); !fits)
-        return tl::unexpected(fits.error());
+    GAUDI_CHECK(check_part(length_, offset, bytes));
     auto taken = *this;
     taken.address_ += offset;
     taken.length_ = bytes;
@@ -106,143 +105,117 @@ const path_report::count& path_report::by(memory_way way) const {
     return way == memory_way::host ? host : way == memory_way::zero_copy ? zero_copy : staged;
 }
 
-transfer::transfer(connection_core* core, std::uint32_t slot) : core_(core), slot_(slot) {
-    core_->retain();
+transfer::transfer(connection_core* core, std::uint32_t slot) : operation_({core, slot}) {
+    core->retain();
 }
 
-transfer::transfer(transfer&& other) noexcept
-    : core_(std::exchange(other.core_, nullptr)), slot_(other.slot_) {}
-
-transfer& transfer::operator=(transfer&& other) noexcept {
-    std::swap(core_, other.core_);
-    std::swap(slot_, other.slot_);
-    return *this;
-}
-
-transfer::~transfer() {
-    if (core_ == nullptr)
-        return;
-    core_->drop(slot_);
-    core_->release();
+void transfer::operation::close() noexcept {
+    core->drop(slot);
+    core->release();
 }
 
 bool transfer::done() {
-    return core_ == nullptr || core_->done(slot_);
+    return !operation_ || operation_->core->done(operation_->slot);
 }
 
 result<completion> transfer::wait(std::chrono::milliseconds limit) {
-    if (core_ == nullptr)
+    if (!operation_)
         return completion{};
-    return core_->wait(slot_, limit);
+    return operation_->core->wait(operation_->slot, limit);
 }
 
-connection::connection(connection&& other) noexcept : core_(std::exchange(other.core_, nullptr)) {}
-
-connection& connection::operator=(connection&& other) noexcept {
-    std::swap(core_, other.core_);
-    return *this;
-}
-
-connection::~connection() {
-    if (core_ == nullptr)
-        return;
-    close();
-    core_->release();
+void connection::open_connection::close() noexcept {
+    core->close();
+    core->release();
 }
 
 namespace {
 
 result<transfer> begin(connection_core* core, const transfer_request& wanted) {
-    const auto slot = core->start(wanted);
-    if (!slot)
-        return tl::unexpected(slot.error());
-    return transfer(core, *slot);
+    GAUDI_TRY(const auto slot, core->start(wanted));
+    return transfer(core, slot);
 }
 
 } // namespace
 
 result<transfer> connection::send(const local_region& from, std::optional<std::uint32_t> immediate) {
-    return begin(core_, {.kind = transfer_kind::send, .local = &from, .immediate = immediate});
+    return begin(core(), {.kind = transfer_kind::send, .local = &from, .immediate = immediate});
 }
 
 result<transfer> connection::receive(const local_region& into) {
-    return begin(core_, {.kind = transfer_kind::receive, .local = &into});
+    return begin(core(), {.kind = transfer_kind::receive, .local = &into});
 }
 
 result<transfer> connection::write(const local_region& from, const remote_region& to) {
-    return begin(core_, {.kind = transfer_kind::write, .local = &from, .remote = &to});
+    return begin(core(), {.kind = transfer_kind::write, .local = &from, .remote = &to});
 }
 
 result<transfer> connection::write_with_immediate(const local_region& from, const remote_region& to,
                                                   std::uint32_t immediate) {
-    return begin(core_,
+    return begin(core(),
                  {.kind = transfer_kind::write, .local = &from, .remote = &to, .immediate = immediate});
 }
 
 result<transfer> connection::read(const local_region& into, const remote_region& from) {
-    return begin(core_, {.kind = transfer_kind::read, .local = &into, .remote = &from});
+    return begin(core(), {.kind = transfer_kind::read, .local = &into, .remote = &from});
 }
 
 result<transfer> connection::fetch_add(const remote_region& where, std::uint64_t add) {
-    return begin(core_, {.kind = transfer_kind::fetch_add, .remote = &where, .operand = add});
+    return begin(core(), {.kind = transfer_kind::fetch_add, .remote = &where, .operand = add});
 }
 
 result<transfer> connection::compare_swap(const remote_region& where, std::uint64_t expected,
                                           std::uint64_t desired) {
     return begin(
-        core_,
+        core(),
         {.kind = transfer_kind::compare_swap, .remote = &where, .operand = desired, .compare = expected});
 }
 
 bool connection::atomics() const {
-    return core_->atomics();
+    return core()->atomics();
 }
 
 std::size_t connection::poll() {
-    return core_->progress();
+    return core()->progress();
 }
 
 result<void> connection::tell(std::span<const std::byte> note) {
-    return core_->tell(frame_kind::note, note);
+    return core()->tell(frame_kind::note, note);
 }
 
 result<std::vector<std::byte>> connection::hear(std::chrono::milliseconds limit) {
-    return core_->hear(frame_kind::note, limit);
+    return core()->hear(frame_kind::note, limit);
 }
 
 result<void> connection::offer(const local_region& region, remote_access rights) {
-    const auto remote = core_->offer(region, rights);
-    if (!remote)
-        return tl::unexpected(remote.error());
-    return core_->tell(frame_kind::offer, remote->encode());
+    GAUDI_TRY(const auto remote, core()->offer(region, rights));
+    return core()->tell(frame_kind::offer, remote.encode());
 }
 
 void connection::withdraw(const local_region& region) {
-    core_->withdraw(region);
+    core()->withdraw(region);
 }
 
 result<remote_region> connection::take_offer(std::chrono::milliseconds limit) {
-    const auto body = core_->hear(frame_kind::offer, limit);
-    if (!body)
-        return tl::unexpected(body.error());
-    return remote_region::decode(*body);
+    GAUDI_TRY(const auto body, core()->hear(frame_kind::offer, limit));
+    return remote_region::decode(body);
 }
 
 void connection::close() {
-    if (core_ != nullptr)
-        core_->close();
+    if (open_)
+        core()->close();
 }
 
 bool connection::alive() const {
-    return core_ != nullptr && core_->alive();
+    return open_ && core()->alive();
 }
 
 path_report connection::report() const {
-    return core_->report();
+    return core()->report();
 }
 
 const std::string& connection::peer() const {
-    return core_->peer();
+    return core()->peer();
 }
 
 namespace {
@@ -258,45 +231,29 @@ result<connection> made(result<connection_core*> core) {
 result<connection> connect(const std::shared_ptr<nic>& card, const std::string& peer,
                            const connection_options& options) {
     const auto deadline = std::chrono::steady_clock::now() + options.deadline;
-    auto joined = stream::connect(peer, default_port, deadline);
-    if (!joined)
-        return tl::unexpected(joined.error());
+    GAUDI_TRY(auto joined, stream::connect(peer, default_port, deadline));
     return made(
-        connection_core::join(card, std::move(*joined), connection_core::role::client, options, deadline));
+        connection_core::join(card, std::move(joined), connection_core::role::client, options, deadline));
 }
 
 result<listener> listener::open(std::uint16_t port, const std::string& address) {
-    auto opened = listen_on(address, port);
-    if (!opened)
-        return tl::unexpected(opened.error());
-    return listener(opened->fd.release(), opened->port);
+    GAUDI_TRY(auto opened, listen_on(address, port));
+    return listener(socket{opened.fd.release(), opened.port});
 }
 
-listener::listener(listener&& other) noexcept : fd_(std::exchange(other.fd_, -1)), port_(other.port_) {}
-
-listener& listener::operator=(listener&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    std::swap(port_, other.port_);
-    return *this;
-}
-
-listener::~listener() {
-    unique_fd{fd_};
+void listener::socket::close() noexcept {
+    unique_fd{fd};
 }
 
 result<caller> listener::next(std::chrono::milliseconds limit) const {
-    auto joined = accept_from(fd_, std::chrono::steady_clock::now() + limit);
-    if (!joined)
-        return tl::unexpected(joined.error());
-    return caller(std::make_unique<stream>(std::move(*joined)));
+    GAUDI_TRY(auto joined, accept_from(socket_->fd, std::chrono::steady_clock::now() + limit));
+    return caller(std::make_unique<stream>(std::move(joined)));
 }
 
 result<connection> listener::accept(const std::shared_ptr<nic>& card, std::chrono::milliseconds limit,
                                     const connection_options& options) const {
-    auto knocking = next(limit);
-    if (!knocking)
-        return tl::unexpected(knocking.error());
-    return knocking->welcome(card, options);
+    GAUDI_TRY(auto knocking, next(limit));
+    return knocking.welcome(card, options);
 }
 
 caller::caller(std::unique_ptr<stream> joined) : joined_(std::move(joined)), peer_(joined_->peer()) {}

@@ -3,6 +3,8 @@
 
 #include "src/rdma/connection_core.hpp"
 
+#include "src/error/try.hpp"
+
 namespace gaudi {
 
 connection_pool::lease::lease(connection_pool& home, std::string peer, connection taken)
@@ -32,10 +34,8 @@ result<connection_pool::lease> connection_pool::take(const std::string& peer) {
         if (waiting->core()->look_after()) // what the peer did meanwhile
             return lease(*this, peer, std::move(*waiting));
     }
-    auto made = connect(card_, peer, options_);
-    if (!made)
-        return tl::unexpected(made.error());
-    return lease(*this, peer, std::move(*made));
+    GAUDI_TRY(auto made, connect(card_, peer, options_));
+    return lease(*this, peer, std::move(made));
 }
 
 void connection_pool::give_back(const std::string& peer, connection returned) {

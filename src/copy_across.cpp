@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <gaudi/device.hpp>
 
+#include "src/error/try.hpp"
 #include "src/hl/hl_device.hpp"
 #include "src/memory/heap_core.hpp"
 #include "src/os/mapping.hpp"
@@ -21,32 +22,22 @@ constexpr std::uint64_t stage_bytes = 4ULL << 20;
 result<void> copy_by_import(device& to, device_address destination, device& from, device_address source,
                             std::uint64_t length) {
     // A DMA-BUF of its own: an import maps whole pages from the beginning.
-    const auto window = from.export_pages(source, length);
-    if (!window)
-        return tl::unexpected(window.error());
-    const unique_fd dmabuf(window->fd);
-    const auto imported = to.core()->import_dmabuf(dmabuf.get(), round_up(window->offset + length, 4096));
-    if (!imported)
-        return tl::unexpected(imported.error());
-    const auto engine = to.copies();
-    if (!engine)
-        return tl::unexpected(engine.error());
-    const auto started = engine->core()->copy_unchecked(destination, imported->address() + window->offset,
-                                                        length, copy_direction::down, {});
-    if (!started)
-        return tl::unexpected(started.error());
-    return copy_ticket(engine->core(), *started).wait();
+    GAUDI_TRY(const auto window, from.export_pages(source, length));
+    const unique_fd dmabuf(window.fd);
+    GAUDI_TRY(const auto imported,
+              to.core()->import_dmabuf(dmabuf.get(), round_up(window.offset + length, 4096)));
+    GAUDI_TRY(const auto engine, to.copies());
+    GAUDI_TRY(const auto started,
+              engine.core()->copy_unchecked(destination, imported.address() + window.offset, length,
+                                            copy_direction::down, {}));
+    return copy_ticket(engine.core(), started).wait();
 }
 
 // Through pinned host memory, two slabs in turn: one is read into while the other is written from.
 result<void> copy_staged(device& to, device_address destination, device& from, device_address source,
                          std::uint64_t length) {
-    auto reader = from.copies();
-    if (!reader)
-        return tl::unexpected(reader.error());
-    auto writer = to.copies();
-    if (!writer)
-        return tl::unexpected(writer.error());
+    GAUDI_TRY(auto reader, from.copies());
+    GAUDI_TRY(auto writer, to.copies());
     struct slab {
         mapping memory;
         pinned_memory for_reader, for_writer;
@@ -54,18 +45,10 @@ result<void> copy_staged(device& to, device_address destination, device& from, d
     };
     std::array<slab, 2> slabs;
     for (auto& next : slabs) {
-        auto memory = mapping::anonymous(stage_bytes);
-        if (!memory)
-            return tl::unexpected(memory.error());
-        next.memory = std::move(*memory);
-        auto for_reader = reader->pin(next.memory.bytes());
-        if (!for_reader)
-            return tl::unexpected(for_reader.error());
-        next.for_reader = std::move(*for_reader);
-        auto for_writer = writer->pin(next.memory.bytes());
-        if (!for_writer)
-            return tl::unexpected(for_writer.error());
-        next.for_writer = std::move(*for_writer);
+        GAUDI_TRY(auto memory, mapping::anonymous(stage_bytes));
+        next.memory = std::move(memory);
+        GAUDI_TRY(next.for_reader, reader.pin(next.memory.bytes()));
+        GAUDI_TRY(next.for_writer, writer.pin(next.memory.bytes()));
     }
     result<void> outcome;
     for (std::uint64_t done = 0, turn = 0; done < length && outcome; ++turn) {
@@ -75,11 +58,11 @@ result<void> copy_staged(device& to, device_address destination, device& from, d
         next.writing = {};
         if (!outcome)
             break;
-        auto reading = reader->read(bytes, source + done);
+        auto reading = reader.read(bytes, source + done);
         outcome = reading ? reading->wait() : tl::unexpected(reading.error());
         if (!outcome)
             break;
-        auto writing = writer->write(destination + done, bytes);
+        auto writing = writer.write(destination + done, bytes);
         if (!writing)
             outcome = tl::unexpected(writing.error());
         else
@@ -104,24 +87,17 @@ result<across_report> copy_across(device& to, device_address destination, device
     if (length == 0)
         return tl::unexpected(error(errc::size_zero, "copy of 0 bytes between devices"));
     for (const auto& [address, owner] : {std::pair(destination, &to), std::pair(source, &from)}) {
-        const auto known = registry::self().map().find(address, length);
-        if (!known)
-            return tl::unexpected(known.error());
-        if (known->device_index != owner->core()->who().index)
+        GAUDI_TRY(const auto known, registry::self().map().find(address, length));
+        if (known.device_index != owner->core()->who().index)
             return tl::unexpected(
                 error(errc::wrong_device, fmt::format("{} bytes at {:#x} are not memory of {}", length,
                                                       address.value(), owner->core()->who().bus_id)));
     }
     across_report report;
     if (to.core() == from.core()) {
-        auto engine = to.copies();
-        if (!engine)
-            return tl::unexpected(engine.error());
-        auto ticket = engine->copy(destination, source, length);
-        if (!ticket)
-            return tl::unexpected(ticket.error());
-        if (auto done = ticket->wait(); !done)
-            return tl::unexpected(done.error());
+        GAUDI_TRY(auto engine, to.copies());
+        GAUDI_TRY(auto ticket, engine.copy(destination, source, length));
+        GAUDI_CHECK(ticket.wait());
         report.path = device_path::same_device;
         return report;
     }
@@ -134,8 +110,7 @@ result<across_report> copy_across(device& to, device_address destination, device
         return tl::unexpected(direct.error());
     report.why_not_direct =
         fmt::format("{} ({})", describe(direct.error().code()).meaning, direct.error().observed());
-    if (auto staged = copy_staged(to, destination, from, source, length); !staged)
-        return tl::unexpected(staged.error());
+    GAUDI_CHECK(copy_staged(to, destination, from, source, length));
     return report;
 }
 

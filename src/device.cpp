@@ -2,6 +2,7 @@
 #include <gaudi/device.hpp>
 
 #include "src/copy/copy_core.hpp"
+#include "src/error/try.hpp"
 #include "src/hl/discovery.hpp"
 #include "src/hl/synapse.hpp"
 #include "src/memory/heap_core.hpp"
@@ -35,10 +36,7 @@ result<copy_engine> device::copies(const copy_options& options) {
     const std::lock_guard guard(core_->engine_mutex);
     auto core = std::static_pointer_cast<copy_core>(core_->engine.lock());
     if (!core) {
-        auto made = copy_core::make(core_, &registry::self().map(), options);
-        if (!made)
-            return tl::unexpected(made.error());
-        core = *made;
+        GAUDI_TRY(core, copy_core::make(core_, &registry::self().map(), options));
         core_->engine = core;
     }
     return copy_engine(core);
@@ -84,14 +82,10 @@ result<dmabuf_export> device::export_foreign(device_address address, std::uint64
         return tl::unexpected(
             error(errc::not_allocated,
                   fmt::format("{} bytes at {:#x}: {}", length, address.value(), found.error().observed())));
-    const auto plan = plan_export({core_->who().generation, memory_origin::foreign_pool, found->pool_base,
-                                   found->pool_size, address, length});
-    if (!plan)
-        return tl::unexpected(plan.error());
-    auto fd = core_->export_dmabuf(*plan);
-    if (!fd)
-        return tl::unexpected(fd.error());
-    return dmabuf_export{fd->release(), plan->dmabuf_offset, plan->iova, plan->length};
+    GAUDI_TRY(const auto plan, plan_export({core_->who().generation, memory_origin::foreign_pool,
+                                            found->pool_base, found->pool_size, address, length}));
+    GAUDI_TRY(auto fd, core_->export_dmabuf(plan));
+    return dmabuf_export{fd.release(), plan.dmabuf_offset, plan.iova, plan.length};
 }
 
 bool synapse_copies_here() {

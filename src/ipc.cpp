@@ -2,6 +2,7 @@
 #include <gaudi/ipc.hpp>
 
 #include "src/copy/copy_core.hpp"
+#include "src/error/try.hpp"
 #include "src/ipc/importer.hpp"
 #include "src/ipc/settings.hpp"
 
@@ -113,10 +114,8 @@ std::string_view name_of(ipc_way way) {
 }
 
 result<memory_handle> share(device_address address, std::uint64_t length) {
-    const auto service = broker::self();
-    if (!service)
-        return tl::unexpected(service.error());
-    return (*service)->share(address, length, false);
+    GAUDI_TRY(const auto service, broker::self());
+    return service->share(address, length, false);
 }
 
 result<memory_handle> share(const device_buffer& buffer) {
@@ -126,33 +125,25 @@ result<memory_handle> share(const device_buffer& buffer) {
 }
 
 result<memory_handle> share_apart(device_address address, std::uint64_t length) {
-    const auto service = broker::self();
-    if (!service)
-        return tl::unexpected(service.error());
-    return (*service)->share(address, length, true);
+    GAUDI_TRY(const auto service, broker::self());
+    return service->share(address, length, true);
 }
 
 result<void> revoke_handle(const memory_handle& handle, std::chrono::milliseconds limit) {
-    const auto record = read_handle(handle.bytes);
-    if (!record)
-        return tl::unexpected(record.error());
-    const auto address = device_address(record->base);
-    const auto service = sharing(address);
-    if (!service)
-        return tl::unexpected(service.error());
-    if (!(*service)->revoke(address, record->secret))
+    GAUDI_TRY(const auto record, read_handle(handle.bytes));
+    const auto address = device_address(record.base);
+    GAUDI_TRY(const auto service, sharing(address));
+    if (!service->revoke(address, record.secret))
         return tl::unexpected(
             error(errc::handle_invalid, "no handle of share_apart(): revoke_leases() takes back the others"));
-    if (!(*service)->wait(address, broker::until::quiet, limit, record->secret))
-        return still_leased(address, (*service)->leases_of(address, record->secret));
+    if (!service->wait(address, broker::until::quiet, limit, record.secret))
+        return still_leased(address, service->leases_of(address, record.secret));
     return {};
 }
 
 result<void> offer_device(device& shared) {
-    const auto service = broker::self();
-    if (!service)
-        return tl::unexpected(service.error());
-    return (*service)->offer(shared.core());
+    GAUDI_TRY(const auto service, broker::self());
+    return service->offer(shared.core());
 }
 
 std::vector<lease_info> leases_of(device_address address) {
@@ -161,23 +152,19 @@ std::vector<lease_info> leases_of(device_address address) {
 }
 
 result<void> wait_for_leases(device_address address, std::chrono::milliseconds limit) {
-    const auto service = sharing(address);
-    if (!service)
-        return tl::unexpected(service.error());
-    if (!(*service)->wait(address, broker::until::closed, limit))
-        return still_leased(address, (*service)->leases_of(address));
+    GAUDI_TRY(const auto service, sharing(address));
+    if (!service->wait(address, broker::until::closed, limit))
+        return still_leased(address, service->leases_of(address));
     return {};
 }
 
 result<void> revoke_leases(device_address address, std::chrono::milliseconds limit) {
-    const auto service = sharing(address);
-    if (!service)
-        return tl::unexpected(service.error());
-    if (!(*service)->revoke(address))
+    GAUDI_TRY(const auto service, sharing(address));
+    if (!service->revoke(address))
         return tl::unexpected(
             error(errc::not_allocated, fmt::format("nothing is shared at {:#x}", address.value())));
-    if (!(*service)->wait(address, broker::until::quiet, limit))
-        return still_leased(address, (*service)->leases_of(address));
+    if (!service->wait(address, broker::until::quiet, limit))
+        return still_leased(address, service->leases_of(address));
     return {};
 }
 
@@ -258,43 +245,31 @@ bool imported_buffer::gone() const {
 }
 
 result<ipc_ticket> imported_buffer::read(std::span<std::byte> to, std::uint64_t offset) {
-    const auto at = place(offset_, length_, offset, to.size());
-    if (!at)
-        return tl::unexpected(at.error());
-    return importer::self().start(lease_, options_, false, {to, {}, false}, *at, to.size());
+    GAUDI_TRY(const auto at, place(offset_, length_, offset, to.size()));
+    return importer::self().start(lease_, options_, false, {to, {}, false}, at, to.size());
 }
 
 result<pinned_memory> imported_buffer::pin(std::span<std::byte> memory) {
-    auto engine = importer::self().context_engine(lease_);
-    if (!engine)
-        return tl::unexpected(engine.error());
-    auto pinned = engine->pin(memory);
-    if (!pinned)
-        return tl::unexpected(pinned.error());
-    return pinned_memory(std::make_unique<leased_pin>(lease_, std::move(*pinned)));
+    GAUDI_TRY(auto engine, importer::self().context_engine(lease_));
+    GAUDI_TRY(auto pinned, engine.pin(memory));
+    return pinned_memory(std::make_unique<leased_pin>(lease_, std::move(pinned)));
 }
 
 result<ipc_ticket> imported_buffer::write(std::uint64_t offset, std::span<const std::byte> from) {
-    const auto at = place(offset_, length_, offset, from.size());
-    if (!at)
-        return tl::unexpected(at.error());
+    GAUDI_TRY(const auto at, place(offset_, length_, offset, from.size()));
     // Only read: the type is that of both directions.
     const std::span<std::byte> source(const_cast<std::byte*>(from.data()), from.size());
-    return importer::self().start(lease_, options_, true, {source, {}, false}, *at, from.size());
+    return importer::self().start(lease_, options_, true, {source, {}, false}, at, from.size());
 }
 
 result<ipc_ticket> imported_buffer::read(device_address to, std::uint64_t offset, std::uint64_t length) {
-    const auto at = place(offset_, length_, offset, length);
-    if (!at)
-        return tl::unexpected(at.error());
-    return importer::self().start(lease_, options_, false, {{}, to, true}, *at, length);
+    GAUDI_TRY(const auto at, place(offset_, length_, offset, length));
+    return importer::self().start(lease_, options_, false, {{}, to, true}, at, length);
 }
 
 result<ipc_ticket> imported_buffer::write(std::uint64_t offset, device_address from, std::uint64_t length) {
-    const auto at = place(offset_, length_, offset, length);
-    if (!at)
-        return tl::unexpected(at.error());
-    return importer::self().start(lease_, options_, true, {{}, from, true}, *at, length);
+    GAUDI_TRY(const auto at, place(offset_, length_, offset, length));
+    return importer::self().start(lease_, options_, true, {{}, from, true}, at, length);
 }
 
 result<void> check_handle(const memory_handle& handle) {
@@ -302,13 +277,9 @@ result<void> check_handle(const memory_handle& handle) {
 }
 
 result<imported_buffer> import_memory(std::span<const std::byte> handle, const import_options& options) {
-    const auto record = read_handle(handle);
-    if (!record)
-        return tl::unexpected(record.error());
-    auto lease = importer::self().open(*record);
-    if (!lease)
-        return tl::unexpected(lease.error());
-    return imported_buffer(std::move(*lease), record->offset, record->length, options);
+    GAUDI_TRY(const auto record, read_handle(handle));
+    GAUDI_TRY(auto lease, importer::self().open(record));
+    return imported_buffer(std::move(lease), record.offset, record.length, options);
 }
 
 } // namespace gaudi

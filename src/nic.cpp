@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <gaudi/nic.hpp>
 
+#include "src/error/try.hpp"
 #include "src/memory/registration_cache.hpp"
 #include "src/rdma/nic_survey.hpp"
 #include "src/rdma/staging_source.hpp"
@@ -52,16 +53,14 @@ result<local_region> nic::region(device& card, const device_buffer& buffer, way_
     }
     if (!buffer)
         return tl::unexpected(error(errc::not_allocated, "region of an empty buffer"));
-    auto engine = card.copies();
-    if (!engine)
-        return tl::unexpected(engine.error());
+    GAUDI_TRY(auto engine, card.copies());
     local_region region;
     region.address_ = buffer.address().value();
     region.length_ = buffer.size();
     region.generation_ = buffer.generation();
     region.way_ = memory_way::staged;
     region.source_ =
-        std::make_shared<const staging_source>(card.heap().core(), std::move(*engine), std::move(reason));
+        std::make_shared<const staging_source>(card.heap().core(), std::move(engine), std::move(reason));
     return region;
 }
 
@@ -84,24 +83,18 @@ void nic::trim() {
 }
 
 result<std::string> loaded_verbs() {
-    const auto api = verbs_api::load();
-    if (!api)
-        return tl::unexpected(api.error());
-    return (*api)->path();
+    GAUDI_TRY(const auto api, verbs_api::load());
+    return api->path();
 }
 
 result<std::vector<nic_info>> list_nics(const std::optional<device_info>& near_to) {
-    auto seen = survey_nics(near_to);
-    if (!seen)
-        return tl::unexpected(seen.error());
-    return std::move(seen->ports);
+    GAUDI_TRY(auto seen, survey_nics(near_to));
+    return std::move(seen.ports);
 }
 
 result<std::shared_ptr<nic>> open_nic(const nic_choice& choice, const registration_limits& limits) {
-    auto core = nic_core::open(choice);
-    if (!core)
-        return tl::unexpected(core.error());
-    return std::make_shared<nic>(*core, limits);
+    GAUDI_TRY(auto core, nic_core::open(choice));
+    return std::make_shared<nic>(core, limits);
 }
 
 } // namespace gaudi

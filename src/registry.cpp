@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "src/registry.hpp"
 
+#include "src/error/try.hpp"
 #include "src/hl/discovery.hpp"
 #include "src/hl/synapse.hpp"
 #include "src/hl/visibility.hpp"
@@ -83,31 +84,21 @@ result<std::shared_ptr<const hlthunk_api>> registry::api() {
 }
 
 result<registry::survey> registry::look() {
-    const auto table = api();
-    if (!table)
-        return tl::unexpected(table.error());
-    const auto seen = visibility::of_environment();
-    if (!seen)
-        return tl::unexpected(seen.error());
-    auto all = discover(**table);
-    if (!all)
-        return tl::unexpected(all.error());
-    return survey{(*table)->path(), *seen, std::move(*all)};
+    GAUDI_TRY(const auto table, api());
+    GAUDI_TRY(const auto seen, visibility::of_environment());
+    GAUDI_TRY(auto all, discover(*table));
+    return survey{table->path(), seen, std::move(all)};
 }
 
 result<std::vector<device_info>> registry::visible_devices() {
-    auto looked = look();
-    if (!looked)
-        return tl::unexpected(looked.error());
-    std::erase_if(looked->all, [&](const device_info& info) { return !looked->seen.shows(info); });
-    return std::move(looked->all);
+    GAUDI_TRY(auto looked, look());
+    std::erase_if(looked.all, [&](const device_info& info) { return !looked.seen.shows(info); });
+    return std::move(looked.all);
 }
 
 result<std::shared_ptr<device>> registry::open(const device_choice& wanted) {
-    const auto looked = look();
-    if (!looked)
-        return tl::unexpected(looked.error());
-    const auto& [library, seen, all] = *looked;
+    GAUDI_TRY(const auto looked, look());
+    const auto& [library, seen, all] = looked;
     if (all.empty())
         return tl::unexpected(error(errc::no_device, fmt::format("{} finds no device", library)));
     auto choice = wanted;
@@ -170,15 +161,12 @@ result<std::shared_ptr<hl_device>> registry::open_or_attach(const std::shared_pt
             found && bus_id_of(*table, found->fd) == info.bus_id) {
             auto attached = attach(table, found->fd, info, tenancy::synapse);
             if (attached)
-                if (auto added = map_.add_window(found->pool_base, found->pool_size, info.index); !added)
-                    return tl::unexpected(added.error());
+                GAUDI_CHECK(map_.add_window(found->pool_base, found->pool_size, info.index));
             return attached;
         }
     auto opened = borrowed ? result<std::shared_ptr<hl_device>>(borrowed) : open_for_compute(table, info);
     if (opened)
-        if (auto added = map_.add_window((*opened)->slice_begin(), (*opened)->slice_size(), info.index);
-            !added)
-            return tl::unexpected(added.error());
+        GAUDI_CHECK(map_.add_window((*opened)->slice_begin(), (*opened)->slice_size(), info.index));
     return opened;
 }
 
@@ -194,9 +182,7 @@ result<std::shared_ptr<device>> registry::open_one(const device_info& info, bool
 
 result<std::shared_ptr<device>> registry::open_alone(const device_info& info,
                                                      const std::shared_ptr<hl_device>& borrowed) {
-    const auto table = api();
-    if (!table)
-        return tl::unexpected(table.error());
+    GAUDI_TRY(const auto table, api());
     const std::lock_guard guard(mutex_);
     auto& known = open_[info.bus_id];
     auto context = known.context.lock();
@@ -206,14 +192,10 @@ result<std::shared_ptr<device>> registry::open_alone(const device_info& info,
     if (auto alive = known.whole.lock())
         return alive;
     if (!context) {
-        auto opened = open_or_attach(*table, info, borrowed);
-        if (!opened)
-            return tl::unexpected(opened.error());
-        context = *opened;
+        GAUDI_TRY(context, open_or_attach(table, info, borrowed));
     }
     if (known.heap.expired() && context->owned() && !map_.device_of(context->slice_begin()))
-        if (auto added = map_.add_window(context->slice_begin(), context->slice_size(), info.index); !added)
-            return tl::unexpected(added.error());
+        GAUDI_CHECK(map_.add_window(context->slice_begin(), context->slice_size(), info.index));
     return assemble(known, context);
 }
 
@@ -289,10 +271,8 @@ std::optional<device_choice> parse_device_choice(std::string_view text) {
 }
 
 result<driver_library> loaded_driver() {
-    const auto table = registry::self().api();
-    if (!table)
-        return tl::unexpected(table.error());
-    return driver_library{(*table)->path(), (*table)->version(), (*table)->tried(), (*table)->missing()};
+    GAUDI_TRY(const auto table, registry::self().api());
+    return driver_library{table->path(), table->version(), table->tried(), table->missing()};
 }
 
 result<std::vector<device_info>> list_devices() {

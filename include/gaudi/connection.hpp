@@ -3,6 +3,7 @@
 
 #include <gaudi/nic.hpp>
 #include <gaudi/region.hpp>
+#include <gaudi/unique_handle.hpp>
 
 #include <chrono>
 #include <memory>
@@ -57,9 +58,6 @@ class transfer {
 public:
     transfer() = default;
     transfer(connection_core* core, std::uint32_t slot);
-    transfer(transfer&& other) noexcept;
-    transfer& operator=(transfer&& other) noexcept;
-    ~transfer();
 
     // Never blocks; drives the connection.
     [[nodiscard]] bool done();
@@ -67,8 +65,13 @@ public:
     result<completion> wait(std::chrono::milliseconds limit = std::chrono::hours(1));
 
 private:
-    connection_core* core_ = nullptr; // keeps the connection's state alive
-    std::uint32_t slot_ = 0;
+    struct operation {
+        connection_core* core = nullptr; // kept alive
+        std::uint32_t slot = 0;
+        explicit operator bool() const { return core != nullptr; }
+        void close() noexcept;
+    };
+    unique_handle<operation> operation_;
 };
 
 // Two processes joined by a reliable queue pair, with a TCP connection beside it that made it and watches
@@ -79,11 +82,7 @@ private:
 // the regions alone. A device's memory goes by the way of its region, see path_report.
 class connection {
 public:
-    explicit connection(connection_core* core) : core_(core) {}
-    connection(connection&& other) noexcept;
-    connection& operator=(connection&& other) noexcept;
-    // Tells the peer, if there still is one.
-    ~connection();
+    explicit connection(connection_core* core) : open_({core}) {} // its destructor tells the peer
 
     // errc::message_too_long where the peer's receive is smaller: nothing is sent, the receive stays.
     // errc::too_many_operations, peer_gone, connection_broken.
@@ -127,10 +126,15 @@ public:
     // HOST:PORT of the other side.
     [[nodiscard]] const std::string& peer() const;
 
-    [[nodiscard]] connection_core* core() const { return core_; }
+    [[nodiscard]] connection_core* core() const { return open_->core; }
 
 private:
-    connection_core* core_;
+    struct open_connection {
+        connection_core* core = nullptr;
+        explicit operator bool() const { return core != nullptr; }
+        void close() noexcept;
+    };
+    unique_handle<open_connection> open_;
 };
 
 // Makes one as a client. "host", "host:port", "[v6]:port". errc::host_unknown, connection_refused,
@@ -162,13 +166,10 @@ class listener {
 public:
     // Every address of the host where `address` is empty; port 0 takes a free one. errc::address_in_use.
     static result<listener> open(std::uint16_t port, const std::string& address = {});
-    listener(listener&& other) noexcept;
-    listener& operator=(listener&& other) noexcept;
-    ~listener();
 
-    [[nodiscard]] std::uint16_t port() const { return port_; }
+    [[nodiscard]] std::uint16_t port() const { return socket_->port; }
     // Readable when somebody knocks.
-    [[nodiscard]] int descriptor() const { return fd_; }
+    [[nodiscard]] int descriptor() const { return socket_->fd; }
     // errc::wait_timeout when nobody came.
     [[nodiscard]] result<caller> next(std::chrono::milliseconds limit) const;
     // next() and welcome(). errc::wait_timeout when nobody came; anything else concerns this caller only.
@@ -176,10 +177,15 @@ public:
                                             const connection_options& options = {}) const;
 
 private:
-    listener(int fd, std::uint16_t port) : fd_(fd), port_(port) {}
+    struct socket {
+        int fd = -1;
+        std::uint16_t port = 0;
+        explicit operator bool() const { return fd >= 0; }
+        void close() noexcept;
+    };
+    explicit listener(socket listening) : socket_(listening) {}
 
-    int fd_ = -1;
-    std::uint16_t port_ = 0;
+    unique_handle<socket> socket_;
 };
 
 constexpr std::uint16_t default_port = 20000;

@@ -3,6 +3,7 @@
 
 #include <gaudi/address.hpp>
 #include <gaudi/error.hpp>
+#include <gaudi/unique_handle.hpp>
 
 #include <chrono>
 #include <cstddef>
@@ -38,10 +39,7 @@ private:
 class copy_ticket {
 public:
     copy_ticket() = default;
-    copy_ticket(std::shared_ptr<copy_core> core, std::uint32_t slot) : core_(std::move(core)), slot_(slot) {}
-    copy_ticket(copy_ticket&& other) noexcept;
-    copy_ticket& operator=(copy_ticket&& other) noexcept;
-    ~copy_ticket();
+    copy_ticket(std::shared_ptr<copy_core> core, std::uint32_t slot) : copy_({std::move(core), slot}) {}
 
     // Never blocks; drives the engine.
     [[nodiscard]] bool done();
@@ -51,8 +49,13 @@ public:
     result<void> wait(std::chrono::milliseconds limit = std::chrono::hours(1));
 
 private:
-    std::shared_ptr<copy_core> core_;
-    std::uint32_t slot_ = 0;
+    struct started_copy {
+        std::shared_ptr<copy_core> core;
+        std::uint32_t slot = 0;
+        explicit operator bool() const { return core != nullptr; }
+        void close() noexcept;
+    };
+    unique_handle<started_copy> copy_;
 };
 
 struct copy_options {

@@ -4,6 +4,7 @@
 #include <gaudi/address.hpp>
 #include <gaudi/dmabuf.hpp>
 #include <gaudi/error.hpp>
+#include <gaudi/unique_handle.hpp>
 
 #include <cstdint>
 #include <memory>
@@ -19,14 +20,11 @@ class registration_cache;
 class device_buffer {
 public:
     device_buffer() = default;
-    device_buffer(device_buffer&& other) noexcept;
-    device_buffer& operator=(device_buffer&& other) noexcept;
-    ~device_buffer();
 
-    [[nodiscard]] device_address address() const { return address_; }
-    [[nodiscard]] std::uint64_t size() const { return size_; }
-    [[nodiscard]] std::uint64_t generation() const { return generation_; }
-    explicit operator bool() const { return core_ != nullptr; }
+    [[nodiscard]] device_address address() const { return range_->address; }
+    [[nodiscard]] std::uint64_t size() const { return range_->size; }
+    [[nodiscard]] std::uint64_t generation() const { return range_->generation; }
+    explicit operator bool() const { return static_cast<bool>(range_); }
 
     // The buffer as part of its chunk's DMA-BUF. The first call for a chunk asks the driver, later ones cost
     // nothing.
@@ -37,11 +35,18 @@ public:
 private:
     friend class device_heap;
     friend class registration_cache;
-    std::shared_ptr<heap_core> core_;
-    void* block_ = nullptr;
-    device_address address_;
-    std::uint64_t size_ = 0;
-    std::uint64_t generation_ = 0;
+    struct range {
+        std::shared_ptr<heap_core> core;
+        void* block = nullptr;
+        device_address address;
+        std::uint64_t size = 0;
+        std::uint64_t generation = 0;
+        explicit operator bool() const { return core != nullptr; }
+        void close() noexcept;
+    };
+    explicit device_buffer(range allocated) : range_(std::move(allocated)) {}
+
+    unique_handle<range> range_;
 };
 
 struct heap_statistics {

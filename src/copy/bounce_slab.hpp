@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include "src/error/try.hpp"
 #include "src/os/mapping.hpp"
 
 #include <cstring>
@@ -22,11 +23,8 @@ public:
 
     bounce_slab() = default;
     static result<bounce_slab> make(std::size_t pieces) {
-        auto memory = mapping::anonymous(pieces * piece);
-        if (!memory)
-            return tl::unexpected(memory.error());
         bounce_slab made;
-        made.memory_ = std::move(*memory);
+        GAUDI_TRY(made.memory_, mapping::anonymous(pieces * piece));
         for (std::size_t i = 0; i < pieces; ++i)
             made.free_.push_back(static_cast<int>(i));
         return made;

@@ -1,22 +1,18 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "src/copy/command_ring.hpp"
 
+#include "src/error/try.hpp"
+
 #include <fmt/format.h>
 
 namespace gaudi {
 
 result<command_ring> command_ring::make(const std::shared_ptr<hl_device>& device, unsigned slots,
                                         std::uint32_t slot_bytes) {
-    command_ring ring(device, slot_bytes);
+    command_ring ring(slot_bytes);
     if (device->traits().user_command_buffers) {
-        auto memory = mapping::anonymous(std::size_t{slots} * slot_bytes);
-        if (!memory)
-            return tl::unexpected(memory.error());
-        ring.memory_ = std::move(*memory);
-        auto mapped = device->map_host(ring.memory_.bytes());
-        if (!mapped)
-            return tl::unexpected(mapped.error());
-        ring.mapped_ = std::move(*mapped);
+        GAUDI_TRY(ring.memory_, mapping::anonymous(std::size_t{slots} * slot_bytes));
+        GAUDI_TRY(ring.mapped_, device->map_host(ring.memory_.bytes()));
         return ring;
     }
     const auto& api = device->api();
@@ -29,27 +25,15 @@ result<command_ring> command_ring::make(const std::shared_ptr<hl_device>& device
             return tl::unexpected(
                 device->failed(errc::memory_exhausted,
                                fmt::format("hlthunk_request_command_buffer of {} bytes", slot_bytes), -rc));
-        ring.buffers_.push_back({handle, {}});
-        auto view = mapping::of_file(device->fd(), handle, slot_bytes);
-        if (!view)
-            return tl::unexpected(view.error());
-        ring.buffers_.back().view = std::move(*view);
+        ring.buffers_.push_back({unique_handle(driver_buffer{device, handle}), {}});
+        GAUDI_TRY(ring.buffers_.back().view, mapping::of_file(device->fd(), handle, slot_bytes));
     }
     return ring;
 }
 
-command_ring::command_ring(command_ring&& other) noexcept
-    : device_(std::move(other.device_)), slot_bytes_(other.slot_bytes_), memory_(std::move(other.memory_)),
-      mapped_(std::move(other.mapped_)), buffers_(std::move(other.buffers_)) {}
-
-command_ring::~command_ring() {
-    if (!device_)
-        return;
-    for (auto& buffer : buffers_) {
-        buffer.view = {};
-        if (device_->ours())
-            device_->api().destroy_command_buffer(device_->fd(), buffer.handle);
-    }
+void command_ring::driver_buffer::close() noexcept {
+    if (device->ours())
+        device->api().destroy_command_buffer(device->fd(), handle);
 }
 
 std::byte* command_ring::bytes(unsigned slot) const {
@@ -66,7 +50,7 @@ hl_cs_chunk command_ring::chunk(unsigned slot, std::uint32_t offset, std::uint32
         made.cb_handle = mapped_.address().value() + std::uint64_t{slot} * slot_bytes_ + offset;
         made.cs_chunk_flags = HL_CS_CHUNK_FLAGS_USER_ALLOC_CB;
     } else
-        made.cb_handle = buffers_[slot].handle; // the driver takes whole buffers: offset is 0
+        made.cb_handle = buffers_[slot].buffer->handle; // the driver takes whole buffers: offset is 0
     return made;
 }
 

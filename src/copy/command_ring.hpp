@@ -15,9 +15,6 @@ class command_ring {
 public:
     static result<command_ring> make(const std::shared_ptr<hl_device>& device, unsigned slots,
                                      std::uint32_t slot_bytes);
-    command_ring(command_ring&& other) noexcept;
-    command_ring& operator=(command_ring&&) = delete;
-    ~command_ring();
 
     [[nodiscard]] std::byte* bytes(unsigned slot) const;
     // The chunk of a submission: `size` bytes from `offset` in the slot.
@@ -25,19 +22,23 @@ public:
                                     std::uint32_t queue) const;
 
 private:
-    explicit command_ring(std::shared_ptr<hl_device> device, std::uint32_t slot_bytes)
-        : device_(std::move(device)), slot_bytes_(slot_bytes) {}
+    explicit command_ring(std::uint32_t slot_bytes) : slot_bytes_(slot_bytes) {}
 
     struct driver_buffer {
-        std::uint64_t handle;
-        mapping view;
+        std::shared_ptr<hl_device> device;
+        std::uint64_t handle = 0;
+        explicit operator bool() const { return device != nullptr; }
+        void close() noexcept;
+    };
+    struct mapped_buffer {
+        unique_handle<driver_buffer> buffer;
+        mapping view; // after buffer: unmapped first
     };
 
-    std::shared_ptr<hl_device> device_;
     std::uint32_t slot_bytes_;
     mapping memory_;      // user buffers
     host_mapping mapped_; // after memory_: unmapped first
-    std::vector<driver_buffer> buffers_;
+    std::vector<mapped_buffer> buffers_;
 };
 
 } // namespace gaudi

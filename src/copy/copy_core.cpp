@@ -3,6 +3,7 @@
 
 #include "src/copy/queue_core.hpp"
 #include "src/copy/synapse_core.hpp"
+#include "src/error/try.hpp"
 #include "src/os/quiet_thread.hpp"
 #include "src/os/system_error.hpp"
 
@@ -24,8 +25,7 @@ result<std::uint32_t> copy_core::write(device_address to, std::span<const std::b
                                        const copy_hints& hints) {
     if (from.empty())
         return tl::unexpected(error(errc::size_zero, "copy of 0 bytes to the device"));
-    if (auto checked = check(to, from.size()); !checked)
-        return tl::unexpected(checked.error());
+    GAUDI_CHECK(check(to, from.size()));
     return write_unchecked(to, from, hints);
 }
 
@@ -47,8 +47,7 @@ result<std::uint32_t> copy_core::write_unchecked(device_address to, std::span<co
 result<std::uint32_t> copy_core::read(std::span<std::byte> to, device_address from, const copy_hints& hints) {
     if (to.empty())
         return tl::unexpected(error(errc::size_zero, "copy of 0 bytes from the device"));
-    if (auto checked = check(from, to.size()); !checked)
-        return tl::unexpected(checked.error());
+    GAUDI_CHECK(check(from, to.size()));
     return read_unchecked(to, from, hints);
 }
 
@@ -71,8 +70,7 @@ result<std::uint32_t> copy_core::copy(device_address to, device_address from, st
     if (length == 0)
         return tl::unexpected(error(errc::size_zero, "copy of 0 bytes within the device"));
     for (const auto address : {to, from})
-        if (auto checked = check(address, length); !checked)
-            return tl::unexpected(checked.error());
+        GAUDI_CHECK(check(address, length));
     if (to < from + length && from < to + length)
         return tl::unexpected(error(errc::ranges_overlap, fmt::format("copy of {} bytes from {:#x} to {:#x}",
                                                                       length, from.value(), to.value())));

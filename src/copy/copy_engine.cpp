@@ -30,31 +30,22 @@ device_address pinned_memory::address() const {
     return core_ ? core_->address() : device_address{};
 }
 
-copy_ticket::copy_ticket(copy_ticket&& other) noexcept : core_(std::move(other.core_)), slot_(other.slot_) {}
-
-copy_ticket& copy_ticket::operator=(copy_ticket&& other) noexcept {
-    std::swap(core_, other.core_);
-    std::swap(slot_, other.slot_);
-    return *this;
-}
-
-copy_ticket::~copy_ticket() {
-    if (core_)
-        core_->drop(slot_);
+void copy_ticket::started_copy::close() noexcept {
+    core->drop(slot);
 }
 
 bool copy_ticket::done() {
-    return !core_ || core_->done(slot_);
+    return !copy_ || copy_->core->done(copy_->slot);
 }
 
 bool copy_ticket::finished() const {
-    return !core_ || core_->finished(slot_);
+    return !copy_ || copy_->core->finished(copy_->slot);
 }
 
 result<void> copy_ticket::wait(std::chrono::milliseconds limit) {
-    if (!core_)
+    if (!copy_)
         return {};
-    return core_->wait(slot_, limit);
+    return copy_->core->wait(copy_->slot, limit);
 }
 
 bool copy_engine::lost() const {

@@ -2,6 +2,7 @@
 #include "src/copy/queue_core.hpp"
 
 #include "src/copy/packet.hpp"
+#include "src/error/try.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -32,19 +33,14 @@ result<std::shared_ptr<queue_core>> queue_core::make(const std::shared_ptr<hl_de
     const auto limit =
         std::min({chosen.in_flight != 0 ? chosen.in_flight : most_slots, traits.max_in_flight, most_slots});
     chosen.in_flight = limit;
-    auto ring = command_ring::make(
-        device, limit,
-        static_cast<std::uint32_t>((chosen.batch * sizeof(lin_dma_packet) + 4095) / 4096 * 4096));
-    if (!ring)
-        return tl::unexpected(ring.error());
-    auto slab = bounce_slab::make(64);
-    if (!slab)
-        return tl::unexpected(slab.error());
-    auto mapped = device->map_host(slab->bytes());
-    if (!mapped)
-        return tl::unexpected(mapped.error());
-    auto core = std::make_shared<queue_core>(device, known, chosen, std::move(*ring), std::move(*slab));
-    core->mapped_slab_ = std::move(*mapped);
+    GAUDI_TRY(auto ring,
+              command_ring::make(
+                  device, limit,
+                  static_cast<std::uint32_t>((chosen.batch * sizeof(lin_dma_packet) + 4095) / 4096 * 4096)));
+    GAUDI_TRY(auto slab, bounce_slab::make(64));
+    GAUDI_TRY(auto mapped, device->map_host(slab.bytes()));
+    auto core = std::make_shared<queue_core>(device, known, chosen, std::move(ring), std::move(slab));
+    core->mapped_slab_ = std::move(mapped);
     return core;
 }
 
@@ -98,14 +94,12 @@ result<std::uint32_t> queue_core::start(std::uint32_t slot, std::uint64_t source
 result<void> queue_core::check(device_address address, std::uint64_t length) const {
     if (known_ == nullptr)
         return {};
-    const auto known = known_->find(address, length);
-    if (!known)
-        return tl::unexpected(known.error());
-    if (known->device_index != device_->who().index)
+    GAUDI_TRY(const auto known, known_->find(address, length));
+    if (known.device_index != device_->who().index)
         return tl::unexpected(
             error(errc::wrong_device,
                   fmt::format("{} bytes at {:#x} belong to device {}, this engine to {}", length,
-                              address.value(), known->device_index, device_->who().index)));
+                              address.value(), known.device_index, device_->who().index)));
     return {};
 }
 

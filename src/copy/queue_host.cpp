@@ -2,6 +2,8 @@
 // How host memory is reached: pinned before, through the slab, or mapped for one copy.
 #include "src/copy/queue_core.hpp"
 
+#include "src/error/try.hpp"
+
 #include <cstring>
 #include <sys/mman.h>
 #include <sys/uio.h>
@@ -42,19 +44,17 @@ result<host_mapping> queue_core::map_for_copy(queue_operation& owner, std::span<
     // crash.
     if (!is_mapped(memory))
         return mapped;
-    auto duplicate = mapping::anonymous(memory.size());
-    if (!duplicate)
-        return tl::unexpected(duplicate.error());
+    GAUDI_TRY(auto duplicate, mapping::anonymous(memory.size()));
     std::size_t done = 0;
     while (done < memory.size()) {
-        const iovec to{duplicate->bytes().data() + done, memory.size() - done},
+        const iovec to{duplicate.bytes().data() + done, memory.size() - done},
             from{memory.data() + done, memory.size() - done};
         const auto copied = ::process_vm_readv(::getpid(), &to, 1, &from, 1, 0);
         if (copied <= 0)
             return mapped;
         done += static_cast<std::size_t>(copied);
     }
-    owner.duplicate = std::move(*duplicate);
+    owner.duplicate = std::move(duplicate);
     return device_->map_host(owner.duplicate.bytes());
 }
 
@@ -68,24 +68,20 @@ result<std::uint64_t> queue_core::reach_host(std::uint32_t slot, std::span<std::
         ++statistics_.bounced;
         return mapped_slab_.address().value() + *offset;
     }
-    auto mapped = map_for_copy(owner, memory, writes);
-    if (!mapped)
-        return tl::unexpected(mapped.error());
+    GAUDI_TRY(auto mapped, map_for_copy(owner, memory, writes));
     ++statistics_.mapped;
-    owner.mapped = std::move(*mapped);
+    owner.mapped = std::move(mapped);
     return owner.mapped.address().value();
 }
 
 result<pinned_memory> queue_core::pin(std::span<std::byte> memory) {
-    auto mapped = device_->map_host(memory);
-    if (!mapped)
-        return tl::unexpected(mapped.error());
+    GAUDI_TRY(auto mapped, device_->map_host(memory));
     const auto begin = reinterpret_cast<std::uintptr_t>(memory.data());
     {
         const std::lock_guard guard(mutex_);
-        pinned_.emplace(begin, pinned_range{begin + memory.size(), mapped->address().value()});
+        pinned_.emplace(begin, pinned_range{begin + memory.size(), mapped.address().value()});
     }
-    return pinned_memory(std::make_unique<mapped_pin>(shared_from_this(), std::move(*mapped)));
+    return pinned_memory(std::make_unique<mapped_pin>(shared_from_this(), std::move(mapped)));
 }
 
 void queue_core::unpin(const host_mapping& gone) {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "src/copy/synapse_core.hpp"
 
+#include "src/error/try.hpp"
+
 #include <algorithm>
 #include <fmt/format.h>
 #include <utility>
@@ -37,18 +39,14 @@ result<std::shared_ptr<copy_core>> synapse_core::make(const std::shared_ptr<hl_d
             error(errc::copies_absent, fmt::format("the queues of {} belong to SynapseAI in this process, {}",
                                                    device->who().bus_id, why)));
     };
-    const auto holder = device->synapse_side();
-    if (!holder)
-        return tl::unexpected(holder.error());
+    GAUDI_TRY(const auto holder, device->synapse_side());
     const auto api = find_synapse_copies();
     if (!api)
         return absent("which offers no copies");
-    auto slab = bounce_slab::make(32);
-    if (!slab)
-        return tl::unexpected(slab.error());
-    auto made = std::make_shared<synapse_core>(device, known, *api, holder->id, std::move(*slab));
+    GAUDI_TRY(auto slab, bounce_slab::make(32));
+    auto made = std::make_shared<synapse_core>(device, known, *api, holder.id, std::move(slab));
     for (auto& stream : made->streams_)
-        if (const int status = api->synStreamCreateGeneric(&stream, holder->id, 0); status != 0)
+        if (const int status = api->synStreamCreateGeneric(&stream, holder.id, 0); status != 0)
             return absent(fmt::format("and synStreamCreateGeneric answers {}", status));
     if (const auto mapped = made->map_host(made->slab_.bytes()); !mapped)
         return absent(fmt::format("and {}", mapped.error().observed()));
@@ -119,8 +117,7 @@ result<void> synapse_core::map_host(std::span<std::byte> memory) {
     const int status = api_.synHostMap(id_, memory.size(), memory.data());
     if (status == 0)
         return {};
-    if (const auto held = device_->synapse_side(); !held)
-        return tl::unexpected(held.error());
+    GAUDI_CHECK(device_->synapse_side());
     return tl::unexpected(
         error(errc::host_range_invalid, fmt::format("synHostMap of {} bytes at {} answers {}", memory.size(),
                                                     fmt::ptr(memory.data()), status)));
@@ -138,8 +135,7 @@ result<std::uint64_t> synapse_core::reach_host(std::uint32_t slot, std::span<std
         ++statistics_.bounced;
         return reinterpret_cast<std::uintptr_t>(slab_.bytes().data()) + *offset;
     }
-    if (auto mapped = map_host(memory); !mapped)
-        return tl::unexpected(mapped.error());
+    GAUDI_CHECK(map_host(memory));
     ++statistics_.mapped;
     owner.mapped = memory.data();
     return begin;
@@ -243,8 +239,7 @@ void synapse_core::watch() {
 }
 
 result<pinned_memory> synapse_core::pin(std::span<std::byte> memory) {
-    if (auto mapped = map_host(memory); !mapped)
-        return tl::unexpected(mapped.error());
+    GAUDI_CHECK(map_host(memory));
     const std::lock_guard guard(mutex_);
     pinned_.emplace(reinterpret_cast<std::uintptr_t>(memory.data()), memory.size());
     return pinned_memory(std::make_unique<synapse_pin>(shared_from_this(), memory));

@@ -1,25 +1,23 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "src/hl/context_ledger.hpp"
 
+#include "src/error/try.hpp"
+
 #include <algorithm>
 
 namespace gaudi {
 
 result<std::shared_ptr<context_ledger>> context_ledger::make() {
-    auto memory = shared_memory::make("gaudi-direct context", sizeof(contents));
-    if (!memory)
-        return tl::unexpected(memory.error());
-    auto made = std::make_shared<context_ledger>(std::move(*memory));
+    GAUDI_TRY(auto memory, shared_memory::make("gaudi-direct context", sizeof(contents)));
+    auto made = std::make_shared<context_ledger>(std::move(memory));
     made->shared().participants = 1;
     return made;
 }
 
 result<std::shared_ptr<context_ledger>> context_ledger::of(unique_fd descriptor) {
-    auto memory = shared_memory::of(std::move(descriptor), sizeof(contents));
-    if (!memory)
-        return tl::unexpected(memory.error());
-    memory->drop_descriptor();
-    return std::make_shared<context_ledger>(std::move(*memory));
+    GAUDI_TRY(auto memory, shared_memory::of(std::move(descriptor), sizeof(contents)));
+    memory.drop_descriptor();
+    return std::make_shared<context_ledger>(std::move(memory));
 }
 
 void context_ledger::submitted(std::uint64_t sequence) {

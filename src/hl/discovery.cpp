@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "src/hl/discovery.hpp"
 
+#include "src/error/try.hpp"
 #include "src/os/system_error.hpp"
 #include "src/os/topology.hpp"
 
@@ -208,8 +209,7 @@ result<std::shared_ptr<hl_device>> open_for_compute(const std::shared_ptr<const 
     if (info.bus_id.empty())
         return tl::unexpected(
             error(errc::device_broken, fmt::format("device {}: {}", info.index, info.status)));
-    if (auto known = check_generation(info); !known)
-        return tl::unexpected(known.error());
+    GAUDI_CHECK(check_generation(info));
     using clock = std::chrono::steady_clock;
     const auto begin = clock::now();
     const auto deadline = begin + std::chrono::seconds(2);
@@ -243,12 +243,9 @@ result<std::shared_ptr<hl_device>> open_for_compute(const std::shared_ptr<const 
 
 result<std::shared_ptr<hl_device>> attach(const std::shared_ptr<const hlthunk_api>& api, int fd,
                                           const device_info& info, tenancy whose) {
-    if (auto known = check_generation(info); !known)
-        return tl::unexpected(known.error());
-    auto who = identify(*api, fd, info);
-    if (!who)
-        return tl::unexpected(who.error());
-    return std::make_shared<hl_device>(api, fd, whose, std::move(*who));
+    GAUDI_CHECK(check_generation(info));
+    GAUDI_TRY(auto who, identify(*api, fd, info));
+    return std::make_shared<hl_device>(api, fd, whose, std::move(who));
 }
 
 } // namespace gaudi

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "src/hl/hl_device.hpp"
 
+#include "src/error/try.hpp"
 #include "src/os/fork_count.hpp"
 #include "src/os/identity.hpp"
 #include "src/os/round_up.hpp"
@@ -124,17 +125,17 @@ result<device_memory> hl_device::allocate(std::uint64_t size) {
 }
 
 result<device_memory> hl_device::allocate_mapped(std::uint64_t size) {
-    device_memory made;
-    made.size_ = round_up(size, page_size());
+    device_memory::allocation made;
+    made.size = round_up(size, page_size());
     const std::lock_guard guard(mutex_);
     // Contiguous: one piece of BAR for the NIC. Scattered pages are better than none.
-    made.handle_ = api_->device_memory_alloc(fd_, made.size_, 0, true, false);
-    if (made.handle_ == 0)
-        made.handle_ = api_->device_memory_alloc(fd_, made.size_, 0, false, false);
-    if (made.handle_ == 0)
+    made.handle = api_->device_memory_alloc(fd_, made.size, 0, true, false);
+    if (made.handle == 0)
+        made.handle = api_->device_memory_alloc(fd_, made.size, 0, false, false);
+    if (made.handle == 0)
         return tl::unexpected(failed(errc::memory_exhausted,
                                      fmt::format("hlthunk_device_memory_alloc of {} bytes on {}, {} free",
-                                                 made.size_, who_.bus_id, usage().dram_free_mem),
+                                                 made.size, who_.bus_id, usage().dram_free_mem),
                                      errno));
     // The owner of a context takes addresses from below; its guests have parts of the upper half.
     const auto part =
@@ -142,29 +143,29 @@ result<device_memory> hl_device::allocate_mapped(std::uint64_t size) {
             ? round_up(slice_size_ / 2 + slice_size_ / 2 / context_ledger::guests * place_, page_size())
             : 0;
     const auto hint =
-        first_gap(taken_, slice_begin_.value() + part, slice_begin_.value() + slice_size_, made.size_);
-    const auto address = api_->device_memory_map(fd_, made.handle_, hint);
+        first_gap(taken_, slice_begin_.value() + part, slice_begin_.value() + slice_size_, made.size);
+    const auto address = api_->device_memory_map(fd_, made.handle, hint);
     if (address == 0) {
         const int reason = errno;
-        api_->device_memory_free(fd_, made.handle_);
+        api_->device_memory_free(fd_, made.handle);
         return tl::unexpected(failed(
             errc::map_failed,
-            fmt::format("hlthunk_device_memory_map of {} bytes on {}", made.size_, who_.bus_id), reason));
+            fmt::format("hlthunk_device_memory_map of {} bytes on {}", made.size, who_.bus_id), reason));
     }
-    if (auto noted = note_mapping(address, made.handle_); !noted) {
+    if (auto noted = note_mapping(address, made.handle); !noted) {
         api_->memory_unmap(fd_, address);
-        api_->device_memory_free(fd_, made.handle_);
+        api_->device_memory_free(fd_, made.handle);
         return tl::unexpected(noted.error());
     }
-    taken_[address] = made.size_;
-    made.address_ = device_address(address);
-    made.device_ = shared_from_this();
-    return made;
+    taken_[address] = made.size;
+    made.address = device_address(address);
+    made.device = shared_from_this();
+    return device_memory(std::move(made));
 }
 
 result<device_memory> hl_device::allocate_physical(std::uint64_t size) {
-    device_memory made;
-    made.size_ = round_up(size, page_size());
+    device_memory::allocation made;
+    made.size = round_up(size, page_size());
     if (whose_ == tenancy::guest)
         return tl::unexpected(error(errc::memory_exhausted,
                                     fmt::format("{} has no allocator in its driver: only the process that "
@@ -172,15 +173,15 @@ result<device_memory> hl_device::allocate_physical(std::uint64_t size) {
                                                 who_.bus_id)));
     const std::lock_guard guard(mutex_);
     const auto address =
-        first_gap(taken_, slice_begin_.value(), slice_begin_.value() + slice_size_, made.size_);
+        first_gap(taken_, slice_begin_.value(), slice_begin_.value() + slice_size_, made.size);
     if (address == 0)
         return tl::unexpected(
             error(errc::memory_exhausted, fmt::format("{} bytes of physical memory on {}: no gap that large",
-                                                      made.size_, who_.bus_id)));
-    taken_[address] = made.size_;
-    made.address_ = device_address(address);
-    made.device_ = shared_from_this();
-    return made;
+                                                      made.size, who_.bus_id)));
+    taken_[address] = made.size;
+    made.address = device_address(address);
+    made.device = shared_from_this();
+    return device_memory(std::move(made));
 }
 
 result<void> hl_device::free_memory(std::uint64_t handle, device_address address, std::uint64_t size) {
@@ -224,11 +225,7 @@ result<host_mapping> hl_device::map_host(std::span<std::byte> memory) {
         api_->memory_unmap(fd_, address);
         return tl::unexpected(noted.error());
     }
-    host_mapping made;
-    made.device_ = shared_from_this();
-    made.address_ = device_address(address);
-    made.bytes_ = memory;
-    return made;
+    return host_mapping({shared_from_this(), device_address(address)}, memory);
 }
 
 void hl_device::unmap(device_address address) {
@@ -254,12 +251,10 @@ result<context_ledger*> hl_device::open_ledger() {
     const std::lock_guard guard(mutex_);
     if (auto* known = ledger(); known != nullptr)
         return known;
-    auto made = context_ledger::make();
-    if (!made)
-        return tl::unexpected(made.error());
-    join(*made, 0);
-    (*made)->submitted(last_sequence_.load());
-    return made->get();
+    GAUDI_TRY(auto made, context_ledger::make());
+    join(made, 0);
+    made->submitted(last_sequence_.load());
+    return made.get();
 }
 
 void hl_device::join(std::shared_ptr<context_ledger> ledger, unsigned place, std::shared_ptr<void> host) {
@@ -314,10 +309,7 @@ result<imported_memory> hl_device::import_dmabuf(int dmabuf, std::uint64_t lengt
             failed(reason == EINVAL || reason == ENOTTY ? errc::import_unsupported : errc::import_refused,
                    fmt::format("REG_DMABUF_FD of {} bytes on {}", length, who_.bus_id), reason));
     }
-    imported_memory made;
-    made.device_ = shared_from_this();
-    made.address_ = device_address(args.out.device_virt_addr);
-    return made;
+    return imported_memory({shared_from_this(), device_address(args.out.device_virt_addr)});
 }
 
 std::string hl_device::pending_events() {
@@ -365,59 +357,20 @@ error hl_device::failed(errc code, std::string observed, int system_error) {
     return {code, std::move(observed), system_error};
 }
 
-device_memory::device_memory(device_memory&& other) noexcept
-    : device_(std::move(other.device_)), handle_(other.handle_), address_(other.address_),
-      size_(other.size_) {}
-
-device_memory& device_memory::operator=(device_memory&& other) noexcept {
-    std::swap(device_, other.device_);
-    std::swap(handle_, other.handle_);
-    std::swap(address_, other.address_);
-    std::swap(size_, other.size_);
-    return *this;
-}
-
-device_memory::~device_memory() {
-    if (device_)
-        (void)release();
+result<void> device_memory::allocation::free() const {
+    return device->free_memory(handle, address, size);
 }
 
 result<void> device_memory::release() {
-    if (!device_)
-        return {};
-    auto freed = device_->free_memory(handle_, address_, size_);
-    if (freed)
-        device_.reset();
-    return freed;
+    if (allocation_) {
+        GAUDI_CHECK(allocation_->free());
+        (void)allocation_.release();
+    }
+    return {};
 }
 
-host_mapping::host_mapping(host_mapping&& other) noexcept
-    : device_(std::move(other.device_)), address_(other.address_), bytes_(other.bytes_) {}
-
-host_mapping& host_mapping::operator=(host_mapping&& other) noexcept {
-    std::swap(device_, other.device_);
-    std::swap(address_, other.address_);
-    std::swap(bytes_, other.bytes_);
-    return *this;
-}
-
-host_mapping::~host_mapping() {
-    if (device_)
-        device_->unmap(address_);
-}
-
-imported_memory::imported_memory(imported_memory&& other) noexcept
-    : device_(std::move(other.device_)), address_(other.address_) {}
-
-imported_memory& imported_memory::operator=(imported_memory&& other) noexcept {
-    std::swap(device_, other.device_);
-    std::swap(address_, other.address_);
-    return *this;
-}
-
-imported_memory::~imported_memory() {
-    if (device_)
-        device_->unmap(address_);
+void device_mapping::close() noexcept {
+    device->unmap(address);
 }
 
 } // namespace gaudi

@@ -4,6 +4,7 @@
 #include <gaudi/address.hpp>
 #include <gaudi/device_info.hpp>
 #include <gaudi/error.hpp>
+#include <gaudi/unique_handle.hpp>
 
 #include "src/hl/context_ledger.hpp"
 #include "src/hl/export_plan.hpp"
@@ -27,38 +28,50 @@ class hl_device;
 class device_memory {
 public:
     device_memory() = default;
-    device_memory(device_memory&& other) noexcept;
-    device_memory& operator=(device_memory&& other) noexcept;
-    ~device_memory();
 
-    [[nodiscard]] device_address address() const { return address_; }
-    [[nodiscard]] std::uint64_t size() const { return size_; } // what the driver really gave
+    [[nodiscard]] device_address address() const { return allocation_->address; }
+    [[nodiscard]] std::uint64_t size() const { return allocation_->size; } // what the driver really gave
     // Gives it back now. Refused while a DMA-BUF or a memory region of it lives: then it stays as it is.
     result<void> release();
 
 private:
     friend class hl_device;
-    std::shared_ptr<hl_device> device_;
-    std::uint64_t handle_ = 0;
-    device_address address_;
-    std::uint64_t size_ = 0;
+    struct allocation {
+        std::shared_ptr<hl_device> device;
+        std::uint64_t handle = 0;
+        device_address address;
+        std::uint64_t size = 0;
+        explicit operator bool() const { return device != nullptr; }
+        result<void> free() const;
+        void close() noexcept { (void)free(); }
+    };
+    explicit device_memory(allocation made) : allocation_(std::move(made)) {}
+
+    unique_handle<allocation> allocation_;
 };
 
-// Host memory mapped for the device; unmapped by the destructor.
+// An address range of the device that the driver mapped for it; unmapped by the destructor.
+struct device_mapping {
+    std::shared_ptr<hl_device> device;
+    device_address address;
+    explicit operator bool() const { return device != nullptr; }
+    void close() noexcept;
+};
+
+// Host memory mapped for the device.
 class host_mapping {
 public:
     host_mapping() = default;
-    host_mapping(host_mapping&& other) noexcept;
-    host_mapping& operator=(host_mapping&& other) noexcept;
-    ~host_mapping();
 
-    [[nodiscard]] device_address address() const { return address_; }
+    [[nodiscard]] device_address address() const { return mapping_->address; }
     [[nodiscard]] std::span<std::byte> bytes() const { return bytes_; }
 
 private:
     friend class hl_device;
-    std::shared_ptr<hl_device> device_;
-    device_address address_;
+    host_mapping(device_mapping made, std::span<std::byte> bytes)
+        : mapping_(std::move(made)), bytes_(bytes) {}
+
+    unique_handle<device_mapping> mapping_;
     std::span<std::byte> bytes_;
 };
 
@@ -66,16 +79,14 @@ private:
 class imported_memory {
 public:
     imported_memory() = default;
-    imported_memory(imported_memory&& other) noexcept;
-    imported_memory& operator=(imported_memory&& other) noexcept;
-    ~imported_memory();
 
-    [[nodiscard]] device_address address() const { return address_; }
+    [[nodiscard]] device_address address() const { return mapping_->address; }
 
 private:
     friend class hl_device;
-    std::shared_ptr<hl_device> device_;
-    device_address address_;
+    explicit imported_memory(device_mapping made) : mapping_(std::move(made)) {}
+
+    unique_handle<device_mapping> mapping_;
 };
 
 // Whose context it is: opened by this process; another process's, which gave its descriptor; SynapseAI's in
@@ -146,8 +157,7 @@ public:
 
 private:
     friend class device_memory;
-    friend class host_mapping;
-    friend class imported_memory;
+    friend struct device_mapping;
 
     result<device_memory> allocate_mapped(std::uint64_t size);
     result<device_memory> allocate_physical(std::uint64_t size);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "src/hl/hlthunk_api.hpp"
 
+#include "src/error/try.hpp"
 #include "src/os/symbol_loader.hpp"
 
 #include <cstdlib>
@@ -19,10 +20,7 @@ std::vector<std::string> candidates() {
 
 result<std::shared_ptr<const hlthunk_api>> hlthunk_api::load() {
     auto api = std::make_shared<hlthunk_api>();
-    auto library = dynamic_library::open_first(candidates(), api->tried_);
-    if (!library)
-        return tl::unexpected(library.error());
-    api->library_ = *library;
+    GAUDI_TRY(api->library_, dynamic_library::open_first(candidates(), api->tried_));
     api->path_ = api->library_->path();
     symbol_loader symbols(*api->library_);
 #define GAUDI_TAKE(name, need, signature) symbols.take(api->name, "hlthunk_" #name, #need);

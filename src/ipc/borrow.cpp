@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "src/ipc/borrow.hpp"
 
+#include "src/error/try.hpp"
 #include "src/hl/discovery.hpp"
 #include "src/ipc/owner_link.hpp"
 
@@ -10,22 +11,16 @@ namespace gaudi {
 
 result<std::shared_ptr<hl_device>> borrow_device(const std::shared_ptr<const hlthunk_api>& api,
                                                  const device_info& info) {
-    const auto settings = get_ipc();
-    if (!settings)
-        return tl::unexpected(settings.error());
+    GAUDI_TRY(const auto settings, get_ipc());
     const auto node = node_of_device(*api, info);
     if (node == 0)
         return tl::unexpected(error(errc::peer_gone, fmt::format("{} cannot be seen", info.bus_id)));
-    const auto link = owner_link::connect_to_device(node, *settings);
-    if (!link)
-        return tl::unexpected(link.error());
+    GAUDI_TRY(const auto link, owner_link::connect_to_device(node, settings));
     wire_request request;
     request.head.ask = wire_ask::open_device;
     request.offset = node;
-    auto answer = (*link)->ask(request);
-    if (!answer)
-        return tl::unexpected(answer.error());
-    return owner_link::join(api, *answer, *link);
+    GAUDI_TRY(auto answer, link->ask(request));
+    return owner_link::join(api, answer, link);
 }
 
 } // namespace gaudi

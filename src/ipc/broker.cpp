@@ -2,6 +2,7 @@
 // The broker's life, and what its own process asks of it.
 #include "src/ipc/broker.hpp"
 
+#include "src/error/try.hpp"
 #include "src/hl/hl_device.hpp"
 #include "src/os/fork_count.hpp"
 #include "src/os/quiet_thread.hpp"
@@ -67,13 +68,10 @@ result<std::shared_ptr<broker>> broker::self() {
     auto& here = place::self();
     const std::lock_guard guard(here.mutex);
     if (!here.current) {
-        const auto settings = get_ipc();
-        if (!settings)
-            return tl::unexpected(settings.error());
+        GAUDI_TRY(const auto settings, get_ipc());
         std::shared_ptr<broker> made(new broker);
-        made->settings_ = *settings;
-        if (auto started = made->start(); !started)
-            return tl::unexpected(started.error());
+        made->settings_ = settings;
+        GAUDI_CHECK(made->start());
         here.current = std::move(made);
         observe_memory(here.current);
     }
@@ -105,8 +103,7 @@ result<void> broker::start() {
     wake_ = lone_fd(unique_fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)));
     if (!epoll_ || !wake_)
         return tl::unexpected(error(errc::descriptors_exhausted, "epoll and eventfd of the broker", errno));
-    if (auto added = add(wake_.get(), EPOLLIN); !added)
-        return added;
+    GAUDI_CHECK(add(wake_.get(), EPOLLIN));
     keep_a_spare();
     try {
         thread_ = quiet_thread([this] { run(); });
@@ -168,8 +165,7 @@ result<void> broker::add(int fd, std::uint32_t events) {
 
 result<void> broker::watch(int socket, const std::shared_ptr<hangup_watcher>& watcher) {
     const std::lock_guard guard(mutex_);
-    if (auto added = add(socket, EPOLLRDHUP); !added)
-        return added;
+    GAUDI_CHECK(add(socket, EPOLLRDHUP));
     watched_[socket] = watcher;
     return {};
 }
@@ -182,8 +178,7 @@ void broker::unwatch(int socket) {
 
 result<void> broker::watch_bell(int socket) {
     const std::lock_guard guard(mutex_);
-    if (auto added = add(socket, EPOLLIN); !added)
-        return added;
+    GAUDI_CHECK(add(socket, EPOLLIN));
     bells_.insert(socket);
     return {};
 }
@@ -229,12 +224,9 @@ result<void> broker::begin_to_listen() {
 result<void> broker::listen() {
     if (listener_)
         return {};
-    auto made = listen_on(broker_name(own_identity()));
-    if (!made)
-        return tl::unexpected(made.error());
-    if (auto added = add(made->get(), EPOLLIN); !added)
-        return added;
-    listener_ = lone_fd(std::move(*made));
+    GAUDI_TRY(auto made, listen_on(broker_name(own_identity())));
+    GAUDI_CHECK(add(made.get(), EPOLLIN));
+    listener_ = lone_fd(std::move(made));
     return {};
 }
 
@@ -255,8 +247,7 @@ result<void> broker::offer(const std::shared_ptr<hl_device>& context) {
         return tl::unexpected(
             error(made.error().system_error() == EADDRINUSE ? errc::address_in_use : made.error().code(),
                   made.error().observed(), made.error().system_error()));
-    if (auto added = add(made->get(), EPOLLIN); !added)
-        return added;
+    GAUDI_CHECK(add(made->get(), EPOLLIN));
     offered_[context->node()] = {context, lone_fd(std::move(*made))};
     return {};
 }
@@ -278,8 +269,7 @@ result<memory_handle> broker::share(device_address address, std::uint64_t length
     if (!device)
         return tl::unexpected(error(errc::not_allocated, fmt::format("memory at {:#x}", address.value())));
     const std::lock_guard guard(mutex_);
-    if (auto listening = listen(); !listening)
-        return tl::unexpected(listening.error());
+    GAUDI_CHECK(listen());
     auto& entry = shared_[found->base.value()];
     if (entry.pieces.empty() || entry.generation != found->generation || entry.length != found->length) {
         entry = {};

@@ -2,6 +2,7 @@
 // What importers ask the broker for, and what it does for them.
 #include "src/ipc/broker.hpp"
 
+#include "src/error/try.hpp"
 #include "src/hl/hl_device.hpp"
 #include "src/os/round_up.hpp"
 
@@ -59,35 +60,31 @@ broker::answer broker::carry_out(client& from, const wire_request& asked, receiv
 }
 
 broker::answer broker::open_lease(client& from, const wire_request& asked, wire_reply& reply) {
-    const auto handle = read_handle(std::as_bytes(std::span(&asked.handle, 1)));
-    if (!handle)
-        return tl::unexpected(handle.error());
-    if (handle->owner() != own_identity())
+    GAUDI_TRY(const auto handle, read_handle(std::as_bytes(std::span(&asked.handle, 1))));
+    if (handle.owner() != own_identity())
         return tl::unexpected(error(errc::handle_invalid, "a handle of another process"));
-    const auto known = shared_.find(handle->base);
+    const auto known = shared_.find(handle.base);
     if (known == shared_.end())
-        return stale(*handle);
-    const auto piece = known->second.pieces.find(handle->secret);
-    if (piece == known->second.pieces.end() || piece->second.offset != handle->offset ||
-        piece->second.length != handle->length || known->second.generation != handle->generation ||
-        known->second.length != handle->allocated)
-        return stale(*handle);
+        return stale(handle);
+    const auto piece = known->second.pieces.find(handle.secret);
+    if (piece == known->second.pieces.end() || piece->second.offset != handle.offset ||
+        piece->second.length != handle.length || known->second.generation != handle.generation ||
+        known->second.length != handle.allocated)
+        return stale(handle);
     if (from.leases.size() >= leases_per_client)
         return tl::unexpected(
             error(errc::leases_exhausted, fmt::format("one process may hold {} leases", leases_per_client)));
     if (from.board.data() == nullptr) {
-        auto board = shared_memory::make("gaudi-direct leases", leases_per_client * sizeof(lease_word));
-        if (!board)
-            return tl::unexpected(board.error());
-        from.board = std::move(*board);
+        GAUDI_TRY(from.board,
+                  shared_memory::make("gaudi-direct leases", leases_per_client * sizeof(lease_word)));
     }
     std::vector<int> passed;
     while (from.leases.contains(from.next_slot))
         from.next_slot = (from.next_slot + 1) % leases_per_client;
     auto& fresh = from.leases[from.next_slot];
-    fresh.base = handle->base;
-    fresh.generation = handle->generation;
-    fresh.secret = handle->secret;
+    fresh.base = handle.base;
+    fresh.generation = handle.generation;
+    fresh.secret = handle.secret;
     from.word(from.next_slot).revoked.store(0);
     from.word(from.next_slot).in_flight.store(0);
     reply.lease = from.next_slot;
@@ -117,8 +114,7 @@ broker::answer broker::open_dmabuf(client& from, const wire_request& asked, wire
         return tl::unexpected(error(errc::not_given, "the owner gives no DMA-BUF away"));
     auto& held = from.leases[asked.lease];
     auto& piece = known->pieces.at(held.secret);
-    if (auto opened = open_window(base, *known, piece); !opened)
-        return tl::unexpected(opened.error());
+    GAUDI_CHECK(open_window(base, *known, piece));
     from.given = held.given = true;
     reply.skip = piece.skip;
     reply.window = piece.window_length;
@@ -133,12 +129,10 @@ result<void> broker::open_window(std::uint64_t base, const shared_allocation& of
     if (!device)
         return tl::unexpected(error(errc::not_allocated, "the device was closed"));
     used_.push_back(device);
-    const auto exported = device->export_pages(device_address(base + piece.offset), piece.length);
-    if (!exported)
-        return tl::unexpected(exported.error());
-    piece.window = unique_fd(exported->fd);
-    piece.skip = exported->offset;
-    piece.window_length = round_up(exported->offset + piece.length, 4096);
+    GAUDI_TRY(const auto exported, device->export_pages(device_address(base + piece.offset), piece.length));
+    piece.window = unique_fd(exported.fd);
+    piece.skip = exported.offset;
+    piece.window_length = round_up(exported.offset + piece.length, 4096);
     return {};
 }
 
@@ -172,34 +166,30 @@ broker::answer broker::open_device(client& from, const wire_request& asked, wire
 }
 
 broker::answer broker::admit(client& from, const std::shared_ptr<hl_device>& context, wire_reply& reply) {
-    const auto ledger = context->open_ledger();
-    if (!ledger)
-        return tl::unexpected(ledger.error());
+    GAUDI_TRY(const auto ledger, context->open_ledger());
     from.given = true;
     for (const auto& each : from.guests)
         if (each.context == context) { // it has a place there already
             reply.place = each.place;
-            return std::vector<int>{context->fd(), (*ledger)->descriptor()};
+            return std::vector<int>{context->fd(), ledger->descriptor()};
         }
-    const auto place = (*ledger)->admit();
+    const auto place = ledger->admit();
     if (!place)
         return tl::unexpected(
             error(errc::leases_exhausted, fmt::format("a context serves {} guests", context_ledger::guests)));
     from.guests.push_back({context, *place});
     reply.place = *place;
-    return std::vector<int>{context->fd(), (*ledger)->descriptor()};
+    return std::vector<int>{context->fd(), ledger->descriptor()};
 }
 
 result<void> broker::attach_slab(client& from, const wire_request& asked, received_message& with) {
     if (with.descriptors != 1 || asked.length == 0 || asked.length > largest_slab || !from.copies.empty())
         return tl::unexpected(error(
             errc::handle_invalid, fmt::format("a slab of {} bytes, at most {}", asked.length, largest_slab)));
-    auto slab = shared_memory::of(std::move(with.passed[0]), asked.length);
-    if (!slab)
-        return tl::unexpected(slab.error());
-    slab->drop_descriptor();
+    GAUDI_TRY(auto slab, shared_memory::of(std::move(with.passed[0]), asked.length));
+    slab.drop_descriptor();
     from.slab_pins.clear();
-    from.slab = std::move(*slab);
+    from.slab = std::move(slab);
     return {};
 }
 
@@ -224,26 +214,20 @@ result<void> broker::start_copy(client& from, const wire_request& asked, const w
     if (!device)
         return tl::unexpected(error(errc::not_allocated, "the device was closed"));
     used_.push_back(device);
-    auto engine = device->copies();
-    if (!engine)
-        return tl::unexpected(engine.error());
+    GAUDI_TRY(auto engine, device->copies());
     if (const auto pin = from.slab_pins.find(known->device_index);
-        pin == from.slab_pins.end() || pin->second.engine.core() != engine->core()) {
+        pin == from.slab_pins.end() || pin->second.engine.core() != engine.core()) {
         if (pin != from.slab_pins.end())
             from.slab_pins.erase(pin); // of a context that is no more
-        auto pinned = engine->pin(from.slab.bytes());
-        if (!pinned)
-            return tl::unexpected(pinned.error());
-        from.slab_pins.emplace(known->device_index, client::slab_pin{*engine, std::move(*pinned)});
+        GAUDI_TRY(auto pinned, engine.pin(from.slab.bytes()));
+        from.slab_pins.emplace(known->device_index, client::slab_pin{engine, std::move(pinned)});
     }
     const auto piece = from.slab.bytes().subspan(asked.slab_offset, asked.length);
     const auto address = device_address(base + asked.offset);
-    auto ticket =
-        asked.head.ask == wire_ask::copy_out ? engine->read(piece, address) : engine->write(address, piece);
-    if (!ticket)
-        return tl::unexpected(ticket.error());
+    GAUDI_TRY(auto ticket, asked.head.ask == wire_ask::copy_out ? engine.read(piece, address)
+                                                                : engine.write(address, piece));
     ++held.copies;
-    from.copies.push_back({std::move(*ticket), reply, asked.lease});
+    from.copies.push_back({std::move(ticket), reply, asked.lease});
     return {};
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "src/ipc/importer.hpp"
 
+#include "src/error/try.hpp"
 #include "src/os/fork_count.hpp"
 
 #include <algorithm>
@@ -95,9 +96,7 @@ result<std::shared_ptr<lease_core>> importer::open(const handle_record& handle) 
         }
     }
     dropped.clear();
-    const auto settings = get_ipc();
-    if (!settings)
-        return tl::unexpected(settings.error());
+    GAUDI_TRY(const auto settings, get_ipc());
     if (handle.machine != own_identity().machine)
         return tl::unexpected(error(errc::other_host, fmt::format("memory of process {}", handle.pid)));
     result<std::shared_ptr<lease_core>> made = nullptr;
@@ -106,10 +105,8 @@ result<std::shared_ptr<lease_core>> importer::open(const handle_record& handle) 
         if ((*made)->gone())
             return tl::unexpected((*made)->gone_error());
     } else {
-        const auto link = link_to(handle.owner(), *settings);
-        if (!link)
-            return tl::unexpected(link.error());
-        made = lease_core::open(*link, handle);
+        GAUDI_TRY(const auto link, link_to(handle.owner(), settings));
+        made = lease_core::open(link, handle);
         if (!made)
             return made;
     }
@@ -122,7 +119,7 @@ result<std::shared_ptr<lease_core>> importer::open(const handle_record& handle) 
         }
     leases_[wanted] = {*made, ++uses_};
     in_use_[wanted] = *made;
-    evict(std::max<std::size_t>(settings->imports, 1), dropped);
+    evict(std::max<std::size_t>(settings.imports, 1), dropped);
     return made;
 }
 

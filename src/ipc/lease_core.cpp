@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "src/ipc/lease_core.hpp"
 
+#include "src/error/try.hpp"
 #include "src/os/fork_count.hpp"
 #include "src/rdma/nic_core.hpp"
 
@@ -31,15 +32,12 @@ result<std::shared_ptr<lease_core>> lease_core::open(const std::shared_ptr<owner
     request.head.ask = wire_ask::open_lease;
     request.handle = handle;
     request.wants = link->board() == nullptr ? wants_board : 0;
-    auto answer = link->ask(request);
-    if (!answer)
-        return tl::unexpected(answer.error());
-    const auto& reply = answer->reply;
+    GAUDI_TRY(auto answer, link->ask(request));
+    const auto& reply = answer.reply;
     if ((reply.given & wants_board) != 0)
-        if (auto taken = link->take_board(std::move(answer->passed[0])); !taken)
-            return tl::unexpected(taken.error());
+        GAUDI_CHECK(link->take_board(std::move(answer.passed[0])));
     if ((reply.given & gives_bell) != 0)
-        link->take_bell(std::move(answer->passed[1]));
+        link->take_bell(std::move(answer.passed[1]));
     if (link->board() == nullptr || reply.lease >= leases_per_client)
         return tl::unexpected(error(errc::handle_invalid, fmt::format("lease {} of the owner", reply.lease)));
     auto made = std::make_shared<lease_core>(handle);
@@ -150,8 +148,7 @@ result<void> lease_core::fetch_dmabuf(lease_reach& reach) {
 
 result<device_address> lease_core::imported_by(lease_reach& reach, const std::shared_ptr<hl_device>& device) {
     const std::lock_guard guard(reach.mutex);
-    if (auto fetched = fetch_dmabuf(reach); !fetched)
-        return tl::unexpected(fetched.error());
+    GAUDI_CHECK(fetch_dmabuf(reach));
     std::erase_if(reach.imports, [](const auto& each) { return each.second.first->lost(); });
     auto found = reach.imports.find(device.get());
     if (found == reach.imports.end()) {
@@ -170,19 +167,15 @@ result<device_address> lease_core::imported_by(lease_reach& reach, const std::sh
 
 result<std::uint32_t> lease_core::key_on(lease_reach& reach, const std::shared_ptr<nic>& card) {
     const std::lock_guard guard(reach.mutex);
-    if (auto fetched = fetch_dmabuf(reach); !fetched)
-        return tl::unexpected(fetched.error());
+    GAUDI_CHECK(fetch_dmabuf(reach));
     auto found = reach.regions.find(card.get());
     if (found == reach.regions.end()) {
-        const auto domain = card->core()->loopback_pd();
-        if (!domain)
-            return tl::unexpected(domain.error());
-        auto made = card->core()->register_dmabuf(
-            {reach.dmabuf.get(), reach.skip, device_address(handle_.base + handle_.offset), handle_.length},
-            remote_access::read | remote_access::write, *domain);
-        if (!made)
-            return tl::unexpected(made.error());
-        found = reach.regions.try_emplace(card.get(), card, std::move(*made)).first;
+        GAUDI_TRY(const auto domain, card->core()->loopback_pd());
+        GAUDI_TRY(auto made, card->core()->register_dmabuf(
+                                 {reach.dmabuf.get(), reach.skip,
+                                  device_address(handle_.base + handle_.offset), handle_.length},
+                                 remote_access::read | remote_access::write, domain));
+        found = reach.regions.try_emplace(card.get(), card, std::move(made)).first;
     }
     return found->second.second->rkey;
 }

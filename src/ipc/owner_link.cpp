@@ -2,6 +2,7 @@
 #include "src/ipc/owner_link.hpp"
 
 #include "src/copy/copy_core.hpp"
+#include "src/error/try.hpp"
 #include "src/hl/discovery.hpp"
 #include "src/registry.hpp"
 
@@ -51,13 +52,10 @@ result<std::shared_ptr<owner_link>> owner_link::connect(std::string_view name, c
         (who.uid != ::geteuid() && who.uid != 0 &&
          std::find(settings.allow.begin(), settings.allow.end(), who.uid) == settings.allow.end()))
         return tl::unexpected(error(errc::peer_refused, fmt::format("the owner is user {}", who.uid)));
-    const auto service = broker::self();
-    if (!service)
-        return tl::unexpected(service.error());
+    GAUDI_TRY(const auto service, broker::self());
     auto made = std::make_shared<owner_link>(lone_fd(std::move(*socket)), owner, settings);
     made->when_gone_ = std::move(when_gone);
-    if (auto watched = (*service)->watch(made->socket_.get(), made); !watched)
-        return tl::unexpected(watched.error());
+    GAUDI_CHECK(service->watch(made->socket_.get(), made));
     return made;
 }
 
@@ -228,16 +226,14 @@ void owner_link::wait(std::chrono::milliseconds limit) {
 }
 
 result<owner_link::answered> owner_link::ask(wire_request& request, std::span<const int> passed) {
-    const auto id = post(request, passed);
-    if (!id)
-        return tl::unexpected(id.error());
+    GAUDI_TRY(const auto id, post(request, passed));
     for (const auto deadline = clock::now() + settings_.patience;;) {
-        if (auto answer = answer_to(*id))
+        if (auto answer = answer_to(id))
             return std::move(*answer);
         const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - clock::now());
         if (left.count() <= 0) {
             const std::lock_guard guard(mutex_);
-            abandoned_.emplace(*id, request.head.ask);
+            abandoned_.emplace(id, request.head.ask);
             return tl::unexpected(error(errc::peer_silent, fmt::format("process {}, waited {} ms", owner_.pid,
                                                                        settings_.patience.count())));
         }
@@ -254,11 +250,9 @@ result<void> owner_link::take_board(unique_fd descriptor) {
     const std::lock_guard guard(mutex_);
     if (board() != nullptr)
         return {};
-    auto memory = shared_memory::of(std::move(descriptor), leases_per_client * sizeof(lease_word));
-    if (!memory)
-        return tl::unexpected(memory.error());
-    memory->drop_descriptor();
-    board_memory_ = std::move(*memory);
+    GAUDI_TRY(auto memory, shared_memory::of(std::move(descriptor), leases_per_client * sizeof(lease_word)));
+    memory.drop_descriptor();
+    board_memory_ = std::move(memory);
     board_.store(reinterpret_cast<lease_word*>(board_memory_.data()), std::memory_order_release);
     return {};
 }
@@ -276,23 +270,17 @@ void owner_link::take_bell(unique_fd descriptor) {
 
 result<std::shared_ptr<hl_device>> owner_link::join(const std::shared_ptr<const hlthunk_api>& api,
                                                     answered& passed, std::shared_ptr<void> host) {
-    auto ledger = context_ledger::of(std::move(passed.passed[1]));
-    if (!ledger)
-        return tl::unexpected(ledger.error());
-    const auto devices = discover(*api);
-    if (!devices)
-        return tl::unexpected(devices.error());
+    GAUDI_TRY(auto ledger, context_ledger::of(std::move(passed.passed[1])));
+    GAUDI_TRY(const auto devices, discover(*api));
     const auto bus_id = bus_id_of(*api, passed.passed[0].get());
-    const auto info = std::find_if(devices->begin(), devices->end(),
+    const auto info = std::find_if(devices.begin(), devices.end(),
                                    [&](const device_info& each) { return each.bus_id == bus_id; });
-    if (info == devices->end())
+    if (info == devices.end())
         return tl::unexpected(error(errc::way_impossible, "the owner's device cannot be seen from here"));
     const int descriptor = passed.passed[0].get();
-    auto guest = attach(api, descriptor, *info, tenancy::guest);
-    if (!guest)
-        return tl::unexpected(guest.error());
+    GAUDI_TRY(auto guest, attach(api, descriptor, *info, tenancy::guest));
     (void)passed.passed[0].release(); // it is the guest's now
-    (*guest)->join(*ledger, passed.reply.place, std::move(host));
+    guest->join(ledger, passed.reply.place, std::move(host));
     return guest;
 }
 
@@ -312,13 +300,9 @@ result<copy_engine> owner_link::guest_engine(std::uint64_t node, std::uint32_t l
             refused_.emplace(node, answer.error());
         return tl::unexpected(answer.error());
     }
-    const auto api = registry::self().api();
-    if (!api)
-        return tl::unexpected(api.error());
-    auto guest = join(*api, *answer);
-    if (!guest)
-        return tl::unexpected(guest.error());
-    auto core = copy_core::make(*guest, nullptr, {});
+    GAUDI_TRY(const auto api, registry::self().api());
+    GAUDI_TRY(auto guest, join(api, *answer));
+    auto core = copy_core::make(guest, nullptr, {});
     if (!core) {
         refused_.emplace(node, core.error());
         return tl::unexpected(core.error());
@@ -329,17 +313,14 @@ result<copy_engine> owner_link::guest_engine(std::uint64_t node, std::uint32_t l
 result<std::optional<owner_link::slab>> owner_link::take_slab() {
     const std::lock_guard guard(guests_mutex_);
     if (slab_memory_.data() == nullptr) {
-        auto memory = shared_memory::make("gaudi-direct slabs", slabs * slab_bytes);
-        if (!memory)
-            return tl::unexpected(memory.error());
+        GAUDI_TRY(auto memory, shared_memory::make("gaudi-direct slabs", slabs * slab_bytes));
         wire_request request;
         request.head.ask = wire_ask::attach_slab;
         request.length = slabs * slab_bytes;
-        const int passed[] = {memory->descriptor()};
-        if (auto attached = ask(request, passed); !attached)
-            return tl::unexpected(attached.error());
-        memory->drop_descriptor();
-        slab_memory_ = std::move(*memory);
+        const int passed[] = {memory.descriptor()};
+        GAUDI_CHECK(ask(request, passed));
+        memory.drop_descriptor();
+        slab_memory_ = std::move(memory);
         for (std::uint64_t i = 0; i < slabs; ++i)
             free_slabs_.push_back(i * slab_bytes);
     }

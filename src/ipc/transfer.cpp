@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "src/ipc/transfer.hpp"
 
+#include "src/error/try.hpp"
+
 #include <algorithm>
 #include <cstring>
 #include <fmt/format.h>
@@ -194,15 +196,10 @@ public:
     }
     result<void> start(unsigned slab, std::span<std::byte> bytes, std::uint64_t offset) override {
         if (pins_[slab].bytes().data() == nullptr) { // once for all the pieces that go through it
-            auto pinned = engine_.pin(bytes);
-            if (!pinned)
-                return tl::unexpected(pinned.error());
-            pins_[slab] = std::move(*pinned);
+            GAUDI_TRY(pins_[slab], engine_.pin(bytes));
         }
-        auto ticket = source_ ? engine_.read(bytes, base_ + offset) : engine_.write(base_ + offset, bytes);
-        if (!ticket)
-            return tl::unexpected(ticket.error());
-        tickets_[slab] = std::move(*ticket);
+        GAUDI_TRY(tickets_[slab],
+                  source_ ? engine_.read(bytes, base_ + offset) : engine_.write(base_ + offset, bytes));
         return {};
     }
     std::optional<result<void>> look(unsigned slab) override {
@@ -233,10 +230,7 @@ public:
         request.offset = offset_ + offset;
         request.length = bytes.size();
         request.slab_offset = slab_offsets_[slab];
-        const auto id = lease_->link()->post(request);
-        if (!id)
-            return tl::unexpected(id.error());
-        ids_[slab] = *id;
+        GAUDI_TRY(ids_[slab], lease_->link()->post(request));
         asked_[slab] = clock::now();
         return {};
     }

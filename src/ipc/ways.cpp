@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The ways between memory of this process and leased memory, and which is taken.
 #include "src/copy/copy_core.hpp"
+#include "src/error/try.hpp"
 #include "src/ipc/importer.hpp"
 #include "src/registry.hpp"
 
@@ -34,8 +35,7 @@ result<std::shared_ptr<device>> device_of(device_address address, std::uint64_t 
         return tl::unexpected(
             error(errc::not_allocated, fmt::format("{} bytes at {:#x}", length, address.value())));
     if (!found->attached()) // SynapseAI's pool has no allocations that we know of
-        if (const auto known = known_memory().find(address, length); !known)
-            return tl::unexpected(known.error());
+        GAUDI_CHECK(known_memory().find(address, length));
     return found;
 }
 
@@ -50,10 +50,8 @@ started engine_started(const std::shared_ptr<lease_core>& lease, ipc_way way, re
 
 result<copy_ticket> unchecked(const copy_engine& engine, device_address to, device_address from,
                               std::uint64_t length, copy_direction direction) {
-    const auto slot = engine.core()->copy_unchecked(to, from, length, direction, {});
-    if (!slot)
-        return tl::unexpected(slot.error());
-    return copy_ticket(engine.core(), *slot);
+    GAUDI_TRY(const auto slot, engine.core()->copy_unchecked(to, from, length, direction, {}));
+    return copy_ticket(engine.core(), slot);
 }
 
 // Where this process is on the same context, whoever opened it.
@@ -78,29 +76,21 @@ importer::started importer::by_local(const std::shared_ptr<lease_core>& lease, b
     if (!lease->local())
         return impossible("the memory is another process's");
     const auto remote = lease->base() + offset;
-    const auto owner = device_of(remote, length);
-    if (!owner)
-        return tl::unexpected(owner.error());
+    GAUDI_TRY(const auto owner, device_of(remote, length));
     if (local.is_device) {
-        const auto other = device_of(local.device, length);
-        if (!other)
-            return tl::unexpected(other.error());
-        if ((*owner)->core() != (*other)->core()) {
-            const auto report = write ? copy_across(**owner, remote, **other, local.device, length)
-                                      : copy_across(**other, local.device, **owner, remote, length);
-            if (!report)
-                return tl::unexpected(report.error());
+        GAUDI_TRY(const auto other, device_of(local.device, length));
+        if (owner->core() != other->core()) {
+            GAUDI_TRY(const auto report, write ? copy_across(*owner, remote, *other, local.device, length)
+                                               : copy_across(*other, local.device, *owner, remote, length));
             return std::make_unique<done_transfer>(lease);
         }
     }
-    auto engine = (*owner)->copies();
-    if (!engine)
-        return tl::unexpected(engine.error());
+    GAUDI_TRY(auto engine, owner->copies());
     return engine_started(lease, ipc_way::local,
-                          local.is_device ? (write ? engine->copy(remote, local.device, length)
-                                                   : engine->copy(local.device, remote, length))
-                          : write         ? engine->write(remote, local.host)
-                                          : engine->read(local.host, remote));
+                          local.is_device ? (write ? engine.copy(remote, local.device, length)
+                                                   : engine.copy(local.device, remote, length))
+                          : write         ? engine.write(remote, local.host)
+                                          : engine.read(local.host, remote));
 }
 
 result<copy_engine> importer::context_engine(const std::shared_ptr<lease_core>& lease) {
@@ -117,26 +107,18 @@ importer::started importer::by_context(const std::shared_ptr<lease_core>& lease,
     const auto& handle = lease->handle();
     const auto remote = lease->base() + offset;
     if (local.is_device) {
-        const auto own = device_of(local.device, length);
-        if (!own)
-            return tl::unexpected(own.error());
-        if ((*own)->core()->node() != handle.device)
+        GAUDI_TRY(const auto own, device_of(local.device, length));
+        if (own->core()->node() != handle.device)
             return impossible("the memory is another device's");
-        const auto engine = (*own)->copies(); // the same context, whoever opened it
-        if (!engine)
-            return tl::unexpected(engine.error());
+        GAUDI_TRY(const auto engine, own->copies()); // the same context, whoever opened it
         return engine_started(lease, ipc_way::context,
-                              unchecked(*engine, write ? remote : local.device, write ? local.device : remote,
+                              unchecked(engine, write ? remote : local.device, write ? local.device : remote,
                                         length, copy_direction::within));
     }
-    auto engine = context_engine(lease);
-    if (!engine)
-        return tl::unexpected(engine.error());
-    const auto slot = write ? engine->core()->write_unchecked(remote, local.host, {})
-                            : engine->core()->read_unchecked(local.host, remote, {});
-    if (!slot)
-        return tl::unexpected(slot.error());
-    return std::make_unique<engine_transfer>(lease, ipc_way::context, copy_ticket(engine->core(), *slot),
+    GAUDI_TRY(auto engine, context_engine(lease));
+    GAUDI_TRY(const auto slot, write ? engine.core()->write_unchecked(remote, local.host, {})
+                                     : engine.core()->read_unchecked(local.host, remote, {}));
+    return std::make_unique<engine_transfer>(lease, ipc_way::context, copy_ticket(engine.core(), slot),
                                              nullptr);
 }
 
@@ -144,21 +126,15 @@ importer::started importer::by_import(const std::shared_ptr<lease_core>& lease, 
                                       std::uint64_t offset, std::uint64_t length) {
     if (!local.is_device)
         return impossible("only a device can import memory of another");
-    const auto own = device_of(local.device, length);
-    if (!own)
-        return tl::unexpected(own.error());
+    GAUDI_TRY(const auto own, device_of(local.device, length));
     auto reach = lease->reach(); // kept by the copy, whatever becomes of the owner
-    const auto imported = lease->imported_by(*reach, (*own)->core());
-    if (!imported)
-        return tl::unexpected(imported.error());
-    const auto engine = (*own)->copies();
-    if (!engine)
-        return tl::unexpected(engine.error());
-    const auto remote = *imported + offset;
+    GAUDI_TRY(const auto imported, lease->imported_by(*reach, own->core()));
+    GAUDI_TRY(const auto engine, own->copies());
+    const auto remote = imported + offset;
     // To the engine the other's memory is like host memory.
     return engine_started(lease, ipc_way::import,
-                          write ? unchecked(*engine, remote, local.device, length, copy_direction::up)
-                                : unchecked(*engine, local.device, remote, length, copy_direction::down),
+                          write ? unchecked(engine, remote, local.device, length, copy_direction::up)
+                                : unchecked(engine, local.device, remote, length, copy_direction::down),
                           std::move(reach));
 }
 
@@ -186,27 +162,16 @@ importer::started importer::by_nic(const std::shared_ptr<lease_core>& lease, boo
                                    std::uint64_t offset, std::uint64_t length) {
     std::shared_ptr<device> own;
     if (local.is_device) {
-        auto found = device_of(local.device, length);
-        if (!found)
-            return tl::unexpected(found.error());
-        own = *found;
+        GAUDI_TRY(own, device_of(local.device, length));
     }
-    const auto copier = this->copier(own);
-    if (!copier)
-        return tl::unexpected(copier.error());
-    const auto& card = (*copier)->card();
-    auto near = own ? card->region(*own, local.device, length) : card->region(local.host);
-    if (!near)
-        return tl::unexpected(near.error());
+    GAUDI_TRY(const auto copier, this->copier(own));
+    const auto& card = copier->card();
+    GAUDI_TRY(auto near, own ? card->region(*own, local.device, length) : card->region(local.host));
     auto reach = lease->reach(); // kept by the copy, whatever becomes of the owner
-    const auto far = lease->key_on(*reach, card);
-    if (!far)
-        return tl::unexpected(far.error());
-    const auto number = (*copier)->start(write, {near->address(), near->local_key(), own != nullptr},
-                                         {lease->handle().base + offset, *far, true}, length);
-    if (!number)
-        return tl::unexpected(number.error());
-    return std::make_unique<nic_transfer>(lease, *copier, std::move(*near), std::move(reach), *number);
+    GAUDI_TRY(const auto far, lease->key_on(*reach, card));
+    GAUDI_TRY(const auto number, copier->start(write, {near.address(), near.local_key(), own != nullptr},
+                                               {lease->handle().base + offset, far, true}, length));
+    return std::make_unique<nic_transfer>(lease, copier, std::move(near), std::move(reach), number);
 }
 
 importer::started importer::by_staging(const std::shared_ptr<lease_core>& lease, bool write, const end& local,
@@ -214,15 +179,9 @@ importer::started importer::by_staging(const std::shared_ptr<lease_core>& lease,
     if (!local.is_device)
         return impossible("host memory needs no staging where the owner's engines can be used");
     const auto& handle = lease->handle();
-    const auto own = device_of(local.device, length);
-    if (!own)
-        return tl::unexpected(own.error());
-    auto near = (*own)->copies();
-    if (!near)
-        return tl::unexpected(near.error());
-    auto far = lease->link()->guest_engine(handle.device, lease->slot());
-    if (!far)
-        return tl::unexpected(far.error());
+    GAUDI_TRY(const auto own, device_of(local.device, length));
+    GAUDI_TRY(auto near, own->copies());
+    GAUDI_TRY(auto far, lease->link()->guest_engine(handle.device, lease->slot()));
     mapping memory;
     {
         const std::lock_guard guard(slabs_mutex_);
@@ -232,10 +191,7 @@ importer::started importer::by_staging(const std::shared_ptr<lease_core>& lease,
         }
     }
     if (memory.bytes().empty()) {
-        auto made = mapping::anonymous(pipeline::slabs * stage_bytes);
-        if (!made)
-            return tl::unexpected(made.error());
-        memory = std::move(*made);
+        GAUDI_TRY(memory, mapping::anonymous(pipeline::slabs * stage_bytes));
     }
     pipeline::room slabs;
     slabs.count = pipeline::slabs;
@@ -246,8 +202,8 @@ importer::started importer::by_staging(const std::shared_ptr<lease_core>& lease,
         if (spare_slabs_.size() < 4)
             spare_slabs_.push_back(std::move(*kept));
     };
-    auto there = engine_step(*far, lease->base() + offset, !write);
-    auto here = engine_step(*near, local.device, write);
+    auto there = engine_step(far, lease->base() + offset, !write);
+    auto here = engine_step(near, local.device, write);
     return std::make_unique<pipeline>(lease, ipc_way::staged, std::move(slabs),
                                       std::move(write ? here : there), std::move(write ? there : here),
                                       length);
@@ -257,13 +213,9 @@ importer::started importer::by_proxy(const std::shared_ptr<lease_core>& lease, b
                                      std::uint64_t offset, std::uint64_t length) {
     std::unique_ptr<step> here;
     if (local.is_device) {
-        const auto own = device_of(local.device, length);
-        if (!own)
-            return tl::unexpected(own.error());
-        auto engine = (*own)->copies();
-        if (!engine)
-            return tl::unexpected(engine.error());
-        here = engine_step(*engine, local.device, write);
+        GAUDI_TRY(const auto own, device_of(local.device, length));
+        GAUDI_TRY(auto engine, own->copies());
+        here = engine_step(engine, local.device, write);
     } else {
         here = host_step(local.host, write);
     }
@@ -326,8 +278,7 @@ importer::started importer::try_way(ipc_way way, const std::shared_ptr<lease_cor
 
 result<ipc_ticket> importer::start(const std::shared_ptr<lease_core>& lease, const import_options& options,
                                    bool write, const end& local, std::uint64_t offset, std::uint64_t length) {
-    if (auto entered = lease->enter(); !entered)
-        return tl::unexpected(entered.error());
+    GAUDI_CHECK(lease->enter());
     std::string tried;
     std::optional<error> later;
     for (std::size_t i = 0; i < ipc_ways; ++i) {

@@ -3,39 +3,26 @@
 
 #include "src/memory/heap_core.hpp"
 
+#include "src/error/try.hpp"
+
 #include <utility>
 
 namespace gaudi {
 
-device_buffer::device_buffer(device_buffer&& other) noexcept
-    : core_(std::move(other.core_)), block_(other.block_), address_(other.address_), size_(other.size_),
-      generation_(other.generation_) {}
-
-device_buffer& device_buffer::operator=(device_buffer&& other) noexcept {
-    std::swap(core_, other.core_);
-    std::swap(block_, other.block_);
-    std::swap(address_, other.address_);
-    std::swap(size_, other.size_);
-    std::swap(generation_, other.generation_);
-    return *this;
-}
-
-device_buffer::~device_buffer() {
-    if (core_)
-        core_->free(static_cast<heap_core::block*>(block_), address_, generation_);
+void device_buffer::range::close() noexcept {
+    core->free(static_cast<heap_core::block*>(block), address, generation);
 }
 
 result<dmabuf_export> device_buffer::dmabuf() const {
-    if (!core_)
+    if (!range_)
         return tl::unexpected(error(errc::not_allocated, "DMA-BUF of an empty buffer"));
-    return core_->dmabuf(static_cast<heap_core::block*>(block_), address_, size_);
+    return range_->core->dmabuf(static_cast<heap_core::block*>(range_->block), range_->address, range_->size);
 }
 
 device_address device_buffer::release() {
-    if (core_)
-        core_->give_up(static_cast<heap_core::block*>(block_));
-    core_.reset();
-    return address_;
+    if (range_)
+        range_->core->give_up(static_cast<heap_core::block*>(range_->block));
+    return range_.release().address;
 }
 
 result<device_buffer> device_heap::allocate(std::uint64_t size, std::uint64_t alignment) {
@@ -47,16 +34,8 @@ result<device_buffer> device_heap::allocate_pages(std::uint64_t size) {
 }
 
 result<device_buffer> device_heap::allocate(std::uint64_t size, std::uint64_t alignment, bool whole_pages) {
-    const auto made = core_->allocate(size, alignment, whole_pages);
-    if (!made)
-        return tl::unexpected(made.error());
-    device_buffer buffer;
-    buffer.core_ = core_;
-    buffer.block_ = made->where;
-    buffer.address_ = made->address;
-    buffer.size_ = size;
-    buffer.generation_ = made->generation;
-    return buffer;
+    GAUDI_TRY(const auto made, core_->allocate(size, alignment, whole_pages));
+    return device_buffer(device_buffer::range{core_, made.where, made.address, size, made.generation});
 }
 
 result<void> device_heap::free(device_address address) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "src/memory/heap_core.hpp"
 
+#include "src/error/try.hpp"
 #include "src/os/round_up.hpp"
 
 #include <algorithm>
@@ -66,8 +67,7 @@ result<heap_core::chunk*> heap_core::new_chunk(std::uint64_t at_least) {
     // The driver may have ignored the hint: then this chunk gets a window of its own.
     const auto begin = memory->address();
     if (map_.device_of(begin) != device_->who().index)
-        if (auto added = map_.add_window(begin, memory->size(), device_->who().index); !added)
-            return tl::unexpected(added.error());
+        GAUDI_CHECK(map_.add_window(begin, memory->size(), device_->who().index));
     return &chunks_.emplace_front(std::move(*memory));
 }
 
@@ -93,10 +93,8 @@ result<heap_core::allocated> heap_core::allocate(std::uint64_t size, std::uint64
         if (found = candidate.ranges.allocate(taken, alignment); found != nullptr)
             break;
     if (found == nullptr) {
-        auto fresh = new_chunk(round_up(taken, alignment));
-        if (!fresh)
-            return tl::unexpected(fresh.error());
-        found = (*fresh)->ranges.allocate(taken, alignment);
+        GAUDI_TRY(auto fresh, new_chunk(round_up(taken, alignment)));
+        found = fresh->ranges.allocate(taken, alignment);
     }
     auto* home = static_cast<chunk*>(found->owner);
     const auto address = home->memory.address() + found->offset;
@@ -184,77 +182,59 @@ result<void> heap_core::free(device_address address) {
     std::uint64_t length = 0;
     {
         const std::lock_guard guard(mutex_);
-        if (const auto found = given_up(address); !found)
-            return tl::unexpected(found.error());
+        GAUDI_CHECK(given_up(address));
         length = map_.find(address)->length;
     }
     // Not under the lock: whoever hears it may ask about memory.
     const bool reusable = map_.announce(address, length);
     const std::lock_guard guard(mutex_);
-    const auto still = given_up(address); // two that free the same at once: one of them did
-    if (!still)
-        return tl::unexpected(still.error());
-    free_locked(*still, reusable);
+    GAUDI_TRY(const auto still, given_up(address)); // two that free the same at once: one of them did
+    free_locked(still, reusable);
     return {};
 }
 
 result<void> heap_core::export_chunk(chunk& which) {
     if (which.dmabuf)
         return {};
-    const auto plan = plan_export({device_->who().generation, memory_origin::own, which.memory.address(),
-                                   which.memory.size(), which.memory.address(), which.memory.size()});
-    if (!plan)
-        return tl::unexpected(plan.error());
-    auto fd = device_->export_dmabuf(*plan);
-    if (!fd)
-        return tl::unexpected(fd.error());
-    which.dmabuf = std::move(*fd);
+    GAUDI_TRY(const auto plan,
+              plan_export({device_->who().generation, memory_origin::own, which.memory.address(),
+                           which.memory.size(), which.memory.address(), which.memory.size()}));
+    GAUDI_TRY(which.dmabuf, device_->export_dmabuf(plan));
     return {};
 }
 
 result<dmabuf_export> heap_core::dmabuf(const block* of, device_address address, std::uint64_t length) {
     const std::lock_guard guard(mutex_);
     auto* home = static_cast<chunk*>(of->owner);
-    if (auto exported = export_chunk(*home); !exported)
-        return tl::unexpected(exported.error());
+    GAUDI_CHECK(export_chunk(*home));
     return dmabuf_export{home->dmabuf.get(), address - home->memory.address(), address, length};
 }
 
 result<dmabuf_export> heap_core::dmabuf(device_address address, std::uint64_t length) {
     const std::lock_guard guard(mutex_);
-    const auto known = map_.find_pages(address, length);
-    if (!known)
-        return tl::unexpected(known.error());
-    if (known->device_index != device_->who().index)
+    GAUDI_TRY(const auto known, map_.find_pages(address, length));
+    if (known.device_index != device_->who().index)
         return tl::unexpected(wrong_device(address, length));
-    auto* home = static_cast<chunk*>(reinterpret_cast<block*>(known->tag)->owner);
+    auto* home = static_cast<chunk*>(reinterpret_cast<block*>(known.tag)->owner);
     const auto offset = address - home->memory.address(); // chunks begin and end with a page
-    if (auto exported = export_chunk(*home); !exported)
-        return tl::unexpected(exported.error());
+    GAUDI_CHECK(export_chunk(*home));
     return dmabuf_export{home->dmabuf.get(), offset, address, length};
 }
 
 result<dmabuf_export> heap_core::window(device_address address, std::uint64_t length) {
     const std::lock_guard guard(mutex_);
-    const auto known = map_.find(address, length);
-    if (!known)
-        return tl::unexpected(known.error());
-    if (known->device_index != device_->who().index)
+    GAUDI_TRY(const auto known, map_.find(address, length));
+    if (known.device_index != device_->who().index)
         return tl::unexpected(wrong_device(address, length));
-    const auto& home = static_cast<chunk*>(reinterpret_cast<block*>(known->tag)->owner)->memory;
-    const auto plan = plan_export(
-        {device_->who().generation, memory_origin::own, home.address(), home.size(), address, length});
-    if (!plan)
-        return tl::unexpected(plan.error());
-    auto fd = device_->export_dmabuf(*plan);
-    if (!fd)
-        return tl::unexpected(fd.error());
-    return dmabuf_export{fd->release(), plan->dmabuf_offset, address, length};
+    const auto& home = static_cast<chunk*>(reinterpret_cast<block*>(known.tag)->owner)->memory;
+    GAUDI_TRY(const auto plan, plan_export({device_->who().generation, memory_origin::own, home.address(),
+                                            home.size(), address, length}));
+    GAUDI_TRY(auto fd, device_->export_dmabuf(plan));
+    return dmabuf_export{fd.release(), plan.dmabuf_offset, address, length};
 }
 
 result<chunk_view> heap_core::view_of(chunk& which) {
-    if (auto exported = export_chunk(which); !exported)
-        return tl::unexpected(exported.error());
+    GAUDI_CHECK(export_chunk(which));
     return chunk_view{which.serial, {which.dmabuf.get(), 0, which.memory.address(), which.memory.size()}, 0};
 }
 
@@ -265,14 +245,12 @@ result<chunk_view> heap_core::chunk_of(const block* of) {
 
 result<chunk_view> heap_core::chunk_at(device_address address, std::uint64_t length) {
     const std::lock_guard guard(mutex_);
-    const auto known = map_.find(address, length);
-    if (!known)
-        return tl::unexpected(known.error());
-    if (known->device_index != device_->who().index)
+    GAUDI_TRY(const auto known, map_.find(address, length));
+    if (known.device_index != device_->who().index)
         return tl::unexpected(wrong_device(address, length));
-    auto view = view_of(*static_cast<chunk*>(reinterpret_cast<block*>(known->tag)->owner));
+    auto view = view_of(*static_cast<chunk*>(reinterpret_cast<block*>(known.tag)->owner));
     if (view)
-        view->generation = known->generation;
+        view->generation = known.generation;
     return view;
 }
 

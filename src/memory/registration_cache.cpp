@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "src/memory/registration_cache.hpp"
 
+#include "src/error/try.hpp"
+
 #include <cerrno>
 #include <fmt/format.h>
 
@@ -125,13 +127,11 @@ result<local_region> registration_cache::of(const device_buffer& buffer) {
         return tl::unexpected(card_->forked_error());
     if (!buffer)
         return tl::unexpected(error(errc::not_allocated, "registration of an empty buffer"));
-    auto& heap = *buffer.core_;
+    auto& heap = *buffer.range_->core;
     if (heap.device().lost())
         return tl::unexpected(heap.device().lost_error("registration of a buffer"));
-    const auto chunk = heap.chunk_of(static_cast<const heap_core::block*>(buffer.block_));
-    if (!chunk)
-        return tl::unexpected(chunk.error());
-    return of_chunk(heap, *chunk, buffer.address().value(), buffer.size(), buffer.generation());
+    GAUDI_TRY(const auto chunk, heap.chunk_of(static_cast<const heap_core::block*>(buffer.range_->block)));
+    return of_chunk(heap, chunk, buffer.address().value(), buffer.size(), buffer.generation());
 }
 
 result<local_region> registration_cache::of(heap_core& heap, device_address address, std::uint64_t length) {
@@ -141,10 +141,8 @@ result<local_region> registration_cache::of(heap_core& heap, device_address addr
         return tl::unexpected(heap.device().lost_error("registration of memory"));
     if (auto known = of_last_chunk(heap, address, length))
         return std::move(*known);
-    const auto chunk = heap.chunk_at(address, length);
-    if (!chunk)
-        return tl::unexpected(chunk.error());
-    return of_chunk(heap, *chunk, address.value(), length, chunk->generation);
+    GAUDI_TRY(const auto chunk, heap.chunk_at(address, length));
+    return of_chunk(heap, chunk, address.value(), length, chunk.generation);
 }
 
 std::optional<local_region> registration_cache::of_last_chunk(heap_core& heap, device_address address,
@@ -208,15 +206,11 @@ result<local_region> registration_cache::of_foreign(device& card, device_address
     const std::lock_guard guard(mutex_);
     auto found = pools_.find(pool->base.value());
     if (found == pools_.end()) {
-        const auto whole = card.export_foreign(pool->base, pool->size);
-        if (!whole)
-            return tl::unexpected(whole.error());
-        unique_fd dmabuf(whole->fd);
-        auto what = add(pool->size, [&] { return card_->register_dmabuf(*whole); });
-        if (!what)
-            return tl::unexpected(what.error());
-        found = pools_.emplace(pool->base.value(), foreign_pool{std::move(*what), std::move(dmabuf), *whole})
-                    .first;
+        GAUDI_TRY(const auto whole, card.export_foreign(pool->base, pool->size));
+        unique_fd dmabuf(whole.fd);
+        GAUDI_TRY(auto what, add(pool->size, [&] { return card_->register_dmabuf(whole); }));
+        found =
+            pools_.emplace(pool->base.value(), foreign_pool{std::move(what), std::move(dmabuf), whole}).first;
     }
     return lease(found->second.what, address.value(), length, memory_way::zero_copy);
 }
@@ -234,10 +228,8 @@ result<local_region> registration_cache::of(std::span<std::byte> memory) {
             ++counts_.hits;
             return lease(std::move(alive), address, memory.size(), memory_way::host);
         }
-    auto made = add(memory.size(), [&] { return card_->register_host(memory); });
-    if (!made)
-        return tl::unexpected(made.error());
-    const std::shared_ptr<const registration> what = std::move(*made);
+    GAUDI_TRY(const std::shared_ptr<const registration> what,
+              add(memory.size(), [&] { return card_->register_host(memory); }));
     host_[range] = what;
     return lease(what, address, memory.size(), memory_way::host);
 }
@@ -289,15 +281,14 @@ result<remote_key> registration_cache::expose(const local_region& region, remote
         const auto window = window_of(region);
         if (region.way() == memory_way::zero_copy && !window)
             return freed();
-        auto made = add(region.length(), [&] {
-            return window ? card_->register_dmabuf(window->range, rights)
-                          : card_->register_host({reinterpret_cast<std::byte*>(region.address()), // NOLINT
-                                                  region.length()},
-                                                 rights);
-        });
-        if (!made)
-            return tl::unexpected(made.error());
-        key.registration_ = {(*made).release(), [cache = weak_from_this(), range](const registration* last) {
+        GAUDI_TRY(auto made, add(region.length(), [&] {
+                      return window ? card_->register_dmabuf(window->range, rights)
+                                    : card_->register_host(
+                                          {reinterpret_cast<std::byte*>(region.address()), // NOLINT
+                                           region.length()},
+                                          rights);
+                  }));
+        key.registration_ = {made.release(), [cache = weak_from_this(), range](const registration* last) {
                                  if (const auto home = cache.lock())
                                      home->drop(range, last);
                                  delete last;

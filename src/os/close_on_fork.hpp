@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <gaudi/unique_handle.hpp>
+
 #include "src/os/unique_fd.hpp"
 
 namespace gaudi {
@@ -11,17 +13,19 @@ class lone_fd {
 public:
     lone_fd() = default;
     explicit lone_fd(unique_fd owned);
-    lone_fd(lone_fd&& other) noexcept;
-    lone_fd& operator=(lone_fd&& other) noexcept;
-    ~lone_fd();
 
-    [[nodiscard]] int get() const { return fd_; }
-    explicit operator bool() const { return fd_ >= 0; }
-    void reset();
+    [[nodiscard]] int get() const { return open_->fd; }
+    explicit operator bool() const { return static_cast<bool>(open_); }
+    void reset() { open_ = {}; }
 
 private:
-    int fd_ = -1;
-    unsigned forks_ = 0;
+    struct open_descriptor {
+        int fd = -1;
+        unsigned forks = 0; // of this process when it got it
+        explicit operator bool() const { return fd >= 0; }
+        void close() noexcept;
+    };
+    unique_handle<open_descriptor> open_;
 };
 
 } // namespace gaudi

@@ -5,21 +5,12 @@
 #include <fmt/format.h>
 #include <sys/mman.h>
 #include <unistd.h>
-#include <utility>
 
 namespace gaudi {
 
-mapping::mapping(mapping&& other) noexcept : bytes_(std::exchange(other.bytes_, {})), owner_(other.owner_) {}
-
-mapping& mapping::operator=(mapping&& other) noexcept {
-    std::swap(bytes_, other.bytes_);
-    std::swap(owner_, other.owner_);
-    return *this;
-}
-
-mapping::~mapping() {
-    if (!bytes_.empty() && (owner_ == 0 || owner_ == ::getpid()))
-        ::munmap(bytes_.data(), bytes_.size());
+void mapping::mapped_range::close() noexcept {
+    if (owner == 0 || owner == ::getpid())
+        ::munmap(bytes.data(), bytes.size());
 }
 
 result<mapping> mapping::anonymous(std::size_t size) {
@@ -27,7 +18,7 @@ result<mapping> mapping::anonymous(std::size_t size) {
     if (mapped == MAP_FAILED)
         return tl::unexpected(error(errc::system_call_failed, fmt::format("mmap of {} bytes", size), errno));
     ::madvise(mapped, size, MADV_DONTFORK);
-    return mapping({static_cast<std::byte*>(mapped), size}, ::getpid());
+    return mapping({{static_cast<std::byte*>(mapped), size}, ::getpid()});
 }
 
 result<mapping> mapping::of_file(int fd, std::uint64_t offset, std::size_t size) {
@@ -36,7 +27,7 @@ result<mapping> mapping::of_file(int fd, std::uint64_t offset, std::size_t size)
         return tl::unexpected(
             error(errc::system_call_failed,
                   fmt::format("mmap of descriptor {}, offset {:#x}, {} bytes", fd, offset, size), errno));
-    return mapping({static_cast<std::byte*>(mapped), size}, 0);
+    return mapping({{static_cast<std::byte*>(mapped), size}, 0});
 }
 
 } // namespace gaudi

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <gaudi/error.hpp>
+#include <gaudi/unique_handle.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -13,23 +14,24 @@ namespace gaudi {
 class mapping {
 public:
     mapping() = default;
-    mapping(mapping&& other) noexcept;
-    mapping& operator=(mapping&& other) noexcept;
-    ~mapping();
 
     // Anonymous, zeroed, private. Not inherited by children: the device's view of pinned pages must stay the
     // parent's.
     static result<mapping> anonymous(std::size_t size);
     static result<mapping> of_file(int fd, std::uint64_t offset, std::size_t size);
 
-    [[nodiscard]] std::span<std::byte> bytes() const { return bytes_; }
+    [[nodiscard]] std::span<std::byte> bytes() const { return mapped_->bytes; }
 
 private:
-    mapping(std::span<std::byte> bytes, int owner) : bytes_(bytes), owner_(owner) {}
+    struct mapped_range {
+        std::span<std::byte> bytes;
+        int owner = 0; // the only process that has it, because children do not inherit it; 0: any
+        explicit operator bool() const { return !bytes.empty(); }
+        void close() noexcept;
+    };
+    explicit mapping(mapped_range mapped) : mapped_(mapped) {}
 
-    std::span<std::byte> bytes_;
-    int owner_ =
-        0; // 0: everybody who has it; else the only process that does, because children do not inherit it
+    unique_handle<mapped_range> mapped_;
 };
 
 } // namespace gaudi

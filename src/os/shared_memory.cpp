@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "src/os/shared_memory.hpp"
 
+#include "src/error/try.hpp"
 #include "src/os/system_error.hpp"
 
 #include <cerrno>
@@ -20,10 +21,7 @@ result<shared_memory> shared_memory::make(const char* name, std::size_t size) {
         ::fcntl(made.descriptor(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
         return tl::unexpected(
             error(errc::system_call_failed, fmt::format("{} bytes of shared memory", size), errno));
-    auto mapped = mapping::of_file(made.descriptor(), 0, size);
-    if (!mapped)
-        return tl::unexpected(mapped.error());
-    made.memory_ = std::move(*mapped);
+    GAUDI_TRY(made.memory_, mapping::of_file(made.descriptor(), 0, size));
     return made;
 }
 
@@ -35,12 +33,10 @@ result<shared_memory> shared_memory::of(unique_fd descriptor, std::size_t size) 
         return tl::unexpected(error(
             errc::handle_invalid,
             fmt::format("shared memory of {} bytes that cannot shrink, expected {}", status.st_size, size)));
-    auto mapped = mapping::of_file(descriptor.get(), 0, size);
-    if (!mapped)
-        return tl::unexpected(mapped.error());
+    GAUDI_TRY(auto mapped, mapping::of_file(descriptor.get(), 0, size));
     shared_memory made;
     made.descriptor_ = std::move(descriptor);
-    made.memory_ = std::move(*mapped);
+    made.memory_ = std::move(mapped);
     return made;
 }
 

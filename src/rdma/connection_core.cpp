@@ -2,6 +2,7 @@
 // A connection's operations from their start to their end, its waiting, and its own end.
 #include "src/rdma/connection_core.hpp"
 
+#include "src/error/try.hpp"
 #include "src/os/byte_order.hpp"
 #include "src/rdma/staging_source.hpp"
 
@@ -79,10 +80,8 @@ result<staging*> connection_core::staging_for(const local_region& region) {
     for (const auto& each : stagings_)
         if (each->memory().serves(engine))
             return each.get();
-    auto made = staging::make(*card_->core(), engine, segment_);
-    if (!made)
-        return tl::unexpected(made.error());
-    return stagings_.emplace_back(std::move(*made)).get();
+    GAUDI_TRY(auto made, staging::make(*card_->core(), engine, segment_));
+    return stagings_.emplace_back(std::move(made)).get();
 }
 
 result<std::uint32_t> connection_core::start(const transfer_request& wanted) {
@@ -95,8 +94,7 @@ result<std::uint32_t> connection_core::start(const transfer_request& wanted) {
         return tl::unexpected(
             error(errc::length_mismatch, fmt::format("{} bytes here, {} bytes there", wanted.local->length(),
                                                      wanted.remote->length)));
-    if (auto permitted = check_rights(wanted); !permitted)
-        return tl::unexpected(permitted.error());
+    GAUDI_CHECK(check_rights(wanted));
     const bool lent_by_peer = wanted.remote != nullptr && wanted.remote->way == memory_way::staged;
     const bool atomic = wanted.kind == transfer_kind::fetch_add || wanted.kind == transfer_kind::compare_swap;
     if (atomic && !atomics_)
@@ -115,10 +113,7 @@ result<std::uint32_t> connection_core::start(const transfer_request& wanted) {
             error(errc::too_many_operations, fmt::format("{} under way to {}", options_.operations, peer())));
     staging* stage = nullptr;
     if (wanted.local != nullptr && wanted.local->way() == memory_way::staged) {
-        auto found = staging_for(*wanted.local);
-        if (!found)
-            return tl::unexpected(found.error());
-        stage = *found;
+        GAUDI_TRY(stage, staging_for(*wanted.local));
         report_.why_staged = wanted.local->reason();
     }
     const auto slot = free_slots_.back();

@@ -2,6 +2,8 @@
 // A connection's beginning: what it needs, and the handshake.
 #include "src/rdma/connection_core.hpp"
 
+#include "src/error/try.hpp"
+
 #include <algorithm>
 
 namespace gaudi {
@@ -35,24 +37,14 @@ result<connection_core*> connection_core::join(const std::shared_ptr<nic>& card,
 }
 
 result<void> connection_core::prepare() {
-    auto memory = mapping::anonymous(sizeof(shared_words) + options_.operations * sizeof(std::uint64_t));
-    if (!memory)
-        return tl::unexpected(memory.error());
-    memory_ = std::move(*memory);
+    GAUDI_TRY(memory_,
+              mapping::anonymous(sizeof(shared_words) + options_.operations * sizeof(std::uint64_t)));
     words_ = reinterpret_cast<shared_words*>(memory_.bytes().data());
-    auto region = card_->core()->register_host(memory_.bytes());
-    if (!region)
-        return tl::unexpected(region.error());
-    words_region_ = std::move(*region);
-    auto grants = card_->core()->register_host(std::as_writable_bytes(std::span(words_->grants_from_peer)),
-                                               remote_access::write);
-    if (!grants)
-        return tl::unexpected(grants.error());
-    grants_region_ = std::move(*grants);
-    auto pair = queue_pair::make(card_->core(), options_.depth, options_.depth);
-    if (!pair)
-        return tl::unexpected(pair.error());
-    pair_ = std::move(*pair);
+    GAUDI_TRY(words_region_, card_->core()->register_host(memory_.bytes()));
+    GAUDI_TRY(grants_region_,
+              card_->core()->register_host(std::as_writable_bytes(std::span(words_->grants_from_peer)),
+                                           remote_access::write));
+    GAUDI_TRY(pair_, queue_pair::make(card_->core(), options_.depth, options_.depth));
     return {};
 }
 
@@ -74,8 +66,7 @@ result<void> connection_core::shake_hands(role side, time_point deadline) {
     const auto& line = control_.line();
     const auto ours = greeting();
     if (side == role::client)
-        if (auto sent = send_hello(line, ours, deadline); !sent)
-            return sent;
+        GAUDI_CHECK(send_hello(line, ours, deadline));
     const auto theirs = receive_hello(line, deadline);
     if (side == role::server) // also to one that we do not understand: it shall know whom it talks to
         if (auto sent = send_hello(line, ours, deadline); !sent && theirs)
@@ -92,8 +83,7 @@ result<void> connection_core::shake_hands(role side, time_point deadline) {
             tl::unexpected(error(errc::handshake_refused, "one side has InfiniBand, the other Ethernet"));
     else
         joined = pair_.join(ours, theirs_, options_.timeout, options_.retries);
-    if (auto sent = send_ready(line, joined ? "" : joined.error().message(), deadline); !sent)
-        return sent;
+    GAUDI_CHECK(send_ready(line, joined ? "" : joined.error().message(), deadline));
     if (!joined)
         return joined;
     return receive_ready(line, deadline);

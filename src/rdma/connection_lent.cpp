@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // One-sided access to staged memory: what this side asks of the peer, and what it does for it.
+#include "src/error/try.hpp"
 #include "src/memory/registration_cache.hpp"
 #include "src/rdma/connection_core.hpp"
 #include "src/rdma/staging_source.hpp"
@@ -33,13 +34,10 @@ result<remote_region> connection_core::offer(const local_region& region, remote_
         if (same != offers_.end() && same->key.valid())
             return same->key.region();
         const auto cache = region.lease()->cache();
-        auto key =
-            cache
-                ? cache->expose(region, rights, holder_)
-                : tl::unexpected(error(errc::not_allocated, "an offer of a region of a NIC that was closed"));
-        if (!key)
-            return tl::unexpected(key.error());
-        return offers_.emplace_back(region, rights, std::move(*key), 0).key.region();
+        GAUDI_TRY(auto key, cache ? cache->expose(region, rights, holder_)
+                                  : tl::unexpected(error(errc::not_allocated,
+                                                         "an offer of a region of a NIC that was closed")));
+        return offers_.emplace_back(region, rights, std::move(key), 0).key.region();
     }
     if (rights == remote_access::none || !allows(remote_access::all, rights))
         return tl::unexpected(error(errc::rights_invalid, "an offer of staged memory"));
@@ -47,15 +45,14 @@ result<remote_region> connection_core::offer(const local_region& region, remote_
     const bool known = std::any_of(lenders_.begin(), lenders_.end(),
                                    [&](const auto& each) { return each->memory().serves(engine); });
     if (!known) {
-        auto made = lender::make(
-            *card_->core(), *region.staged_from(), segment_,
-            [this](frame_kind kind, auto body) {
-                return control_.send(kind, body, std::chrono::steady_clock::now() + options_.deadline);
-            },
-            [this](const ask_frame& request) { return offered(request).map([](const auto*) {}); });
-        if (!made)
-            return tl::unexpected(made.error());
-        lenders_.push_back(std::move(*made));
+        const auto send = [this](frame_kind kind, auto body) {
+            return control_.send(kind, body, std::chrono::steady_clock::now() + options_.deadline);
+        };
+        const auto permitted = [this](const ask_frame& request) {
+            return offered(request).map([](const auto*) {});
+        };
+        GAUDI_TRY(auto made, lender::make(*card_->core(), *region.staged_from(), segment_, send, permitted));
+        lenders_.push_back(std::move(made));
     }
     const auto number = same != offers_.end() ? same->number : next_offer_++;
     if (same == offers_.end())

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "src/rdma/handshake.hpp"
 
+#include "src/error/try.hpp"
 #include "src/os/byte_order.hpp"
 
 #include <algorithm>
@@ -90,14 +91,12 @@ result<hello> receive_hello(const stream& from, time_point deadline) {
     std::array<std::byte, hello::encoded_bytes> bytes;
     // Version and magic come first: a peer of another version may send less than we expect.
     const std::span all(bytes);
-    if (auto got = from.receive_all(all.first(12), deadline); !got)
-        return tl::unexpected(got.error());
+    GAUDI_CHECK(from.receive_all(all.first(12), deadline));
     std::fill(bytes.begin() + 12, bytes.end(), std::byte{0});
     if (const auto early = hello::decode(all, from.peer());
         !early && (early.error().code() == errc::version_mismatch || std::to_integer<int>(bytes[0]) != 'g'))
         return tl::unexpected(early.error());
-    if (auto got = from.receive_all(all.subspan(12), deadline); !got)
-        return tl::unexpected(got.error());
+    GAUDI_CHECK(from.receive_all(all.subspan(12), deadline));
     return hello::decode(all, from.peer());
 }
 
@@ -111,8 +110,7 @@ result<void> send_ready(const stream& to, const std::string& refusal, time_point
 
 result<void> receive_ready(const stream& from, time_point deadline) {
     std::array<std::byte, ready_bytes> bytes;
-    if (auto got = from.receive_all(bytes, deadline); !got)
-        return tl::unexpected(got.error());
+    GAUDI_CHECK(from.receive_all(bytes, deadline));
     unpacker in(bytes);
     const bool ours = in.get<std::uint32_t>() == ready_magic;
     const auto length = in.get<std::uint32_t>();

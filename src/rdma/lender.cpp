@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "src/rdma/lender.hpp"
 
+#include "src/error/try.hpp"
 #include "src/os/byte_order.hpp"
 
 #include <algorithm>
@@ -110,10 +111,8 @@ private:
 
 result<std::unique_ptr<lender>> lender::make(const nic_core& card, const staging_source& source,
                                              std::uint32_t slab_bytes, sender send, permission permitted) {
-    auto memory = slab_memory::make(card, source.engine(), slabs, slab_bytes);
-    if (!memory)
-        return tl::unexpected(memory.error());
-    std::unique_ptr<lender> made(new lender(card, std::move(*memory), std::move(send), std::move(permitted)));
+    GAUDI_TRY(auto memory, slab_memory::make(card, source.engine(), slabs, slab_bytes));
+    std::unique_ptr<lender> made(new lender(card, std::move(memory), std::move(send), std::move(permitted)));
     made->frees_ = std::make_shared<waits_for_copies>(*made);
     source.heap()->observe(made->frees_);
     return made;
@@ -161,20 +160,15 @@ bool lender::begin(const ask_frame& asked) {
 result<std::uint32_t> lender::key_to(std::uint32_t index, bool writing) {
     auto& region = writing ? slabs_[index].for_writing : slabs_[index].for_reading;
     if (!region) {
-        auto made = card_.register_host(memory_.of(index, memory_.slab_bytes()),
-                                        writing ? remote_access::write : remote_access::read);
-        if (!made)
-            return tl::unexpected(made.error());
-        region = std::move(*made);
+        GAUDI_TRY(region, card_.register_host(memory_.of(index, memory_.slab_bytes()),
+                                              writing ? remote_access::write : remote_access::read));
     }
     return region->rkey;
 }
 
 result<void> lender::lend(std::uint32_t index) {
     auto& each = slabs_[index];
-    const auto key = key_to(index, find(each.id)->asked.writing);
-    if (!key)
-        return tl::unexpected(key.error());
+    GAUDI_TRY(const auto key, key_to(index, find(each.id)->asked.writing));
     each.state = state::lent;
     lend_frame words;
     words.id = each.id;
@@ -182,7 +176,7 @@ result<void> lender::lend(std::uint32_t index) {
     words.bytes = each.bytes;
     words.slab = index;
     words.address = memory_.address_of(index);
-    words.key = *key;
+    words.key = key;
     return send_(frame_kind::lend, words.encode());
 }
 
@@ -200,13 +194,9 @@ result<bool> lender::give_back(const back_frame& returned) {
         each.copy = {};
         return true;
     }
-    if (auto permitted = permitted_(owner->asked); !permitted)
-        return tl::unexpected(permitted.error());
-    auto begun =
-        memory_.engine().write(device_address(owner->asked.address + each.offset), bytes_of(returned.slab));
-    if (!begun)
-        return tl::unexpected(begun.error());
-    each.copy = std::move(*begun);
+    GAUDI_CHECK(permitted_(owner->asked));
+    GAUDI_TRY(each.copy, memory_.engine().write(device_address(owner->asked.address + each.offset),
+                                                bytes_of(returned.slab)));
     each.state = state::landing;
     return true;
 }
@@ -227,18 +217,13 @@ result<void> lender::start_parts() {
             each.bytes = static_cast<std::uint32_t>(
                 std::min<std::uint64_t>(memory_.slab_bytes(), owner.asked.length - owner.begun));
             owner.begun += each.bytes;
-            if (auto permitted = permitted_(owner.asked); !permitted)
-                return tl::unexpected(permitted.error());
+            GAUDI_CHECK(permitted_(owner.asked));
             if (owner.asked.writing) {
-                if (auto lent = lend(index); !lent)
-                    return lent;
+                GAUDI_CHECK(lend(index));
                 continue;
             }
-            auto begun =
-                memory_.engine().read(bytes_of(index), device_address(owner.asked.address + each.offset));
-            if (!begun)
-                return tl::unexpected(begun.error());
-            each.copy = std::move(*begun);
+            GAUDI_TRY(each.copy, memory_.engine().read(bytes_of(index),
+                                                       device_address(owner.asked.address + each.offset)));
             each.state = state::filling;
         }
     return {};
@@ -264,13 +249,10 @@ result<std::size_t> lender::progress() {
         if (!each.copying() || !each.copy.done())
             continue;
         ++happened;
-        if (auto copied = each.copy.wait(); !copied)
-            return tl::unexpected(copied.error());
-        if (auto went = each.state == state::filling ? lend(index) : part_done(index); !went)
-            return tl::unexpected(went.error());
+        GAUDI_CHECK(each.copy.wait());
+        GAUDI_CHECK(each.state == state::filling ? lend(index) : part_done(index));
     }
-    if (auto started = start_parts(); !started)
-        return tl::unexpected(started.error());
+    GAUDI_CHECK(start_parts());
     return happened;
 }
 

@@ -3,6 +3,7 @@
 #include <gaudi/loopback.hpp>
 #include <gaudi/nic.hpp>
 
+#include "src/error/try.hpp"
 #include "src/os/mapping.hpp"
 #include "src/rdma/nic_copier.hpp"
 
@@ -35,24 +36,16 @@ private:
 };
 
 result<std::unique_ptr<loopback_core>> loopback_core::make(const std::shared_ptr<nic>& card) {
-    auto copier = nic_copier::make(card);
-    if (!copier)
-        return tl::unexpected(copier.error());
-    auto room = mapping::anonymous(loopback::piece);
-    if (!room)
-        return tl::unexpected(room.error());
-    const auto domain = card->core()->loopback_pd();
-    if (!domain)
-        return tl::unexpected(domain.error());
-    auto region =
-        card->core()->register_host(room->bytes(), remote_access::read | remote_access::write, *domain);
-    if (!region)
-        return tl::unexpected(region.error());
+    GAUDI_TRY(auto copier, nic_copier::make(card));
+    GAUDI_TRY(auto room, mapping::anonymous(loopback::piece));
+    GAUDI_TRY(const auto domain, card->core()->loopback_pd());
+    GAUDI_TRY(auto region,
+              card->core()->register_host(room.bytes(), remote_access::read | remote_access::write, domain));
     auto made = std::make_unique<loopback_core>();
     made->card_ = card;
-    made->room_ = std::move(*room);
-    made->region_ = std::move(*region);
-    made->copier_ = std::move(*copier);
+    made->room_ = std::move(room);
+    made->region_ = std::move(region);
+    made->copier_ = std::move(copier);
     return made;
 }
 
@@ -62,11 +55,9 @@ loopback_core::~loopback_core() {
 }
 
 result<void> loopback_core::carry_out(device& owner, bool write, device_address address, std::size_t bytes) {
-    const auto region = card_->region(owner, address, bytes);
-    if (!region)
-        return tl::unexpected(region.error());
+    GAUDI_TRY(const auto region, card_->region(owner, address, bytes));
     // The device is the near place, by its local key: nothing of it is open to a remote one.
-    return copier_->carry_out(!write, {region->address(), region->local_key(), true},
+    return copier_->carry_out(!write, {region.address(), region.local_key(), true},
                               {reinterpret_cast<std::uintptr_t>(room_.bytes().data()), region_->rkey}, bytes);
 }
 
@@ -74,8 +65,7 @@ result<void> loopback_core::write(device& owner, device_address to, std::span<co
     for (std::size_t done = 0; done < from.size();) {
         const auto bytes = std::min(from.size() - done, loopback::piece);
         std::memcpy(room_.bytes().data(), from.data() + done, bytes);
-        if (auto carried = carry_out(owner, true, to + done, bytes); !carried)
-            return carried;
+        GAUDI_CHECK(carry_out(owner, true, to + done, bytes));
         done += bytes;
     }
     return {};
@@ -84,8 +74,7 @@ result<void> loopback_core::write(device& owner, device_address to, std::span<co
 result<void> loopback_core::read(device& owner, std::span<std::byte> to, device_address from) {
     for (std::size_t done = 0; done < to.size();) {
         const auto bytes = std::min(to.size() - done, loopback::piece);
-        if (auto carried = carry_out(owner, false, from + done, bytes); !carried)
-            return carried;
+        GAUDI_CHECK(carry_out(owner, false, from + done, bytes));
         std::memcpy(to.data() + done, room_.bytes().data(), bytes);
         done += bytes;
     }
@@ -93,10 +82,8 @@ result<void> loopback_core::read(device& owner, std::span<std::byte> to, device_
 }
 
 result<loopback> loopback::make(const std::shared_ptr<nic>& card) {
-    auto core = loopback_core::make(card);
-    if (!core)
-        return tl::unexpected(core.error());
-    return loopback(std::move(*core));
+    GAUDI_TRY(auto core, loopback_core::make(card));
+    return loopback(std::move(core));
 }
 
 result<loopback> loopback::near(const device& owner) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "src/rdma/nic_copier.hpp"
 
+#include "src/error/try.hpp"
 #include "src/os/round_up.hpp"
 #include "src/rdma/completion_status.hpp"
 
@@ -19,29 +20,17 @@ result<std::shared_ptr<nic_copier>> nic_copier::make(const std::shared_ptr<nic>&
     if (!card->info().dmabuf)
         return tl::unexpected(error(errc::dmabuf_unsupported, card->info().why_no_dmabuf));
     auto made = std::make_shared<nic_copier>(card);
-    const auto loopback = card->core()->loopback_pd();
-    if (!loopback)
-        return tl::unexpected(loopback.error());
+    GAUDI_TRY(const auto loopback, card->core()->loopback_pd());
     constexpr auto both = remote_access::read | remote_access::write;
     const auto prepare = [&](std::span<std::byte> byte, remote_access rights, ibv_pd* domain,
                              mr_handle& region, queue_pair& pair) -> result<void> {
-        auto registered = card->core()->register_host(byte, rights, domain);
-        if (!registered)
-            return tl::unexpected(registered.error());
-        region = std::move(*registered);
-        auto queue = queue_pair::make(card->core(), depth, 1, rights, domain);
-        if (!queue)
-            return tl::unexpected(queue.error());
-        pair = std::move(*queue);
+        GAUDI_TRY(region, card->core()->register_host(byte, rights, domain));
+        GAUDI_TRY(pair, queue_pair::make(card->core(), depth, 1, rights, domain));
         return {};
     };
-    if (auto near = prepare(made->near_byte_, remote_access::none, nullptr, made->near_region_, made->near_);
-        !near)
-        return tl::unexpected(near.error());
-    if (auto far = prepare(made->far_byte_, both, *loopback, made->far_region_, made->far_); !far)
-        return tl::unexpected(far.error());
-    if (auto connected = made->connect(); !connected)
-        return tl::unexpected(connected.error());
+    GAUDI_CHECK(prepare(made->near_byte_, remote_access::none, nullptr, made->near_region_, made->near_));
+    GAUDI_CHECK(prepare(made->far_byte_, both, loopback, made->far_region_, made->far_));
+    GAUDI_CHECK(made->connect());
     return made;
 }
 
@@ -57,8 +46,7 @@ nic_copier::~nic_copier() {
 result<void> nic_copier::connect() {
     constexpr unsigned timeout = 14, retries = 7; // 67 ms a try: nobody but the NIC itself has to answer
     const auto near = near_.greeting(), far = far_.greeting();
-    if (auto joined = near_.join(near, far, timeout, retries); !joined)
-        return joined;
+    GAUDI_CHECK(near_.join(near, far, timeout, retries));
     return far_.join(far, near, timeout, retries);
 }
 
@@ -90,13 +78,11 @@ std::uint64_t nic_copier::poll() {
 
 result<void> nic_copier::carry_out(bool write, place near, place far, std::uint64_t length) {
     const std::lock_guard guard(mutex_);
-    const auto number = post(write, near, far, length);
-    if (!number)
-        return tl::unexpected(number.error());
+    GAUDI_TRY(const auto number, post(write, near, far, length));
     // The queue pair's own timeout and retries end sooner, unless the NIC itself is gone and says nothing any
     // more. The clock is not looked at before that is likely: it takes as long as a short transfer.
     std::optional<std::chrono::steady_clock::time_point> deadline;
-    for (unsigned looks = 1; landed() < *number; ++looks) {
+    for (unsigned looks = 1; landed() < number; ++looks) {
         if (broken_)
             return tl::unexpected(*broken_);
         if (looks % 65536 != 0)

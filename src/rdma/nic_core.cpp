@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "src/rdma/nic_core.hpp"
 
+#include "src/error/try.hpp"
 #include "src/os/fork_count.hpp"
 #include "src/rdma/nic_survey.hpp"
 
@@ -85,21 +86,14 @@ result<chosen_port> choose(const std::vector<nic_info>& all, const nic_choice& c
 } // namespace
 
 result<std::shared_ptr<nic_core>> nic_core::open(const nic_choice& choice) {
-    const auto seen = survey_nics(choice.near_to);
-    if (!seen)
-        return tl::unexpected(seen.error());
-    auto chosen = choose(seen->ports, choice);
-    if (!chosen)
-        return tl::unexpected(chosen.error());
+    GAUDI_TRY(const auto seen, survey_nics(choice.near_to));
+    GAUDI_TRY(auto chosen, choose(seen.ports, choice));
     std::shared_ptr<nic_core> made(new nic_core);
-    made->api_ = seen->api;
-    made->info_ = chosen->info;
-    made->why_chosen_ = chosen->why;
+    made->api_ = seen.api;
+    made->info_ = chosen.info;
+    made->why_chosen_ = chosen.why;
     made->forks_ = fork_count();
-    auto opened = open_by_name(made->api_, made->info_.name);
-    if (!opened)
-        return tl::unexpected(opened.error());
-    made->context_ = std::move(*opened);
+    GAUDI_TRY(made->context_, open_by_name(made->api_, made->info_.name));
     made->pd_ = {made->api_->ibv_alloc_pd(made->context_.get()), {made->api_}};
     if (!made->pd_)
         return tl::unexpected(
@@ -109,8 +103,7 @@ result<std::shared_ptr<nic_core>> nic_core::open(const nic_choice& choice) {
             error(errc::no_nic, fmt::format("ibv_query_device of {}", made->info_.name), rc));
     if (const int rc = query_port(*made->api_, made->context_.get(), made->info_.port, made->port_); rc != 0)
         return tl::unexpected(error(errc::no_nic, fmt::format("ibv_query_port of {}", made->info_.name), rc));
-    if (auto found = made->choose_gid(choice.gid_index); !found)
-        return tl::unexpected(found.error());
+    GAUDI_CHECK(made->choose_gid(choice.gid_index));
     return made;
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "src/rdma/nic_survey.hpp"
 
+#include "src/error/try.hpp"
 #include "src/os/topology.hpp"
 
 #include <algorithm>
@@ -152,16 +153,14 @@ int query_port(const verbs_api& api, ibv_context* context, unsigned port, ibv_po
 }
 
 result<nic_survey> survey_nics(const std::optional<device_info>& near_to) {
-    auto api = verbs_api::load();
-    if (!api)
-        return tl::unexpected(api.error());
-    nic_survey seen{*api, {}};
-    const device_list devices(**api);
+    GAUDI_TRY(auto api, verbs_api::load());
+    nic_survey seen{api, {}};
+    const device_list devices(*api);
     if (devices.all == nullptr)
         return tl::unexpected(
-            error(errc::no_nic, fmt::format("ibv_get_device_list of {}", (*api)->path()), errno));
+            error(errc::no_nic, fmt::format("ibv_get_device_list of {}", api->path()), errno));
     for (int i = 0; i < devices.count; ++i)
-        add_ports(*api, devices.all[i], seen.ports);
+        add_ports(api, devices.all[i], seen.ports);
     if (near_to && !seen.ports.empty()) {
         const topology machine;
         for (auto& port : seen.ports) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "src/rdma/queue_pair.hpp"
 
+#include "src/error/try.hpp"
 #include "src/os/system_error.hpp"
 
 #include <algorithm>
@@ -79,10 +80,8 @@ result<void> queue_pair::join(const hello& ours, const hello& theirs, unsigned t
     init.qp_state = IBV_QPS_INIT;
     init.port_num = port;
     init.qp_access_flags = static_cast<unsigned>(card_->access_flags(rights_));
-    if (auto done = modify("ibv_modify_qp to INIT", init,
-                           IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
-        !done)
-        return done;
+    GAUDI_CHECK(modify("ibv_modify_qp to INIT", init,
+                       IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
 
     ibv_qp_attr receive{};
     receive.qp_state = IBV_QPS_RTR;
@@ -100,11 +99,9 @@ result<void> queue_pair::join(const hello& ours, const hello& theirs, unsigned t
         receive.ah_attr.grh.sgid_index = static_cast<std::uint8_t>(card_->gid_index());
         receive.ah_attr.grh.hop_limit = 64;
     }
-    if (auto done = modify("ibv_modify_qp to RTR", receive,
-                           IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-                               IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
-        !done)
-        return done;
+    GAUDI_CHECK(modify("ibv_modify_qp to RTR", receive,
+                       IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+                           IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
 
     ibv_qp_attr send{};
     send.qp_state = IBV_QPS_RTS;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "src/rdma/staging.hpp"
 
+#include "src/error/try.hpp"
+
 namespace gaudi {
 
 staging::staging(slab_memory memory)
@@ -14,10 +16,8 @@ staging::staging(slab_memory memory)
 
 result<std::unique_ptr<staging>> staging::make(const nic_core& card, const copy_engine& engine,
                                                std::uint32_t slab_bytes) {
-    auto memory = slab_memory::make(card, engine, 2 * slabs_each_way, slab_bytes);
-    if (!memory)
-        return tl::unexpected(memory.error());
-    return std::unique_ptr<staging>(new staging(std::move(*memory)));
+    GAUDI_TRY(auto memory, slab_memory::make(card, engine, 2 * slabs_each_way, slab_bytes));
+    return std::unique_ptr<staging>(new staging(std::move(memory)));
 }
 
 staging::~staging() {
@@ -55,10 +55,8 @@ result<staging::part> staging::take_filled() {
 }
 
 result<void> staging::land(unsigned slab, std::uint32_t operation, device_address to, std::uint32_t bytes) {
-    auto ticket = memory_.engine().write(to, memory_.of(slab, bytes));
-    if (!ticket)
-        return tl::unexpected(ticket.error());
-    landing_.push({slab, operation, bytes, std::move(*ticket)});
+    GAUDI_TRY(auto ticket, memory_.engine().write(to, memory_.of(slab, bytes)));
+    landing_.push({slab, operation, bytes, std::move(ticket)});
     return {};
 }
 
@@ -69,8 +67,7 @@ bool staging::landed() {
 result<staging::part> staging::take_landed() {
     auto taken = landing_.pop();
     (taken.slab < slabs_each_way ? free_out_ : free_in_).push(taken.slab);
-    if (auto outcome = taken.copy.wait(); !outcome)
-        return tl::unexpected(outcome.error());
+    GAUDI_CHECK(taken.copy.wait());
     return taken;
 }
 

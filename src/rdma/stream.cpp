@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "src/rdma/stream.hpp"
 
+#include "src/error/try.hpp"
 #include "src/os/system_error.hpp"
 
 #include <algorithm>
@@ -118,11 +119,9 @@ result<stream> stream::connect(const std::string& peer, std::uint16_t default_po
     const auto parts = split(peer, default_port);
     if (!parts)
         return tl::unexpected(error(errc::host_unknown, fmt::format("'{}'", peer)));
-    const auto addresses = resolve(parts->host.c_str(), parts->port, AI_ADDRCONFIG);
-    if (!addresses)
-        return tl::unexpected(addresses.error());
+    GAUDI_TRY(const auto addresses, resolve(parts->host.c_str(), parts->port, AI_ADDRCONFIG));
     int reason = ETIMEDOUT;
-    for (const auto* each = addresses->get(); each != nullptr; each = each->ai_next) {
+    for (const auto* each = addresses.get(); each != nullptr; each = each->ai_next) {
         unique_fd fd(::socket(each->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
         if (!fd)
             return tl::unexpected(system_error("socket"));
@@ -163,11 +162,9 @@ result<void> stream::send_all(std::span<const std::byte> bytes, time_point deadl
 result<void> stream::receive_all(std::span<std::byte> bytes, time_point deadline) const {
     const auto wanted = bytes.size();
     while (!bytes.empty()) {
-        const auto got = receive_some(bytes);
-        if (!got)
-            return tl::unexpected(got.error());
-        bytes = bytes.subspan(*got);
-        if (*got == 0 && !wait_for(fd_.get(), POLLIN, deadline))
+        GAUDI_TRY(const auto got, receive_some(bytes));
+        bytes = bytes.subspan(got);
+        if (got == 0 && !wait_for(fd_.get(), POLLIN, deadline))
             return tl::unexpected(error(errc::handshake_timeout, fmt::format("{} sent {} of {} bytes", peer_,
                                                                              wanted - bytes.size(), wanted)));
     }
@@ -189,18 +186,16 @@ result<std::size_t> stream::receive_some(std::span<std::byte> bytes) const {
 }
 
 result<listening> listen_on(const std::string& address, std::uint16_t port) {
-    const auto addresses =
-        resolve(address.empty() ? nullptr : address.c_str(), std::to_string(port), AI_PASSIVE);
-    if (!addresses)
-        return tl::unexpected(addresses.error());
-    const auto* chosen = addresses->get();
+    GAUDI_TRY(const auto addresses,
+              resolve(address.empty() ? nullptr : address.c_str(), std::to_string(port), AI_PASSIVE));
+    const auto* chosen = addresses.get();
     // The IPv6 wildcard takes callers of both families.
     for (const auto* each = chosen; address.empty() && each != nullptr; each = each->ai_next)
         if (each->ai_family == AF_INET6)
             chosen = each;
     unique_fd fd(::socket(chosen->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    if (!fd && errno == EAFNOSUPPORT && chosen != addresses->get()) {
-        chosen = addresses->get();
+    if (!fd && errno == EAFNOSUPPORT && chosen != addresses.get()) {
+        chosen = addresses.get();
         fd = unique_fd(::socket(chosen->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     }
     if (!fd)
