@@ -8,6 +8,7 @@
 #include <cstring>
 #include <fcntl.h>
 #include <filesystem>
+#include <fstream>
 #include <poll.h>
 #include <stdexcept>
 #include <sys/socket.h>
@@ -24,9 +25,35 @@ int status_of(int raw) {
     return WIFEXITED(raw) ? WEXITSTATUS(raw) : 128 + WTERMSIG(raw);
 }
 
+bool another_thread_runs() {
+    const auto own = std::to_string(::gettid());
+    for (const auto& each : std::filesystem::directory_iterator("/proc/self/task")) {
+        std::ifstream file(each.path() / "stat");
+        std::string line;
+        std::getline(file, line);
+        const auto end = line.rfind(')'); // of the name; the state follows
+        if (each.path().filename() != own && end != line.npos && line.find_first_of("RD", end) == end + 2)
+            return true;
+    }
+    return false;
+}
+
+// A child of fork inherits the locks of threads that are in an allocator just then, and those of the
+// sanitizers are never released in it. So the other threads come to rest first: one that was started a moment
+// ago allocates. Those of a busy test do not; it goes on after a while.
+void let_other_threads_rest() {
+    const auto deadline = clock::now() + std::chrono::seconds(2);
+    for (int quiet = 0; quiet < 2 && clock::now() < deadline;) {
+        quiet = another_thread_runs() ? 0 : quiet + 1;
+        if (quiet == 0)
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+}
+
 } // namespace
 
 child::child(const std::function<int()>& body) {
+    let_other_threads_rest();
     std::fflush(nullptr);
     pid_ = ::fork();
     if (pid_ == 0) {
