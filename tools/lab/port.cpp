@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "tools/lab/lab.hpp"
+
+#include "lab/hca/segment.hpp"
+#include "lab/world/ports.hpp"
+
+#include <fmt/format.h>
+
+namespace tools {
+
+namespace fs = std::filesystem;
+
+int lab_port(const std::string& name, const std::string& port, bool up) {
+    if (auto valid = lab::check_name(name); !valid)
+        return complain(valid.error());
+    const auto top = lab::root();
+    if (!top)
+        return complain(top.error(), failed);
+    if (!fs::exists(*top / name / "description"))
+        return complain(no_such_lab(name), failed);
+    const auto entered = lab::folder::enter(name, std::nullopt);
+    if (!entered)
+        return complain(entered.error(), failed);
+    const auto links = lab::port_states::open(entered->path());
+    if (!links)
+        return complain(links.error(), failed);
+    std::string known;
+    bool found = false;
+    const auto& cards = entered->contents().hcas;
+    for (unsigned i = 0; i < cards.size(); ++i)
+        for (unsigned each = 1; each <= cards[i].ports; ++each) {
+            const auto card = fmt::format("vhca{}", i), one = fmt::format("{}/{}", card, each);
+            known += (known.empty() ? "" : ", ") + one;
+            if (port != card && port != one)
+                continue;
+            links->set(i, each, up);
+            found = true;
+        }
+    if (!found)
+        return complain(
+            {fmt::format("lab '{}' has no port '{}'; it has {}; a NIC's name alone is all of its ports", name,
+                         port, known.empty() ? "no NIC" : known)});
+    lab::hca::ring_all(entered->path() / "hca");
+    return ok;
+}
+
+} // namespace tools
