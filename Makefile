@@ -9,7 +9,7 @@ SOURCES := $(shell find abi include src ucx lab tools examples tests bench -name
 CTEST := ctest --output-on-failure --no-tests=error --timeout 300
 TEST_ENV = unset GAUDI_LAB GAUDI_LAB_ROOT GAUDI_LAB_TRACE GAUDI_LAB_FAULTS GAUDI_DIRECT_HLTHUNK HLS_MODULE_ID HABANA_VISIBLE_DEVICES HABANA_VISIBLE_MODULES;
 
-.PHONY: release ucx setup setup-full build-% demo test test-full build-headers fuzz bench install format format-check lint help clean $(LABELS:%=test-%)
+.PHONY: release ucx setup setup-full build-% demo test test-full build-headers fuzz bench install format format-check check-layers lint help clean $(LABELS:%=test-%)
 
 release: setup ## build what users install, into build/release/bin and build/release/lib
 	@.ci/ucx || echo "ucx: not there, so the UCX plugin and its part of the demo are left out; make ucx tries again"
@@ -76,6 +76,9 @@ format: setup ## format the sources in place
 
 format-check: setup
 	@clang-format --dry-run -Werror $(SOURCES)
+
+check-layers: ## includes that point upward, between the layers of the library and between library, lab and users
+	@.ci/check-layers
 
 ucx: ## stock UCX 1.22.0 and 1.23.0, fetched and unpacked under .deps/ucx
 	@.ci/ucx

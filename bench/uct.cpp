@@ -3,7 +3,7 @@
 // tell UCX of themselves beside what they do.
 #include "bench/uct.hpp"
 
-#include "tests/ucx/uct_fixture.hpp"
+#include "tests/ucx/in_process/uct_fixture.hpp"
 
 #include <gaudi/device.hpp>
 

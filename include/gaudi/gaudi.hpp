@@ -20,5 +20,6 @@
 #include <gaudi/loopback.hpp>
 #include <gaudi/memory_observer.hpp>
 #include <gaudi/nic.hpp>
+#include <gaudi/nic_distance.hpp>
 #include <gaudi/region.hpp>
 #include <gaudi/version.hpp>

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <gaudi/device.hpp>
+#include <gaudi/nic_distance.hpp>
 #include <gaudi/region.hpp>
 
 #include <optional>
@@ -12,10 +13,6 @@ namespace gaudi {
 
 class nic_core;
 class registration_cache;
-
-// How far a NIC is from a device, nearest first.
-enum class nic_distance { same_switch, same_numa_node, other_numa_node, unknown };
-[[nodiscard]] std::string_view name_of(nic_distance distance);
 
 enum class link_layer { infiniband, ethernet };
 

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "src/hl/generation.hpp"
 
-#include <gaudi/device.hpp>
-
-#include <vector>
+#include <gaudi/device_info.hpp>
 
 namespace gaudi {
 namespace {
@@ -53,17 +51,6 @@ std::string_view name_of(generation value) {
 
 const generation_traits& traits_of(generation value) {
     return table[static_cast<int>(value)];
-}
-
-std::span<const memory_window> address_spaces() {
-    static const auto spaces = [] {
-        std::vector<memory_window> all;
-        for (const auto& row : table)
-            if (row.space_size != 0)
-                all.push_back({device_address(row.space_base), row.space_size, 0});
-        return all;
-    }();
-    return spaces;
 }
 
 bool has_user_queues(generation value) {

@@ -2,9 +2,9 @@
 #include "src/ipc/owner_link.hpp"
 
 #include "src/copy/copy_core.hpp"
+#include "src/device/registry.hpp"
 #include "src/error/try.hpp"
 #include "src/hl/discovery.hpp"
-#include "src/registry.hpp"
 
 #include <algorithm>
 #include <cerrno>

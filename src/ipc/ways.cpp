@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The ways between memory of this process and leased memory, and which is taken.
 #include "src/copy/copy_core.hpp"
+#include "src/device/registry.hpp"
 #include "src/error/try.hpp"
 #include "src/ipc/importer.hpp"
-#include "src/registry.hpp"
 
 #include <fmt/format.h>
 

@@ -128,4 +128,11 @@ nic_distance topology::between(const std::string& bus_id, const std::string& oth
     return node == other_node ? nic_distance::same_numa_node : nic_distance::other_numa_node;
 }
 
+std::string_view name_of(nic_distance distance) {
+    constexpr std::string_view names[] = {
+        "behind the PCI switch of the Gaudi", "on the NUMA node of the Gaudi",
+        "on another NUMA node than the Gaudi", "at an unknown distance from the Gaudi"};
+    return names[static_cast<std::size_t>(distance)];
+}
+
 } // namespace gaudi

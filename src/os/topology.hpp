@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-#include <gaudi/nic.hpp>
+#include <gaudi/nic_distance.hpp>
 
 #include <memory>
 #include <optional>

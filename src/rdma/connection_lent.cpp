@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // One-sided access to staged memory: what this side asks of the peer, and what it does for it.
 #include "src/error/try.hpp"
-#include "src/memory/registration_cache.hpp"
 #include "src/rdma/connection_core.hpp"
+#include "src/rdma/registration_cache.hpp"
 #include "src/rdma/staging_source.hpp"
 
 #include <algorithm>

@@ -108,6 +108,7 @@ TEST_F(ipc_test, a_handle_of_a_process_that_ended) {
     EXPECT_NE(refused.error().message().find("network namespace"), std::string::npos);
 }
 
+// labels: waits
 TEST_F(ipc_test, garbage_disturbs_nobody) {
     owner other;
     const auto handle = other.share(4096, 1);
@@ -168,6 +169,7 @@ TEST_F(ipc_test, silent_connections_keep_nobody_out) {
         << "and this one, when they are gone";
 }
 
+// labels: waits
 TEST_F(ipc_test, an_owner_that_does_not_answer) {
     ipc_settings impatient;
     impatient.patience = milliseconds(2000);

@@ -136,6 +136,7 @@ TEST_P(by_way, revoke_waits_for_copies_under_way) {
     EXPECT_EQ(to.bytes(), pattern(size, 1)) << "what had begun was right";
 }
 
+// labels: no_tsan slow waits
 TEST_F(ipc_test, a_copy_that_nobody_ends_keeps_the_memory_from_being_used_again) {
     const auto own = expect(open_device(by_index{0}));
     auto buffer = expect(own->heap().allocate(mebibyte));
@@ -225,6 +226,7 @@ TEST_F(ipc_test, a_killed_importer_ends_its_leases) {
 }
 
 // Where the owner cannot watch the process itself, as across pid namespaces, the end of its socket counts.
+// labels: waits
 TEST_F(ipc_test, a_killed_importer_is_noticed_without_a_pidfd) {
     auto* const handle = static_cast<memory_handle*>(
         ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));

@@ -215,6 +215,7 @@ TEST_F(judge, perftest_posts_inline_on_a_card_that_it_knows) {
     }
 }
 // Every program, service, size and flag that perftest itself allows: it refuses events with write.
+// labels: full
 INSTANTIATE_TEST_SUITE_P(
     whole_matrix, perftest,
     ::testing::Values("ib_write_bw -a", "ib_read_bw -a", "ib_send_bw -a", "ib_write_lat -a", "ib_read_lat -a",

@@ -145,8 +145,10 @@ TEST_P(cut_cable, is_a_retry_error_in_bounded_time) {
     EXPECT_EQ(both.client.status, 1) << "it ended by itself, with an error";
     EXPECT_NE(both.client.output.find("Failed status 12"), std::string::npos) << both.client.output;
 }
+// labels: waits
 INSTANTIATE_TEST_SUITE_P(debian, cut_cable, ::testing::Values(std::pair("", "ib_write_bw -d vhca0 -F -D 60")),
                          name_of_pair);
+// labels: full
 INSTANTIATE_TEST_SUITE_P(whole_matrix, cut_cable,
                          ::testing::Values(std::pair("", "ib_read_bw -d vhca0 -F -D 15")), name_of_pair);
 

@@ -3,7 +3,7 @@
  * What a program that was built with rdma-core 65 asks of a NIC: its new verbs, and a write from one of its
  * buffers to another over a queue pair that is connected to itself. Linked to libibverbs_65.c.
  */
-#include "tests/hca/newer_verbs.h"
+#include "tests/lab/hca/newer_verbs.h"
 
 #include <errno.h>
 #include <stdio.h>

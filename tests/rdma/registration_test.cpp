@@ -177,6 +177,7 @@ TEST_F(registration_test, a_lost_device_is_not_registered) {
     EXPECT_EQ(region_of(buffer).error().code(), errc::device_lost);
 }
 
+// labels: no_tsan
 TEST_F(registration_test, a_child_has_no_part_in_it) {
     open();
     const auto buffer = expect(left.gaudi->heap().allocate(4096));

@@ -186,6 +186,7 @@ TEST_F(robust_rdma, greetings_are_checked_before_they_are_believed) {
     EXPECT_EQ(door.accept(right.nic, milliseconds(10)).error().code(), errc::wait_timeout);
 }
 
+// labels: no_tsan
 TEST_F(robust_rdma, a_peer_that_vanishes_is_noticed_by_whoever_waits) {
     for (const auto* step : {"at once", "after a receive", "in the middle"}) {
         SCOPED_TRACE(step);
@@ -260,6 +261,7 @@ TEST_F(robust_rdma, a_pool_reuses_what_is_alive) {
     pool.clear();
 }
 
+// labels: no_tsan
 TEST_F(robust_rdma, a_child_cannot_use_a_connection_and_does_not_harm_it) {
     make_pair(memory_way::host, memory_way::host, 64);
     {

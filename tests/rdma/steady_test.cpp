@@ -34,6 +34,7 @@ bool trap_system_calls() {
     return seccomp_load(filter) == 0;
 }
 
+// labels: no_tsan
 TEST_F(steady_test, an_operation_costs_no_allocation_lock_or_system_call) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     GTEST_SKIP() << "sanitizers make system calls of their own";

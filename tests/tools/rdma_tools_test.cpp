@@ -107,6 +107,7 @@ std::string name_of_size(const ::testing::TestParamInfo<const char*>& info) {
 }
 INSTANTIATE_TEST_SUITE_P(sizes, rdma_sizes, ::testing::Values("1", "4095", "4096", "4097", "4M"),
                          name_of_size);
+// labels: full
 INSTANTIATE_TEST_SUITE_P(large, rdma_sizes, ::testing::Values("1G"), name_of_size);
 
 // What stands against zero-copy, and the words for it.
@@ -245,6 +246,7 @@ TEST_F(rdma_tools, bad_input_is_one_line_with_the_remedy) {
     }
 }
 
+// labels: waits
 TEST_F(rdma_tools, a_port_in_use_and_a_busy_device_are_named) {
     describe_lab("gaudis = 1\nhcas = 1\n");
     const auto port = free_port();
@@ -312,6 +314,7 @@ TEST_F(rdma_tools, a_killed_peer_is_noticed_and_the_server_goes_on) {
 // One side dies inside its Nth call of the verbs: set-up, handshake, transfers, tear-down. The other one says
 // so and ends, and the Gaudi is free again for the next.
 class rdma_deaths : public rdma_tools, public ::testing::WithParamInterface<const char*> {};
+// labels: waits
 TEST_P(rdma_deaths, at_every_step) {
     describe_lab("gaudis = 2\nhcas = 1\n");
     const bool client_dies = std::string_view(GetParam()) == "client";
@@ -356,6 +359,7 @@ TEST_P(rdma_deaths, at_every_step) {
 }
 INSTANTIATE_TEST_SUITE_P(of, rdma_deaths, ::testing::Values("client", "server"), name_of_size);
 
+// labels: waits
 TEST_F(rdma_tools, a_bar_shows_progress_on_a_terminal) {
     describe_lab("gaudis = 2\nhcas = 1\n");
     const auto port = free_port();
@@ -375,6 +379,7 @@ TEST_F(rdma_tools, a_bar_shows_progress_on_a_terminal) {
     (void)stop(*server);
 }
 
+// labels: waits
 TEST_F(rdma_tools, ctrl_c_ends_both_in_good_order) {
     describe_lab("gaudis = 2\nhcas = 1\n");
     const auto port = free_port();
@@ -402,6 +407,7 @@ TEST_F(rdma_tools, a_pulled_device_is_said_and_the_run_ends) {
     EXPECT_HAS(both.server.output, "reports: the device failed or was reset");
 }
 
+// labels: waits
 TEST_F(rdma_tools, strangers_and_silence_do_not_stop_the_server) {
     describe_lab("gaudis = 2\nhcas = 1\n");
     const auto port = free_port();

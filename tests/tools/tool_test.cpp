@@ -93,6 +93,7 @@ TEST_F(tool_test, info_json) {
     EXPECT_TRUE(first["holders"].empty());
 }
 
+// labels: no_tsan
 TEST_F(tool_test, measure) {
     const auto shown = tool({"lab", "run", "--", GAUDI_DIRECT_TOOL, "measure", "--device", "1"});
     EXPECT_EQ(shown.status, 0) << shown.output;

@@ -99,6 +99,9 @@ protected:
         expect_match(done, fmt::format("the handler of A: {}", peer_gone));
     }
 };
+std::string name_of_put(const ::testing::TestParamInfo<put_error>& each) {
+    return name_of(fmt::format("{} {}", each.param.version, each.param.transports));
+}
 INSTANTIATE_TEST_SUITE_P(over, failing_put,
                          ::testing::Values(put_error{"1.23", "rc_v", "Connection reset by remote peer",
                                                      "Connection reset by remote peer", "endpoint_ends"},
@@ -108,13 +111,15 @@ INSTANTIATE_TEST_SUITE_P(over, failing_put,
                                                      "Invalid parameter", "endpoint_lives"},
                                            put_error{"1.22", "tcp", peer_gone, peer_gone, "process_ends"},
                                            put_error{"1.23", "tcp", peer_gone, peer_gone, "process_ends"},
-                                           put_error{"1.23", "ud_v", ".*", ".*", "process_ends"},
                                            // Over shared memory a flush may be answered before.
                                            put_error{"1.22", "posix,cma", ".*", ".*", "process_ends"},
                                            put_error{"1.23", "posix,cma", ".*", ".*", "process_ends"}),
-                         [](const auto& each) {
-                             return name_of(fmt::format("{} {}", each.param.version, each.param.transports));
-                         });
+                         name_of_put);
+
+// labels: waits
+INSTANTIATE_TEST_SUITE_P(slowly, failing_put,
+                         ::testing::Values(put_error{"1.23", "ud_v", ".*", ".*", "process_ends"}),
+                         name_of_put);
 
 TEST_P(failing_put, that_leaves_the_range_of_its_key_is_an_error_and_writes_nothing_there) {
     const auto done = put("outside");

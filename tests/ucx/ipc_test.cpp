@@ -76,6 +76,7 @@ INSTANTIATE_TEST_SUITE_P(
         ipc_case{"one_device", "1.23", "gaudis = 1\nhcas = 1\n", "UCX_GAUDI_COPY_SHARE_DEVICE=y", context},
         ipc_case{"proxy", "1.23", "gaudis = 2\nhcas = 0\n", "UCX_GAUDI_IPC_GIVE=nothing", proxy}),
     [](const auto& each) { return std::string(each.param.name); });
+// labels: full
 TEST_P(whole_gibibyte, is_right_by_every_way) {
     expect_its_way("1g", 1 << 30, 250);
 }

@@ -220,6 +220,7 @@ INSTANTIATE_TEST_SUITE_P(
                       way{"1.23", "rc_v", "--rounds 1 --operations tag,am", "UCX_RNDV_THRESH=inf"},
                       way{"1.23", "rc_v,ud_v,tcp,posix,cma", "--rounds 1", ""}),
     name_of_way);
+// labels: full
 INSTANTIATE_TEST_SUITE_P(
     one_gibibyte, data,
     ::testing::Values(way{"1.22", "tcp", "--sizes 1g --rounds 1 --operations tag", ""},
@@ -229,6 +230,7 @@ INSTANTIATE_TEST_SUITE_P(
                       way{"1.23", "ud_v", "--sizes 1g --rounds 1 --operations get", ""},
                       way{"1.23", "rc_v", "--sizes 1g --rounds 1", ""}),
     name_of_way);
+// labels: full
 INSTANTIATE_TEST_SUITE_P(every_gibibyte, data, ::testing::ValuesIn([] {
                              std::vector<way> all;
                              for (const auto* version : {"1.22", "1.23"})
@@ -309,7 +311,8 @@ TEST_P(both_versions, fragments_stay_in_host_memory_where_a_gpu_is) {
     const auto setting = [&](const std::string& with) {
         auto command = lab(prefix(), "ucx_info -c -a");
         if (!with.empty())
-            command.insert(command.begin(), {SOURCE_FOLDER "/tests/ucx/with_nvidiactl.sh", "env", with});
+            command.insert(command.begin(),
+                           {SOURCE_FOLDER "/tests/ucx/programs/with_nvidiactl.sh", "env", with});
         const auto shown = run_program(command, without_hlthunk);
         EXPECT_TRUE(shown.status == 0 || shown.status == 77) << shown.output;
         std::smatch found;
@@ -457,7 +460,7 @@ TEST_F(ucx_test, the_near_nic_carries_gaudi_memory) {
                         "env UCX_TLS=rc_v,gaudi_cpy UCX_PROTO_INFO=y UCX_GAUDI_COPY_DEVICE={} ucx_perftest "
                         "-p {} -w 5 -n 20 -t tag_bw -s 1048576 -m gaudi,host {}",
                         on, port, host));
-            command.insert(command.begin(), SOURCE_FOLDER "/tests/ucx/near_nic.sh");
+            command.insert(command.begin(), SOURCE_FOLDER "/tests/ucx/programs/near_nic.sh");
             return command;
         };
         const auto both =

@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <string_view>
+
+namespace gaudi {
+
+// How far a NIC is from a device, nearest first.
+enum class nic_distance { same_switch, same_numa_node, other_numa_node, unknown };
+[[nodiscard]] std::string_view name_of(nic_distance distance);
+
+} // namespace gaudi

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <gaudi/device.hpp>
+
+#include "src/copy/copy_core.hpp"
+#include "src/device/registry.hpp"
+#include "src/error/try.hpp"
+#include "src/hl/discovery.hpp"
+#include "src/hl/synapse.hpp"
+#include "src/memory/heap_core.hpp"
+
+#include <cerrno>
+#include <fcntl.h>
+#include <fmt/format.h>
+
+namespace gaudi {
+
+device::device(std::shared_ptr<hl_device> opened, std::shared_ptr<heap_core> heap)
+    : core_(std::move(opened)), heap_(std::move(heap)) {}
+
+device::~device() = default;
+
+device_info device::info() const {
+    const auto& who = core_->who();
+    device_info made;
+    made.index = who.index;
+    made.generation = who.generation;
+    made.bus_id = who.bus_id;
+    if (auto all = discover(core_->api()))
+        for (auto& info : *all)
+            if (info.bus_id == who.bus_id)
+                made = std::move(info);
+    return made;
+}
+
+result<copy_engine> device::copies(const copy_options& options) {
+    const std::lock_guard guard(core_->engine_mutex);
+    auto core = std::static_pointer_cast<copy_core>(core_->engine.lock());
+    if (!core) {
+        GAUDI_TRY(core, copy_core::make(core_, &registry::self().map(), options));
+        core_->engine = core;
+    }
+    return copy_engine(core);
+}
+
+std::optional<copy_engine> device::copies_in_use() const {
+    const std::lock_guard guard(core_->engine_mutex);
+    auto core = std::static_pointer_cast<copy_core>(core_->engine.lock());
+    return core ? std::optional(copy_engine(std::move(core))) : std::nullopt;
+}
+
+int device::descriptor() const {
+    return core_->fd();
+}
+
+bool device::attached() const {
+    return !core_->owned();
+}
+
+bool device::lost() const {
+    return core_->lost();
+}
+
+result<dmabuf_export> device::export_memory(device_address address, std::uint64_t length) {
+    if (attached())
+        return export_foreign(address, length);
+    auto borrowed = heap_.dmabuf(address, length);
+    if (!borrowed)
+        return borrowed;
+    borrowed->fd = ::fcntl(borrowed->fd, F_DUPFD_CLOEXEC, 0);
+    if (borrowed->fd < 0)
+        return tl::unexpected(error(errc::descriptors_exhausted, "dup of a DMA-BUF", errno));
+    return borrowed;
+}
+
+result<dmabuf_export> device::export_pages(device_address address, std::uint64_t length) {
+    return attached() ? export_foreign(address, length) : heap_.core()->window(address, length);
+}
+
+result<dmabuf_export> device::export_foreign(device_address address, std::uint64_t length) {
+    const auto found = core_->synapse_side();
+    if (!found)
+        return tl::unexpected(
+            error(errc::not_allocated,
+                  fmt::format("{} bytes at {:#x}: {}", length, address.value(), found.error().observed())));
+    GAUDI_TRY(const auto plan, plan_export({core_->who().generation, memory_origin::foreign_pool,
+                                            found->pool_base, found->pool_size, address, length}));
+    GAUDI_TRY(auto fd, core_->export_dmabuf(plan));
+    return dmabuf_export{fd.release(), plan.dmabuf_offset, plan.iova, plan.length};
+}
+
+std::span<const memory_window> address_spaces() {
+    static const auto spaces = [] {
+        std::vector<memory_window> all;
+        for (const auto value : {generation::gaudi, generation::gaudi2, generation::gaudi3})
+            if (const auto& traits = traits_of(value); traits.space_size != 0)
+                all.push_back({device_address(traits.space_base), traits.space_size, 0});
+        return all;
+    }();
+    return spaces;
+}
+
+bool synapse_copies_here() {
+    return find_synapse_copies().has_value();
+}
+
+} // namespace gaudi

@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "src/device/registry.hpp"
+
+#include "src/device/context_joiner.hpp"
+#include "src/error/try.hpp"
+#include "src/hl/discovery.hpp"
+#include "src/hl/synapse.hpp"
+#include "src/hl/visibility.hpp"
+#include "src/memory/heap_core.hpp"
+#include "src/os/topology.hpp"
+
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+#include <fmt/format.h>
+#include <pthread.h>
+#include <thread>
+
+namespace gaudi {
+namespace {
+
+constinit context_joiner joiner = nullptr;
+
+// A PCI address may be given without its domain, and in capital letters.
+std::string whole_bus_id(std::string text) {
+    std::transform(text.begin(), text.end(), text.begin(),
+                   [](unsigned char each) { return static_cast<char>(std::tolower(each)); });
+    return text.size() == 7 ? "0000:" + text : text;
+}
+
+std::string text_of(const device_choice& choice) {
+    if (const auto* index = std::get_if<by_index>(&choice))
+        return fmt::format("index {}", index->index);
+    if (const auto* bus = std::get_if<by_bus_id>(&choice))
+        return fmt::format("bus id {}", bus->bus_id);
+    if (const auto* module = std::get_if<by_module_id>(&choice))
+        return fmt::format("module id {}", module->module_id);
+    return "any device";
+}
+
+bool matches(const device_info& info, const device_choice& choice) {
+    if (const auto* index = std::get_if<by_index>(&choice))
+        return info.index == index->index;
+    if (const auto* bus = std::get_if<by_bus_id>(&choice))
+        return info.bus_id == whole_bus_id(bus->bus_id);
+    if (const auto* module = std::get_if<by_module_id>(&choice))
+        return info.module_id == module->module_id;
+    return true;
+}
+
+std::string listed(const std::vector<device_info>& all) {
+    std::string text;
+    for (const auto& info : all)
+        text += fmt::format("{}{} ({}, module {})", text.empty() ? "" : ", ", info.index, info.bus_id,
+                            info.module_id);
+    return text;
+}
+
+} // namespace
+
+registry::registry() {
+    // A child has its parent's objects but not its context: it starts without open devices and finds them
+    // busy. Nothing is locked around fork: hl-thunk may have handlers of its own, and theirs and ours would
+    // wait for each other. What a thread that is gone was changing is left to it and made anew.
+    ::pthread_atfork(nullptr, nullptr, [] {
+        new (&self().mutex_) std::mutex;
+        new (&self().open_) decltype(open_);
+        new (&self().map_) address_map;
+    });
+}
+
+void set_context_joiner(context_joiner provided) {
+    joiner = provided;
+}
+
+registry& registry::self() {
+    static auto* instance = new registry; // never destroyed: buffers with static storage may outlive it
+    return *instance;
+}
+
+result<std::shared_ptr<const hlthunk_api>> registry::api() {
+    const std::lock_guard guard(mutex_);
+    if (!api_) {
+        auto loaded = hlthunk_api::load();
+        if (!loaded)
+            return loaded;
+        api_ = *loaded;
+    }
+    return api_;
+}
+
+result<registry::survey> registry::look() {
+    GAUDI_TRY(const auto table, api());
+    GAUDI_TRY(const auto seen, visibility::of_environment());
+    GAUDI_TRY(auto all, discover(*table));
+    return survey{table->path(), seen, std::move(all)};
+}
+
+result<std::vector<device_info>> registry::visible_devices() {
+    GAUDI_TRY(auto looked, look());
+    std::erase_if(looked.all, [&](const device_info& info) { return !looked.seen.shows(info); });
+    return std::move(looked.all);
+}
+
+result<std::shared_ptr<device>> registry::open(const device_choice& wanted) {
+    GAUDI_TRY(const auto looked, look());
+    const auto& [library, seen, all] = looked;
+    if (all.empty())
+        return tl::unexpected(error(errc::no_device, fmt::format("{} finds no device", library)));
+    auto choice = wanted;
+    if (std::holds_alternative<first_free>(choice) && seen.own_module)
+        choice = by_module_id{*seen.own_module};
+    const auto* by = choice.index() != wanted.index() ? " (HLS_MODULE_ID)" : "";
+    std::vector<device_info> candidates;
+    bool hidden = false;
+    for (const auto& info : all)
+        if (matches(info, choice)) {
+            if (seen.shows(info))
+                candidates.push_back(info);
+            else
+                hidden = true;
+        }
+    if (candidates.empty() && hidden)
+        return tl::unexpected(error(errc::device_hidden, text_of(choice) + by));
+    if (candidates.empty())
+        return tl::unexpected(error(errc::device_unknown,
+                                    fmt::format("{}{}; there are: {}", text_of(choice), by, listed(all))));
+    if (std::holds_alternative<first_free>(choice)) {
+        const auto nodes = candidates.size() > 1 ? own_nodes() : std::set<int>{};
+        std::stable_partition(candidates.begin(), candidates.end(), [&](const device_info& each) {
+            return each.numa_node && nodes.contains(*each.numa_node);
+        });
+        return open_first_free(candidates);
+    }
+    return open_one(candidates.front(), true);
+}
+
+result<std::shared_ptr<device>> registry::open_first_free(const std::vector<device_info>& candidates) {
+    {
+        const std::lock_guard guard(mutex_);
+        for (const auto& info : candidates) // one that this process has already, before another
+            if (const auto known = open_.find(info.bus_id); known != open_.end())
+                if (auto alive = known->second.whole.lock(); alive && !alive->lost())
+                    return alive;
+    }
+    std::string reasons;
+    error last(errc::device_busy, "");
+    for (const bool borrow : {false, true}) // a device of one's own is better than a part of another's
+        for (const auto& info : candidates) {
+            auto opened = open_one(info, borrow);
+            if (opened)
+                return opened;
+            if (borrow)
+                continue;
+            reasons += fmt::format("{}{}", reasons.empty() ? "" : "; ", opened.error().observed());
+            last = opened.error();
+        }
+    return tl::unexpected(error(last.code(), reasons, last.system_error()));
+}
+
+result<std::shared_ptr<hl_device>> registry::open_or_attach(const std::shared_ptr<const hlthunk_api>& table,
+                                                            const device_info& info,
+                                                            const std::shared_ptr<hl_device>& borrowed) {
+    // SynapseAI numbers the devices it acquired itself; a process rarely has more than one.
+    for (std::uint32_t id = 0; id < most_synapse_devices; ++id)
+        if (const auto found = find_synapse_device(id);
+            found && bus_id_of(*table, found->fd) == info.bus_id) {
+            auto attached = attach(table, found->fd, info, tenancy::synapse);
+            if (attached)
+                GAUDI_CHECK(map_.add_window(found->pool_base, found->pool_size, info.index));
+            return attached;
+        }
+    auto opened = borrowed ? result<std::shared_ptr<hl_device>>(borrowed) : open_for_compute(table, info);
+    if (opened)
+        GAUDI_CHECK(map_.add_window((*opened)->slice_begin(), (*opened)->slice_size(), info.index));
+    return opened;
+}
+
+result<std::shared_ptr<device>> registry::open_one(const device_info& info, bool borrow) {
+    auto opened = open_alone(info, nullptr);
+    if (opened || !borrow || opened.error().code() != errc::device_busy)
+        return opened;
+    // Not under the lock: another process is asked, and this one's broker may want to know about devices.
+    const auto table = api();
+    if (!table || joiner == nullptr)
+        return opened;
+    const auto borrowed = joiner(*table, info);
+    return borrowed ? open_alone(info, *borrowed) : opened;
+}
+
+result<std::shared_ptr<device>> registry::open_alone(const device_info& info,
+                                                     const std::shared_ptr<hl_device>& borrowed) {
+    GAUDI_TRY(const auto table, api());
+    const std::lock_guard guard(mutex_);
+    auto& known = open_[info.bus_id];
+    auto context = known.context.lock();
+    if (context && context->lost())
+        return tl::unexpected(
+            context->lost_error("opening it again while something of it is still in use here"));
+    if (auto alive = known.whole.lock())
+        return alive;
+    if (!context) {
+        GAUDI_TRY(context, open_or_attach(table, info, borrowed));
+    }
+    if (known.heap.expired() && context->owned() && !map_.device_of(context->slice_begin()))
+        GAUDI_CHECK(map_.add_window(context->slice_begin(), context->slice_size(), info.index));
+    return assemble(known, context);
+}
+
+std::shared_ptr<device> registry::assemble(in_use& known, const std::shared_ptr<hl_device>& context) {
+    // A buffer may have outlived the device object, or a copy engine both: they share what there is.
+    auto heap = known.heap.lock();
+    if (!heap)
+        heap = std::make_shared<heap_core>(context, map_);
+    auto made = std::make_shared<device>(context, heap);
+    known = {context->who().index, made, context, heap};
+    return made;
+}
+
+std::shared_ptr<device> registry::find_open(unsigned index) {
+    const std::lock_guard guard(mutex_);
+    for (auto& [bus_id, known] : open_) {
+        if (known.index != index)
+            continue;
+        if (auto alive = known.whole.lock())
+            return alive;
+        const auto context = known.context.lock();
+        if (context && !known.heap.expired()) // only buffers are left: memory it has all the same
+            return assemble(known, context);
+    }
+    return nullptr;
+}
+
+std::vector<std::shared_ptr<device>> registry::all_open() {
+    std::vector<unsigned> indices;
+    {
+        const std::lock_guard guard(mutex_);
+        for (const auto& [bus_id, known] : open_)
+            if (!known.context.expired())
+                indices.push_back(known.index);
+    }
+    std::vector<std::shared_ptr<device>> all;
+    for (const auto index : indices)
+        if (auto found = find_open(index))
+            all.push_back(std::move(found));
+    return all;
+}
+
+std::vector<std::shared_ptr<device>> registry::attach_all() {
+    std::vector<std::shared_ptr<device>> attached;
+    if (!find_synapse_device(0))
+        return attached;
+    const auto all = visible_devices();
+    const auto table = api();
+    if (!all || !table)
+        return attached;
+    for (std::uint32_t id = 0; id < most_synapse_devices; ++id)
+        if (const auto found = find_synapse_device(id))
+            for (const auto& info : *all)
+                if (info.bus_id == bus_id_of(**table, found->fd))
+                    if (auto opened = open_one(info, false))
+                        attached.push_back(*opened);
+    return attached;
+}
+
+std::optional<device_choice> parse_device_choice(std::string_view text) {
+    if (text.empty() || text == "auto")
+        return first_free{};
+    const bool module = text.starts_with("module:");
+    const auto digits = module ? text.substr(7) : text;
+    unsigned value = 0;
+    const auto* end = digits.data() + digits.size();
+    const auto [rest, wrong] = std::from_chars(digits.data(), end, value);
+    if (wrong == std::errc{} && rest == end)
+        return module ? device_choice(by_module_id{value}) : device_choice(by_index{value});
+    if (!module && text.find(':') != text.npos)
+        return by_bus_id{std::string(text)};
+    return std::nullopt;
+}
+
+result<driver_library> loaded_driver() {
+    GAUDI_TRY(const auto table, registry::self().api());
+    return driver_library{table->path(), table->version(), table->tried(), table->missing()};
+}
+
+result<std::vector<device_info>> list_devices() {
+    return registry::self().visible_devices();
+}
+
+std::vector<device_holder> holders_of(const device_info& info) {
+    const auto table = registry::self().api();
+    return table ? find_holders(**table, info.index) : std::vector<device_holder>{};
+}
+
+result<std::shared_ptr<device>> open_device(const device_choice& choice) {
+    return registry::self().open(choice);
+}
+
+std::shared_ptr<device> find_open_device(unsigned index) {
+    return registry::self().find_open(index);
+}
+
+std::vector<std::shared_ptr<device>> attach_devices() {
+    return registry::self().attach_all();
+}
+
+void observe_memory(const std::shared_ptr<memory_observer>& observer) {
+    registry::self().map().observe(observer);
+}
+
+const address_map& known_memory() {
+    return registry::self().map();
+}
+
+} // namespace gaudi

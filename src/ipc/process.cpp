@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What concerns the process as a whole, owner and importer.
+#include <gaudi/ipc.hpp>
+
+#include "src/ipc/broker.hpp"
+#include "src/ipc/importer.hpp"
+
+namespace gaudi {
+
+void stop_ipc() {
+    importer::self().drop_all();
+    broker::stop();
+}
+
+process_name own_process() {
+    const auto& self = own_identity();
+    return {self.machine, self.random, self.start_time, self.pid_namespace, self.pid};
+}
+
+bool has_ended(const process_name& process) {
+    if (importer::self().lost(process.random))
+        return true;
+    const auto self = own_process();
+    return process.machine == self.machine && process.pid_namespace == self.pid_namespace &&
+           start_time_of(static_cast<std::uint32_t>(process.pid)) != process.start_time;
+}
+
+ipc_statistics ipc_counters() {
+    ipc_statistics counted;
+    if (const auto service = broker::running())
+        service->count(counted);
+    importer::self().count(counted);
+    return counted;
+}
+
+} // namespace gaudi

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <gaudi/nic.hpp>
+
+#include "src/error/try.hpp"
+#include "src/rdma/nic_survey.hpp"
+#include "src/rdma/registration_cache.hpp"
+#include "src/rdma/staging_source.hpp"
+
+#include <arpa/inet.h>
+#include <fmt/format.h>
+
+namespace gaudi {
+
+nic::nic(std::shared_ptr<nic_core> core, const registration_limits& limits)
+    : core_(std::move(core)), cache_(std::make_shared<registration_cache>(core_, limits)) {}
+
+nic::~nic() = default;
+
+const nic_info& nic::info() const {
+    return core_->info();
+}
+
+const std::string& nic::why_chosen() const {
+    return core_->why_chosen();
+}
+
+std::string nic::gid_text() const {
+    char text[INET6_ADDRSTRLEN] = "";
+    ::inet_ntop(AF_INET6, core_->gid().raw, text, sizeof(text));
+    return fmt::format("{} (index {})", text, core_->gid_index());
+}
+
+result<local_region> nic::region(device& card, const device_buffer& buffer, way_policy policy) {
+    std::string reason = "asked for";
+    if (policy != way_policy::staged_only) {
+        auto direct = cache_->of(buffer);
+        if (direct)
+            return direct;
+        // A caller's mistake or a lost device is no reason to stage.
+        const auto kind = direct.error().kind();
+        if (kind == error_kind::invalid || kind == error_kind::device_lost)
+            return direct;
+        if (policy == way_policy::require_zero_copy)
+            return tl::unexpected(error(errc::zero_copy_impossible, direct.error().message()));
+        reason = direct.error().message();
+    }
+    if (!buffer)
+        return tl::unexpected(error(errc::not_allocated, "region of an empty buffer"));
+    GAUDI_TRY(auto engine, card.copies());
+    local_region region;
+    region.address_ = buffer.address().value();
+    region.length_ = buffer.size();
+    region.generation_ = buffer.generation();
+    region.way_ = memory_way::staged;
+    region.source_ =
+        std::make_shared<const staging_source>(card.heap().core(), std::move(engine), std::move(reason));
+    return region;
+}
+
+result<local_region> nic::region(device& card, device_address address, std::uint64_t length) {
+    if (card.attached())
+        return cache_->of_foreign(card, address, length);
+    return cache_->of(*card.heap().core(), address, length);
+}
+
+result<local_region> nic::region(std::span<std::byte> memory) {
+    return cache_->of(memory);
+}
+
+registration_statistics nic::registrations() const {
+    return cache_->statistics();
+}
+
+void nic::trim() {
+    cache_->trim();
+}
+
+result<std::string> loaded_verbs() {
+    GAUDI_TRY(const auto api, verbs_api::load());
+    return api->path();
+}
+
+result<std::vector<nic_info>> list_nics(const std::optional<device_info>& near_to) {
+    GAUDI_TRY(auto seen, survey_nics(near_to));
+    return std::move(seen.ports);
+}
+
+result<std::shared_ptr<nic>> open_nic(const nic_choice& choice, const registration_limits& limits) {
+    GAUDI_TRY(auto core, nic_core::open(choice));
+    return std::make_shared<nic>(core, limits);
+}
+
+} // namespace gaudi

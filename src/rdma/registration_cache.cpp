@@ -1,0 +1,349 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "src/rdma/registration_cache.hpp"
+
+#include "src/error/try.hpp"
+
+#include <cerrno>
+#include <fmt/format.h>
+
+namespace gaudi {
+
+registration::registration(std::weak_ptr<registration_cache> cache, std::shared_ptr<nic_core> card,
+                           mr_handle region, std::uint64_t bytes)
+    : cache_(std::move(cache)), card_(std::move(card)), region_(std::move(region)), local_key_(region_->lkey),
+      remote_key_(region_->rkey), bytes_(bytes) {}
+
+registration::~registration() {
+    if (!card_->ours())
+        (void)region_.release();
+}
+
+void registration::end() const {
+    const std::lock_guard guard(mutex_);
+    if (card_->ours())
+        region_.reset();
+}
+
+bool registration::ended() const {
+    const std::lock_guard guard(mutex_);
+    return region_ == nullptr;
+}
+
+namespace {
+
+bool is_allocated(std::uint64_t address, std::uint64_t generation) {
+    if (generation == 0)
+        return true;
+    const auto known = known_memory().find(device_address(address));
+    return known && known->generation == generation;
+}
+
+} // namespace
+
+bool remote_key::valid() const {
+    return registration_ != nullptr && !registration_->ended() && is_allocated(region_.address, generation_);
+}
+
+bool local_region::allocated() const {
+    return is_allocated(address_, generation_);
+}
+
+local_region registration_cache::lease(std::shared_ptr<const registration> what, std::uint64_t address,
+                                       std::uint64_t length, memory_way way, std::uint64_t generation) {
+    local_region region;
+    region.address_ = address;
+    region.length_ = length;
+    region.local_key_ = what->local_key();
+    region.generation_ = generation;
+    region.way_ = way;
+    region.lease_ = std::move(what);
+    return region;
+}
+
+bool registration_cache::evict_one() {
+    auto oldest = chunks_.end();
+    for (auto each = chunks_.begin(); each != chunks_.end(); ++each)
+        if (each->second.what.use_count() == 1 &&
+            (oldest == chunks_.end() || each->second.last_use < oldest->second.last_use))
+            oldest = each;
+    if (oldest == chunks_.end())
+        return false;
+    forget_last_chunk();
+    chunks_.erase(oldest);
+    ++counts_.evictions;
+    return true;
+}
+
+void registration_cache::forget_expired() {
+    std::erase_if(host_, [](const auto& entry) { return entry.second.expired(); });
+    std::erase_if(exposed_, [](const auto& entry) {
+        const bool expired = entry.second.held.expired();
+        if (expired)
+            entry.second.what->end(); // its drop() waits for the mutex
+        return expired;
+    });
+}
+
+std::uint64_t registration_cache::held_bytes() const {
+    std::uint64_t held = 0;
+    for (const auto& [serial, entry] : chunks_)
+        held += entry.what->bytes();
+    for (const auto& [range, entry] : host_)
+        held += range.second;
+    for (const auto& [range, entry] : exposed_)
+        held += range.length;
+    return held;
+}
+
+result<void> registration_cache::make_room(std::uint64_t bytes) {
+    forget_expired();
+    for (;;) {
+        const auto held = held_bytes();
+        const auto regions = chunks_.size() + host_.size() + exposed_.size();
+        if (held + bytes <= limits_.bytes && regions + 1 <= limits_.regions)
+            return {};
+        if (!evict_one())
+            return tl::unexpected(
+                error(errc::registrations_exhausted,
+                      fmt::format("{} bytes more on {}: {} regions of {} and {} bytes of {} are in use",
+                                  bytes, card_->info().name, regions, limits_.regions, held, limits_.bytes)));
+    }
+}
+
+template <typename Register>
+result<std::unique_ptr<const registration>> registration_cache::add(std::uint64_t bytes,
+                                                                    Register&& ask_the_nic) {
+    ++counts_.misses;
+    auto made = make_room(bytes).and_then(ask_the_nic);
+    while (!made && made.error().system_error() == ENOMEM && evict_one())
+        made = ask_the_nic();
+    if (!made)
+        return tl::unexpected(made.error());
+    return std::make_unique<const registration>(weak_from_this(), card_, std::move(*made), bytes);
+}
+
+result<local_region> registration_cache::of(const device_buffer& buffer) {
+    if (!card_->ours())
+        return tl::unexpected(card_->forked_error());
+    if (!buffer)
+        return tl::unexpected(error(errc::not_allocated, "registration of an empty buffer"));
+    auto& heap = *buffer.range_->core;
+    if (heap.device().lost())
+        return tl::unexpected(heap.device().lost_error("registration of a buffer"));
+    GAUDI_TRY(const auto chunk, heap.chunk_of(static_cast<const heap_core::block*>(buffer.range_->block)));
+    return of_chunk(heap, chunk, buffer.address().value(), buffer.size(), buffer.generation());
+}
+
+result<local_region> registration_cache::of(heap_core& heap, device_address address, std::uint64_t length) {
+    if (!card_->ours())
+        return tl::unexpected(card_->forked_error());
+    if (heap.device().lost())
+        return tl::unexpected(heap.device().lost_error("registration of memory"));
+    if (auto known = of_last_chunk(heap, address, length))
+        return std::move(*known);
+    GAUDI_TRY(const auto chunk, heap.chunk_at(address, length));
+    return of_chunk(heap, chunk, address.value(), length, chunk.generation);
+}
+
+std::optional<local_region> registration_cache::of_last_chunk(heap_core& heap, device_address address,
+                                                              std::uint64_t length) {
+    const auto allocation = known_memory().find(address);
+    if (!allocation || length > allocation->length - (address - allocation->base) ||
+        allocation->device_index != heap.device().who().index)
+        return std::nullopt; // what is wrong with it the heap says
+    const std::lock_guard guard(mutex_);
+    if (last_.what == nullptr || address.value() - last_.base >= last_.length)
+        return std::nullopt;
+    return again(*last_.what, address.value(), length, allocation->generation);
+}
+
+local_region registration_cache::again(kept& found, std::uint64_t address, std::uint64_t length,
+                                       std::uint64_t generation) {
+    ++counts_.hits;
+    found.last_use = ++uses_;
+    return lease(found.what, address, length, memory_way::zero_copy, generation);
+}
+
+result<local_region> registration_cache::of_chunk(heap_core& heap, const chunk_view& chunk,
+                                                  std::uint64_t address, std::uint64_t length,
+                                                  std::uint64_t generation) {
+    {
+        const std::lock_guard guard(mutex_);
+        if (const auto found = chunks_.find(chunk.serial); found != chunks_.end()) {
+            last_ = {chunk.whole.iova.value(), chunk.whole.length, &found->second};
+            return again(found->second, address, length, generation);
+        }
+    }
+    heap.observe(shared_from_this()); // not under our lock: the heap calls us under its own
+    const std::lock_guard guard(mutex_);
+    auto found = chunks_.find(chunk.serial);
+    if (found == chunks_.end()) {
+        auto what = add(chunk.whole.length, [&] { return card_->register_dmabuf(chunk.whole); });
+        if (!what)
+            return tl::unexpected(what.error());
+        // The chunk's descriptor was read without the heap's lock: it was the chunk's if the buffer lived
+        // through all of this.
+        if (!is_allocated(address, generation))
+            return tl::unexpected(
+                error(errc::not_allocated, fmt::format("registration of {} bytes at {:#x}: the "
+                                                       "buffer was freed meanwhile",
+                                                       length, address)));
+        found = chunks_.emplace(chunk.serial, kept{std::move(*what), 0, chunk.whole}).first;
+    }
+    found->second.last_use = ++uses_;
+    return lease(found->second.what, address, length, memory_way::zero_copy, generation);
+}
+
+result<local_region> registration_cache::of_foreign(device& card, device_address address,
+                                                    std::uint64_t length) {
+    if (!card_->ours())
+        return tl::unexpected(card_->forked_error());
+    const auto pool = known_memory().window_at(address);
+    if (!pool || pool->device_index != card.core()->who().index ||
+        length > pool->size - (address - pool->base))
+        return tl::unexpected(error(errc::not_allocated, fmt::format("{} bytes at {:#x} of SynapseAI's pool",
+                                                                     length, address.value())));
+    const std::lock_guard guard(mutex_);
+    auto found = pools_.find(pool->base.value());
+    if (found == pools_.end()) {
+        GAUDI_TRY(const auto whole, card.export_foreign(pool->base, pool->size));
+        unique_fd dmabuf(whole.fd);
+        GAUDI_TRY(auto what, add(pool->size, [&] { return card_->register_dmabuf(whole); }));
+        found =
+            pools_.emplace(pool->base.value(), foreign_pool{std::move(what), std::move(dmabuf), whole}).first;
+    }
+    return lease(found->second.what, address.value(), length, memory_way::zero_copy);
+}
+
+result<local_region> registration_cache::of(std::span<std::byte> memory) {
+    if (!card_->ours())
+        return tl::unexpected(card_->forked_error());
+    if (memory.empty())
+        return tl::unexpected(error(errc::size_zero, "registration of 0 bytes of host memory"));
+    const auto address = reinterpret_cast<std::uintptr_t>(memory.data());
+    const host_range range{memory.data(), memory.size()};
+    const std::lock_guard guard(mutex_);
+    if (const auto found = host_.find(range); found != host_.end())
+        if (auto alive = found->second.lock()) {
+            ++counts_.hits;
+            return lease(std::move(alive), address, memory.size(), memory_way::host);
+        }
+    GAUDI_TRY(const std::shared_ptr<const registration> what,
+              add(memory.size(), [&] { return card_->register_host(memory); }));
+    host_[range] = what;
+    return lease(what, address, memory.size(), memory_way::host);
+}
+
+std::optional<registration_cache::chunk_window>
+registration_cache::window_of(const local_region& region) const {
+    const auto within = [&](const dmabuf_export& whole, std::uint64_t chunk) {
+        const auto offset = region.address() - whole.iova.value();
+        return chunk_window{
+            {whole.fd, whole.offset + offset, device_address(region.address()), region.length()}, chunk};
+    };
+    for (const auto& [serial, entry] : chunks_)
+        if (entry.what == region.lease())
+            return within(entry.whole, serial);
+    for (const auto& [base, entry] : pools_)
+        if (entry.what == region.lease())
+            return within(entry.whole, 0);
+    return std::nullopt;
+}
+
+result<remote_key> registration_cache::expose(const local_region& region, remote_access rights,
+                                              std::uint64_t holder) {
+    if (!card_->ours())
+        return tl::unexpected(card_->forked_error());
+    if (rights == remote_access::none || !allows(remote_access::all, rights))
+        return tl::unexpected(error(errc::rights_invalid,
+                                    fmt::format("a key to {} bytes at {:#x} with rights {}", region.length(),
+                                                region.address(), static_cast<unsigned>(rights))));
+    if (allows(rights, remote_access::atomic) && !card_->atomics())
+        return tl::unexpected(error(errc::atomics_absent, fmt::format("a key on {}", card_->info().name)));
+    const auto freed = [&] {
+        return tl::unexpected(
+            error(errc::not_allocated, fmt::format("a key to {} bytes at {:#x}: the buffer was freed",
+                                                   region.length(), region.address())));
+    };
+    const exposed_range range{region.address(), region.length(), region.generation_, holder, rights};
+    remote_key key; // before the guard: its end takes the mutex
+    key.generation_ = region.generation_;
+    key.region_ = {region.address(), region.length(), 0, region.way(), rights};
+    const std::lock_guard guard(mutex_);
+    if (const auto found = exposed_.find(range); found != exposed_.end()) {
+        key.registration_ = found->second.held.lock();
+        if (!key.registration_)
+            found->second.what->end(); // its drop() waits for the mutex
+    }
+    if (key.registration_) {
+        ++counts_.hits;
+    } else {
+        const auto window = window_of(region);
+        if (region.way() == memory_way::zero_copy && !window)
+            return freed();
+        GAUDI_TRY(auto made, add(region.length(), [&] {
+                      return window ? card_->register_dmabuf(window->range, rights)
+                                    : card_->register_host(
+                                          {reinterpret_cast<std::byte*>(region.address()), // NOLINT
+                                           region.length()},
+                                          rights);
+                  }));
+        key.registration_ = {made.release(), [cache = weak_from_this(), range](const registration* last) {
+                                 if (const auto home = cache.lock())
+                                     home->drop(range, last);
+                                 delete last;
+                             }};
+        exposed_[range] = {key.registration_.get(), key.registration_, window ? window->chunk : 0};
+    }
+    // The heap takes a buffer out of the address map before it calls buffer_freed(), which waits for this
+    // mutex: a buffer that is freed at the same time is either seen here or ends the key there.
+    if (!region.allocated()) {
+        key.registration_->end();
+        return freed();
+    }
+    key.region_.key = key.registration_->remote_key();
+    return key;
+}
+
+void registration_cache::drop(const exposed_range& range, const registration* last) {
+    const std::lock_guard guard(mutex_);
+    last->end();
+    if (const auto found = exposed_.find(range); found != exposed_.end() && found->second.what == last)
+        exposed_.erase(found);
+}
+
+void registration_cache::chunk_goes(std::uint64_t serial) {
+    const std::lock_guard guard(mutex_);
+    forget_last_chunk();
+    chunks_.erase(serial);
+    for (const auto& [range, entry] : exposed_) // of memory that was given up and never freed
+        if (entry.chunk == serial)
+            entry.what->end();
+}
+
+void registration_cache::buffer_freed(device_address base, std::uint64_t length) {
+    const std::lock_guard guard(mutex_);
+    for (auto each = exposed_.lower_bound({base.value()});
+         each != exposed_.end() && each->first.address - base.value() < length; ++each)
+        if (each->first.generation != 0)
+            each->second.what->end();
+}
+
+void registration_cache::trim() {
+    if (!card_->ours())
+        return;
+    const std::lock_guard guard(mutex_);
+    while (evict_one()) {
+    }
+}
+
+registration_statistics registration_cache::statistics() {
+    const std::lock_guard guard(mutex_);
+    forget_expired();
+    auto counts = counts_;
+    counts.regions = chunks_.size() + host_.size() + exposed_.size();
+    counts.bytes = held_bytes();
+    return counts;
+}
+
+} // namespace gaudi

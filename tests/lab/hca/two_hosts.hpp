@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include "tests/lab/hca/verbs_node.hpp"
+#include "tests/support/child.hpp"
+#include "tests/support/test_lab.hpp"
+
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+namespace testing_support {
+
+// Two labs with addresses of their own: this process is one host, a child the other, TCP between them.
+class two_hosts : public test_lab {
+protected:
+    // Makes a lab that is a host of its own, and enters it with everything opened from now on.
+    static void become_host(const char* name, const char* address) {
+        const auto made = lab::parse_description(
+            fmt::format("gaudis = 1\nhbm_pages = 2\nhcas = 1\nlink_layer = ethernet\naddress = {}\n",
+                        address),
+            name);
+        ASSERT_TRUE(made) << made.error().text;
+        const auto entered = lab::folder::enter(name, *made);
+        ASSERT_TRUE(entered) << entered.error().text;
+        ::setenv("GAUDI_LAB", name, 1);
+    }
+    void SetUp() override {
+        shared = static_cast<address*>(
+            ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+    }
+    void TearDown() override {
+        ::munmap(shared, 4096);
+        ::unsetenv("GAUDI_LAB");
+        test_lab::TearDown();
+    }
+
+    using body = std::function<void(node&, ibv_qp*)>;
+    // The same queue pair on both hosts, connected; then each does its part. Returns the far one's exit
+    // status.
+    int on_both(const body& near, const body& far, const qp_options& how = {},
+                const connect_options& connection = {}) {
+        return on_both(near, far, how, connection, connection);
+    }
+    int on_both(const body& near, const body& far, const qp_options& how, const connect_options& near_how,
+                const connect_options& far_how) {
+        gate up, down;
+        child other([&] {
+            become_host("far", "127.0.0.2");
+            node there;
+            const auto qp = there.make_qp(how);
+            shared[1] = there.address_of(qp.get());
+            up.open();
+            if (!down.wait())
+                return 90;
+            connect(qp.get(), shared[1], shared[0], far_how);
+            up.open();
+            far(there, qp.get());
+            return ::testing::Test::HasFailure() ? 91 : 0;
+        });
+        peer = &other;
+        EXPECT_TRUE(up.wait());
+        become_host("near", "127.0.0.1");
+        {
+            node here;
+            const auto qp = here.make_qp(how);
+            shared[0] = here.address_of(qp.get());
+            connect(qp.get(), shared[0], shared[1], near_how);
+            down.open();
+            EXPECT_TRUE(up.wait());
+            near(here, qp.get());
+        }
+        const int status = other.wait();
+        peer = nullptr;
+        return status;
+    }
+    const address& remote() const { return shared[1]; }
+    // The far host stays until the near one is done.
+    void say_done() { say(1); }
+    void stay() { EXPECT_TRUE(is_said(1)); }
+    // Steps that one of the two takes and the other waits for.
+    void say(std::uint32_t step) { std::atomic_ref(shared[2].psn).store(step); }
+    bool heard(std::uint32_t step) { return std::atomic_ref(shared[2].psn).load() >= step; }
+    bool is_said(std::uint32_t step) {
+        for (int i = 0; i < 20000 && !heard(step); ++i)
+            ::usleep(1000);
+        return heard(step);
+    }
+
+    address* shared = nullptr;
+    child* peer = nullptr;
+};
+
+} // namespace testing_support

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// A process that does what another one asks of it, over a socket beside UCX: gives keys, receives, frees,
+// dies.
+#pragma once
+
+#include "tests/ucx/programs/ucp_side.hpp"
+
+#include <chrono>
+#include <csignal>
+#include <memory>
+
+namespace ucp_side {
+
+inline constexpr std::uint64_t features = UCP_FEATURE_TAG | UCP_FEATURE_RMA;
+inline constexpr std::size_t large = 1 << 20, longest = 16 << 20;
+inline constexpr std::uint64_t seed_of_target = 11, seed_of_other = 12, seed_of_fresh = 13, fatal_tag = 14;
+
+// What the active process asks of a passive one.
+enum order : char { exchange, pass, die, release, reuse, compare, take, look, leave };
+
+class passive {
+public:
+    explicit passive(int socket, bool handles_errors)
+        : context_(features), worker_(context_, false), notes_(socket),
+          peer_(worker_, worker_.connect(notes_, errors_handled(handles_errors)), socket, false) {
+        renew(target_, seed_of_target);
+        renew(other_, seed_of_other);                  // beside it, so that what goes too far is found
+        device_ = gaudi::expect(gaudi::open_device()); // which is open here by now
+    }
+
+    void serve() {
+        for (;;) {
+            const auto word = peer_.hear();
+            switch (word.at(0)) {
+            case exchange:
+                receive(static_cast<std::uint64_t>(word.at(1)));
+                break;
+            case pass:
+                peer_.tell(target_->pass());
+                break;
+            case die:
+                die_under_a_message();
+                break;
+            case release:
+                target_.reset();
+                (void)memory(context_, "host", 4096); // UCX lets go of registrations when it next makes one
+                peer_.tell({release});
+                break;
+            case reuse:
+                reuse_target();
+                peer_.tell({reuse});
+                break;
+            case compare:
+                other_->expect(seed_of_other, "memory that nobody was to write");
+                if (fresh_)
+                    fresh_->expect(seed_of_fresh, "memory that came after what was freed");
+                peer_.tell({compare});
+                break;
+            case take: // nothing but the message uses the device
+                peer_.tell({take, static_cast<char>(receive_long(static_cast<std::uint64_t>(word.at(1)))),
+                            device_->lost()});
+                break;
+            case look:
+                peer_.tell({look, is_right(static_cast<std::uint64_t>(word.at(1)))});
+                break;
+            default:
+                return;
+            }
+        }
+    }
+
+private:
+    void renew(std::unique_ptr<memory>& which, std::uint64_t seed) {
+        which = std::make_unique<memory>(context_, "gaudi", large);
+        which->fill(seed);
+    }
+    // New memory where the other one was, which the old key does not open.
+    void reuse_target() {
+        const auto* const was = target_->address();
+        target_.reset();
+        renew(fresh_, seed_of_fresh);
+        if (fresh_->address() != was)
+            throw failure("the new memory is not where the other one was");
+    }
+    // A put into this process's memory, then a message.
+    void receive(std::uint64_t seed) {
+        memory mine(context_, "gaudi", large);
+        mine.fill(~seed);
+        peer_.tell(mine.pass());
+        (void)peer_.hear();
+        mine.expect(seed, "a put");
+        mine.fill(~seed);
+        auto param = mine.param();
+        peer_.done(ucp_tag_recv_nbx(worker_.handle(), mine.address(), large, seed, ~0ULL, &param),
+                   "ucp_tag_recv_nbx");
+        mine.expect(seed, "a message");
+        peer_.tell({exchange});
+    }
+    // What was given up after a while counts as unfinished.
+    ucs_status_t receive_long(std::uint64_t seed) {
+        if (!long_)
+            long_ = std::make_unique<memory>(context_, "gaudi", longest);
+        auto param = long_->param();
+        const auto request =
+            ucp_tag_recv_nbx(worker_.handle(), long_->address(), longest, seed, ~0ULL, &param);
+        const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+        while (UCS_PTR_IS_PTR(request) && ucp_request_check_status(request) == UCS_INPROGRESS) {
+            ucp_worker_progress(worker_.handle());
+            if (std::chrono::steady_clock::now() > deadline)
+                return UCS_INPROGRESS;
+        }
+        const auto status =
+            UCS_PTR_IS_PTR(request) ? ucp_request_check_status(request) : UCS_PTR_STATUS(request);
+        if (UCS_PTR_IS_PTR(request))
+            ucp_request_free(request);
+        return status;
+    }
+    bool is_right(std::uint64_t seed) {
+        try {
+            long_->expect(seed, "a long message");
+            return true;
+        } catch (const failure&) {
+            return false;
+        }
+    }
+    // When it was announced; its data waits to be asked for.
+    [[noreturn]] void die_under_a_message() {
+        ucp_tag_recv_info_t info{};
+        while (ucp_tag_probe_nb(worker_.handle(), fatal_tag, ~0ULL, 0, &info) == nullptr)
+            ucp_worker_progress(worker_.handle());
+        ::raise(SIGKILL);
+        throw failure("lives on after SIGKILL");
+    }
+
+    context context_;
+    worker worker_;
+    notes notes_;
+    peer peer_;
+    std::unique_ptr<memory> target_, other_, fresh_, long_;
+    std::shared_ptr<gaudi::device> device_;
+};
+
+} // namespace ucp_side
