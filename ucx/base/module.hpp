@@ -30,10 +30,18 @@ struct uct_gaudi_counters {
 class engine_keeper;
 class publisher;
 
+struct uct_gaudi_module;
+
+// A component as UCX keeps it, which leads to its module.
+struct uct_gaudi_component_t {
+    uct_component_t super;
+    uct_gaudi_module* module;
+};
+
 // The plugin as one UCX sees it. Two UCX in a process get one each. Never destroyed: UCX keeps pointers into
 // it until the process ends.
 struct uct_gaudi_module {
-    uct_component_t components[2]; // first: a component's address leads to its module
+    uct_gaudi_component_t copy{{}, this}, ipc{{}, this};
     uct_tl_t copy_tl, dma_tl, ipc_tl;
     ucx_api ucx;
     ucs_log_component_config_t log;
@@ -49,8 +57,8 @@ struct uct_gaudi_module {
     static constexpr unsigned most_devices = 64;
     std::array<std::atomic<ucs_sys_device_t>, most_devices> sys_devices;
 
-    [[nodiscard]] uct_component_t& copy_component() { return components[0]; }
-    [[nodiscard]] uct_component_t& ipc_component() { return components[1]; }
+    [[nodiscard]] uct_component_t& copy_component() { return copy.super; }
+    [[nodiscard]] uct_component_t& ipc_component() { return ipc.super; }
     // By its name; false: there is no such level.
     bool set_log_level(std::string_view name);
     [[nodiscard]] bool logs(ucs_log_level_t level) const {
@@ -62,7 +70,7 @@ struct uct_gaudi_module {
 };
 
 inline uct_gaudi_module& module_of(uct_component_t* component) {
-    return *reinterpret_cast<uct_gaudi_module*>(component - (component->name[6] == 'i' ? 1 : 0)); // gaudi_ipc
+    return *reinterpret_cast<uct_gaudi_component_t*>(component)->module;
 }
 
 // One line in UCX's log, after UCX's own rules: at a level that is a value, or named.
