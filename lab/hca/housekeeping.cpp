@@ -115,13 +115,13 @@ bool look_around(process& home) {
         if (cq->cq->channel == no_index)
             continue;
         const bool owed = cq->cq->signal_owed.load() != 0;
-        const bool silent =
-            cq->cq->armed.load() == lab::hca::anything && has_unreported(home.own(), *cq->cq, false);
-        if (!owed && !silent)
-            continue;
-        cq->cq->armed = nothing;
-        cq->cq->signal_owed = 1;
-        home.own()->head.cq_attention = 1;
+        auto armed = std::uint32_t{lab::hca::anything};
+        const bool silent = cq->cq->armed.load() == armed && has_unreported(home.own(), *cq->cq, false) &&
+                            cq->cq->armed.compare_exchange_strong(armed, nothing);
+        // A producer that owes an event may be alive and slow: then its event has been read, and the queue is
+        // armed again. That stays: an event too many costs a poll, one too few is waited for without end.
+        if (owed || silent)
+            signal(*home.self(), cq->index);
     }
     return true;
 }

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <poll.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 
@@ -426,6 +427,35 @@ TEST_F(robust_test, a_killed_producer_leaves_a_completion_that_is_found) {
               0);
     EXPECT_EQ(both.left.expect_wc().wr_id, 78U) << "and the queue goes on";
     ::munmap(where, sizeof(place));
+}
+
+// A producer raised the event, and was stopped before it noted that: what its owner does about it must not
+// take back that the queue was armed again in the meantime.
+TEST_F(robust_test, a_slow_producer_does_not_disarm_a_completion_queue) {
+    const two_nodes both({}, {}, {}, true);
+    const auto& left = both.left;
+    const auto next_event_of_the_queue = [&] {
+        pollfd waiting{left.channel->fd, POLLIN, 0};
+        if (::poll(&waiting, 1, 10000) != 1)
+            return false;
+        ibv_cq* which = nullptr;
+        void* cookie = nullptr;
+        EXPECT_EQ(ibv_get_cq_event(left.channel.get(), &which, &cookie), 0);
+        ibv_ack_cq_events(which, 1);
+        return true;
+    };
+    const auto own = lab::hca::segment::open(lab() / "hca", lab::hca::slot_of(both.a->qp_num));
+    ASSERT_TRUE(own);
+    ASSERT_EQ(ibv_req_notify_cq(left.cq.get(), 0), 0);
+    (**own)->cqs[left.cq->handle].signal_owed = 1;
+    ASSERT_TRUE(next_event_of_the_queue()) << "it is paid by the owner";
+    ASSERT_EQ(request(IBV_WR_RDMA_WRITE, 1)
+                  .from(left.entry(0, 8))
+                  .at(both.right.address_of(both.b.get()).memory, both.right.mr->rkey)
+                  .post(both.a.get()),
+              0);
+    EXPECT_TRUE(next_event_of_the_queue()) << "the queue was armed";
+    EXPECT_EQ(left.expect_wc().wr_id, 1U);
 }
 
 TEST_F(robust_test, several_threads_on_one_queue_pair_and_one_completion_queue) {
