@@ -43,6 +43,12 @@ void attend_qps(process& home) {
     }
 }
 
+// Raises an event that is owed; where the channel is full, at the next round.
+void pay(process& home, completion_queue& cq) {
+    if (!home.self()->signal(cq.cq->channel, std::uint64_t{cq.cq->serial} << 32 | cq.index))
+        cq.cq->signal_owed = 1;
+}
+
 // An overrun queue is lost: its program is told, and so are the queue pairs that use it.
 void attend_cqs(process& home) {
     if (home.own()->head.cq_attention.exchange(0) == 0)
@@ -50,9 +56,8 @@ void attend_cqs(process& home) {
     for (auto* cq : home.cqs) {
         if (cq == nullptr)
             continue;
-        if (cq->cq->signal_owed.exchange(0) != 0 &&
-            !home.self()->signal(cq->cq->channel, std::uint64_t{cq->cq->serial} << 32 | cq->index))
-            cq->cq->signal_owed = 1; // full: once more at the next round
+        if (cq->cq->signal_owed.exchange(0) != 0)
+            pay(home, *cq);
         auto fresh = std::uint32_t{1};
         if (!cq->cq->overrun.compare_exchange_strong(fresh, 2))
             continue;
@@ -114,14 +119,14 @@ bool look_around(process& home) {
             const producer_guard mends(home.own(), *cq->cq);
         if (cq->cq->channel == no_index)
             continue;
-        const bool owed = cq->cq->signal_owed.load() != 0;
+        const bool owed = cq->cq->signal_owed.exchange(0) != 0;
         auto armed = std::uint32_t{lab::hca::anything};
         const bool silent = cq->cq->armed.load() == armed && has_unreported(home.own(), *cq->cq, false) &&
                             cq->cq->armed.compare_exchange_strong(armed, nothing);
         // A producer that owes an event may be alive and slow: then its event has been read, and the queue is
         // armed again. That stays: an event too many costs a poll, one too few is waited for without end.
         if (owed || silent)
-            signal(*home.self(), cq->index);
+            pay(home, *cq);
     }
     return true;
 }
