@@ -45,8 +45,7 @@ result<void> copy_staged(device& to, device_address destination, device& from, d
     };
     std::array<slab, 2> slabs;
     for (auto& next : slabs) {
-        GAUDI_TRY(auto memory, mapping::anonymous(stage_bytes));
-        next.memory = std::move(memory);
+        GAUDI_TRY(next.memory, mapping::anonymous(stage_bytes));
         GAUDI_TRY(next.for_reader, reader.pin(next.memory.bytes()));
         GAUDI_TRY(next.for_writer, writer.pin(next.memory.bytes()));
     }
