@@ -37,7 +37,8 @@ result<remote_region> connection_core::offer(const local_region& region, remote_
         GAUDI_TRY(auto key, cache ? cache->expose(region, rights, holder_)
                                   : tl::unexpected(error(errc::not_allocated,
                                                          "an offer of a region of a NIC that was closed")));
-        return offers_.emplace_back(region, rights, std::move(key), 0).key.region();
+        offers_.push_back({region, rights, std::move(key), 0});
+        return offers_.back().key.region();
     }
     if (rights == remote_access::none || !allows(remote_access::all, rights))
         return tl::unexpected(error(errc::rights_invalid, "an offer of staged memory"));
@@ -56,7 +57,7 @@ result<remote_region> connection_core::offer(const local_region& region, remote_
     }
     const auto number = same != offers_.end() ? same->number : next_offer_++;
     if (same == offers_.end())
-        offers_.emplace_back(region, rights, remote_key(), number);
+        offers_.push_back({region, rights, remote_key(), number});
     return remote_region{region.address(), region.length(), number, memory_way::staged, rights};
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Small writes and reads, which are carried out without a place in the ring: nothing else may differ.
 #include "tests/lab/hca/verbs_node.hpp"
+#include "tests/support/test_lab.hpp"
 
 #include <optional>
 #include <thread>

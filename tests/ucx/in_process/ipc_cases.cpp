@@ -15,11 +15,6 @@
 #include <thread>
 #include <unistd.h>
 
-extern "C" {
-ucs_status_t uct_md_mem_dereg_v2(uct_md_h md, const uct_md_mem_dereg_params_t* params);
-int uct_iface_is_reachable_v2(const uct_iface_h iface, const uct_iface_is_reachable_params_t* params);
-}
-
 namespace {
 
 using namespace testing_ucx;

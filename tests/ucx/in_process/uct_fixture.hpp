@@ -15,6 +15,8 @@ extern "C" {
 ucs_status_t uct_md_mem_query_v2(uct_md_h md, const void* address, size_t length, uct_md_mem_attr_v2_t* attr);
 ucs_status_t uct_md_mem_reg_v2(uct_md_h md, void* address, size_t length,
                                const uct_md_mem_reg_params_t* params, uct_mem_h* memh_p);
+ucs_status_t uct_md_mem_dereg_v2(uct_md_h md, const uct_md_mem_dereg_params_t* params);
+int uct_iface_is_reachable_v2(const uct_iface_h iface, const uct_iface_is_reachable_params_t* params);
 ucs_status_t uct_md_mem_attach(uct_md_h md, const void* mkey_buffer, uct_md_mem_attach_params_t* params,
                                uct_mem_h* memh_p);
 ucs_status_t uct_md_mkey_pack_v2(uct_md_h md, uct_mem_h memh, void* address, size_t length,
