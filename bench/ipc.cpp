@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Device memory between two processes: what opening it costs, and each way beside memcpy of the same pieces.
-// Run in a lab that is described by ipc.lab.
+// Device memory between two processes: what opening it costs, and each path beside memcpy of the same pieces.
+// Then the same between two devices of one process. Run in a lab that is described by ipc.lab.
 #include "bench/table.hpp"
 
 #include <gaudi/gaudi.hpp>
 
 #include <cstring>
+#include <deque>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -59,16 +60,16 @@ void opening(table& results, const std::vector<memory_handle>& handles) {
     results.row("warm import", fmt::format("{:.0f} ns", warm), "goal 200 ns", warm <= 200);
 }
 
-void bandwidth(table& results, const memory_handle& handle, device& card, ipc_way way, bool device_side) {
+void bandwidth(table& results, const memory_handle& handle, device& card, copy_path way, bool device_side) {
     auto engine = expect(card.copies()); // kept while all of it runs
     auto theirs = expect(import_memory(handle, {way}));
     auto mine = expect(card.heap().allocate(whole));
     std::vector<std::byte> host(whole, std::byte{2}), other(whole, std::byte{3});
-    const auto pinned = way == ipc_way::context ? expect(theirs.pin(host)) : pinned_memory();
+    const auto pinned = way == copy_path::owner_context ? expect(theirs.pin(host)) : pinned_memory();
     for (const auto size : {mib, 16 * mib, 64 * mib}) {
         const auto count = whole / size;
         const auto copy_all = [&](bool write) {
-            std::vector<ipc_ticket> tickets;
+            std::vector<copy_ticket> tickets;
             for (std::uint64_t i = 0; i < count; ++i) {
                 const auto piece = std::span(host).subspan(i * size, size);
                 const auto local = mine.address() + i * size;
@@ -96,13 +97,51 @@ void bandwidth(table& results, const memory_handle& handle, device& card, ipc_wa
             read = std::max(read, bench::gigabytes_per_second([&] { copy_all(false); }, whole));
             write = std::max(write, bench::gigabytes_per_second([&] { copy_all(true); }, whole));
         }
-        const bool direct = way == ipc_way::context || (device_side && way != ipc_way::staged);
+        const bool direct = way == copy_path::owner_context || (device_side && way != copy_path::staged);
         const auto worse = std::min(read, write) / limit;
         results.row(
             fmt::format("{}, {} memory, {} MiB", name_of(way), device_side ? "device" : "host", size / mib),
             fmt::format("read {:.1f}, write {:.1f} GB/s", read, write),
             fmt::format("memcpy {:.1f} GB/s; ratio {:.2f}{}", limit, worse, direct ? ", goal 0.95" : ""),
             direct ? std::optional<bool>(worse >= 0.95) : std::nullopt);
+    }
+}
+
+// Between two devices of one process, by a copier of its own.
+void between_devices(table& results, copy_path path) {
+    const auto from = expect(open_device(by_index{0})), to = expect(open_device(by_index{1}));
+    const auto source = expect(from->heap().allocate(whole)), target = expect(to->heap().allocate(whole));
+    std::vector<std::byte> host(whole, std::byte{2}), other(whole, std::byte{3});
+    copier copies;
+    for (const auto size : {mib, 16 * mib, 64 * mib}) {
+        const auto copy_all = [&] {
+            std::deque<copy_ticket> tickets;
+            for (std::uint64_t at = 0; at < whole; at += size) {
+                if (tickets.size() >= 4) { // a few in flight
+                    expect(tickets.front().wait());
+                    tickets.pop_front();
+                }
+                tickets.push_back(expect(copies.copy(place(target.address() + at, size),
+                                                     place(source.address() + at, size), {path})));
+            }
+            for (auto& each : tickets)
+                expect(each.wait());
+        };
+        double limit = 0, moved = 0;
+        for (int round = 0; round < 5; ++round) {
+            limit = std::max(limit, bench::gigabytes_per_second(
+                                        [&] {
+                                            for (std::uint64_t at = 0; at < whole; at += size)
+                                                std::memcpy(other.data() + at, host.data() + at, size);
+                                        },
+                                        whole));
+            moved = std::max(moved, bench::gigabytes_per_second(copy_all, whole));
+        }
+        const bool direct = is_zero_copy(path);
+        results.row(fmt::format("{}, {} MiB", name_of(path), size / mib), fmt::format("{:.1f} GB/s", moved),
+                    fmt::format("memcpy {:.1f} GB/s; ratio {:.2f}{}", limit, moved / limit,
+                                direct ? ", goal 0.95" : ""),
+                    direct ? std::optional<bool>(moved / limit >= 0.95) : std::nullopt);
     }
 }
 
@@ -126,17 +165,21 @@ int main() {
         const auto card = expect(open_device(by_index{1}));
         table results("Device memory between two processes of one host");
         opening(results, handles);
-        bandwidth(results, handles[0], *card, ipc_way::context, false);
-        bandwidth(results, handles[0], *card, ipc_way::import, true);
-        bandwidth(results, handles[0], *card, ipc_way::nic, true);
-        bandwidth(results, handles[0], *card, ipc_way::nic, false);
-        bandwidth(results, handles[0], *card, ipc_way::staged, true);
-        bandwidth(results, handles[0], *card, ipc_way::proxy, false);
+        bandwidth(results, handles[0], *card, copy_path::owner_context, false);
+        bandwidth(results, handles[0], *card, copy_path::peer_dmabuf, true);
+        bandwidth(results, handles[0], *card, copy_path::nic_loopback, true);
+        bandwidth(results, handles[0], *card, copy_path::nic_loopback, false);
+        bandwidth(results, handles[0], *card, copy_path::staged, true);
+        bandwidth(results, handles[0], *card, copy_path::owner_proxy, false);
         results.print();
     }
     stop_ipc();
     ::close(ends[0]);
     int status = 0;
     ::waitpid(owner, &status, 0);
+    table results("Device memory between two devices of one process");
+    for (const auto path : {copy_path::peer_dmabuf, copy_path::nic_loopback, copy_path::staged})
+        between_devices(results, path);
+    results.print();
     return status;
 }

@@ -20,7 +20,7 @@ int main() {
     expect(reading.wait());
     const bool right =
         std::all_of(bytes.begin(), bytes.end(), [](std::byte each) { return each == std::byte{1}; });
-    std::printf("reader: %zu bytes through %s are %s\n", bytes.size(), gaudi::name_of(reading.way()).data(),
+    std::printf("reader: %zu bytes through %s are %s\n", bytes.size(), gaudi::name_of(reading.path()).data(),
                 right ? "right" : "wrong");
     std::fill(bytes.begin(), bytes.end(), std::byte{2});
     expect(expect(theirs.write(0, bytes)).wait());

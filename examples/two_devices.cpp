@@ -72,11 +72,16 @@ int main() {
     std::printf("host    -> gaudi 0   %6.2f GB/s   DMA from pinned memory\n",
                 down.gigabytes_per_second(size));
     const stopwatch across;
-    const auto way = need(gaudi::copy_across(*second, yonder.address(), *first, there.address(), size),
-                          "copy between devices");
-    std::printf("gaudi 0 -> gaudi 1   %6.2f GB/s   %s%s%s\n", across.gigabytes_per_second(size),
-                gaudi::name_of(way.path).data(),
-                way.why_not_direct.empty() ? "" : "; not direct: ", way.why_not_direct.c_str());
+    gaudi::copier copies;
+    const gaudi::place to(yonder.address(), size), from(there.address(), size);
+    auto between = need(copies.copy(to, from), "copy between devices");
+    need(between.wait(), "copy between devices");
+    std::printf("gaudi 0 -> gaudi 1   %6.2f GB/s   %s\n", across.gigabytes_per_second(size),
+                gaudi::name_of(between.path()).data());
+    for (const auto& each : copies.paths(to, from)) // what stood against the better ones
+        if (each.path < between.path() && each.path > gaudi::copy_path::owner_context)
+            std::printf("                                  not by %s: %s\n", gaudi::name_of(each.path).data(),
+                        each.why_not ? each.why_not->observed().c_str() : "");
     const stopwatch up;
     need(need(from_second.read(back, yonder.address()), "read").wait(), "read");
     std::printf("gaudi 1 -> host      %6.2f GB/s   DMA to pinned memory\n", up.gigabytes_per_second(size));

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include <gaudi/copier.hpp>
 #include <gaudi/device.hpp>
 #include <gaudi/gaudi.h>
 #include <gaudi/version.hpp>
+
+#include "src/hl/hl_device.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -10,6 +13,7 @@
 
 struct gaudi_device {
     std::shared_ptr<gaudi::device> open;
+    gaudi::copier copies{}; // after the device: it goes first
 };
 
 namespace {
@@ -52,13 +56,6 @@ gaudi_status give(const T& made, T* into) {
     return GAUDI_OK;
 }
 
-gaudi_status finish(gaudi::result<gaudi::copy_ticket> started) {
-    if (!started)
-        return failed(started.error());
-    const auto done = started->wait();
-    return done ? GAUDI_OK : failed(done.error());
-}
-
 // Pointers that a call cannot do without.
 template <typename... Pointer>
 bool all_there(Pointer... pointer) {
@@ -69,14 +66,16 @@ gaudi_status null_pointer() {
     return refused("a null pointer where a device, host memory or a place for the result was expected");
 }
 
-template <typename Copy>
-gaudi_status with_engine(gaudi_device* device, const void* memory, Copy&& copy) {
-    return guarded([&]() -> gaudi_status {
-        if (!all_there(device, memory))
-            return null_pointer();
-        auto engine = device->open->copies();
-        return engine ? finish(copy(*engine)) : failed(engine.error());
-    });
+// Over when it returns.
+gaudi_status copy(gaudi_device& device, const gaudi::place& to, const gaudi::place& from) {
+    auto started = device.copies.copy(to, from);
+    const auto done = started ? started->wait() : tl::unexpected(started.error());
+    return done ? GAUDI_OK : failed(done.error());
+}
+
+// Memory of this device; what is another's is refused.
+gaudi::place memory_of(const gaudi_device& device, uint64_t address, uint64_t size) {
+    return {gaudi::device_address(address), size, device.open->core()->who().index};
 }
 
 } // namespace
@@ -167,20 +166,27 @@ gaudi_status gaudi_query_memory(uint64_t address, gaudi_memory_info* info) {
 }
 
 gaudi_status gaudi_copy_in(gaudi_device* device, uint64_t to, const void* from, uint64_t size) {
-    return with_engine(device, from, [&](gaudi::copy_engine& engine) {
-        return engine.write(gaudi::device_address(to), {static_cast<const std::byte*>(from), size});
+    return guarded([&]() -> gaudi_status {
+        if (!all_there(device, from))
+            return null_pointer();
+        return copy(*device, memory_of(*device, to, size),
+                    std::span(static_cast<const std::byte*>(from), size));
     });
 }
 
 gaudi_status gaudi_copy_out(gaudi_device* device, void* to, uint64_t from, uint64_t size) {
-    return with_engine(device, to, [&](gaudi::copy_engine& engine) {
-        return engine.read({static_cast<std::byte*>(to), size}, gaudi::device_address(from));
+    return guarded([&]() -> gaudi_status {
+        if (!all_there(device, to))
+            return null_pointer();
+        return copy(*device, std::span(static_cast<std::byte*>(to), size), memory_of(*device, from, size));
     });
 }
 
 gaudi_status gaudi_copy_within(gaudi_device* device, uint64_t to, uint64_t from, uint64_t size) {
-    return with_engine(device, device, [&](gaudi::copy_engine& engine) {
-        return engine.copy(gaudi::device_address(to), gaudi::device_address(from), size);
+    return guarded([&]() -> gaudi_status {
+        if (!all_there(device))
+            return null_pointer();
+        return copy(*device, memory_of(*device, to, size), memory_of(*device, from, size));
     });
 }
 

@@ -13,8 +13,10 @@ struct info_options {
     bool as_json = false;
     bool no_lab = false;
     bool no_probe = false;
+    std::vector<std::string> places; // from, to: the paths between them are shown instead
 };
 [[nodiscard]] int info(const info_options& options);
+[[nodiscard]] int paths(const info_options& options);
 
 struct measure_options {
     std::string device;

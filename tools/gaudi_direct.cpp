@@ -29,6 +29,12 @@ void add_info(CLI::App& program, chosen& options) {
     command->add_flag("--no-lab", options.info.no_lab, "Do not go to the lab when there is no hardware");
     command->add_flag("--no-probe", options.info.no_probe,
                       "Do not open free devices to ask about DMA-BUF export");
+    command
+        ->add_option(
+            "--paths", options.info.places,
+            "FROM TO: every path for bytes between two places (host, or a device's index, PCI bus id or "
+            "module:<id>), viable or the reason why not")
+        ->expected(2);
     command->callback([&options] { options.outcome = tools::info(options.info); });
 }
 

@@ -110,6 +110,19 @@ int info(const info_options& options) {
     if (!trouble.empty() && !options.no_lab && lab_reason == nullptr &&
         std::getenv("GAUDI_DIRECT_HLTHUNK") == nullptr && std::filesystem::exists(lab_hlthunk()))
         enter_lab(trouble);
+    const auto say_where = [&] {
+        const char* const kind = !driver ? "no" : in_lab ? "virtual" : "real";
+        const auto count = devices ? devices->size() : 0;
+        fmt::print("gaudi-direct {}: {} hardware, {} device{}\n", gaudi::version(), kind, count,
+                   count == 1 ? "" : "s");
+        if (lab_reason != nullptr)
+            fmt::print("this is the lab, because there is no hardware: {}\n", lab_reason);
+    };
+    if (!options.places.empty()) {
+        if (!options.as_json)
+            say_where();
+        return paths(options);
+    }
     json report = {
         {"version", gaudi::version()},
         {"kind", !driver  ? "none"
@@ -129,13 +142,7 @@ int info(const info_options& options) {
         fmt::print("{}\n", report.dump(2));
         return status;
     }
-    fmt::print("gaudi-direct {}: {} hardware, {} device{}\n", gaudi::version(),
-               !driver  ? "no"
-               : in_lab ? "virtual"
-                        : "real",
-               report["devices"].size(), report["devices"].size() == 1 ? "" : "s");
-    if (lab_reason != nullptr)
-        fmt::print("this is the lab, because there is no hardware: {}\n", lab_reason);
+    say_where();
     if (driver)
         fmt::print("hl-thunk {} from {}\n", driver->version, driver->path);
     if (driver && !driver->missing.empty())

@@ -2,10 +2,9 @@
 #pragma once
 
 #include <gaudi/address.hpp>
+#include <gaudi/copy_ticket.hpp>
 #include <gaudi/error.hpp>
-#include <gaudi/unique_handle.hpp>
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -33,29 +32,6 @@ public:
 
 private:
     std::unique_ptr<pin_core> core_;
-};
-
-// One copy under way. Dropping a ticket does not cancel the copy.
-class copy_ticket {
-public:
-    copy_ticket() = default;
-    copy_ticket(std::shared_ptr<copy_core> core, std::uint32_t slot) : copy_({std::move(core), slot}) {}
-
-    // Never blocks; drives the engine.
-    [[nodiscard]] bool done();
-    // As far as the engine knows: poll() it first.
-    [[nodiscard]] bool finished() const;
-    // The outcome; blocks until there is one. errc::device_lost, copy_timeout (the copy goes on).
-    result<void> wait(std::chrono::milliseconds limit = std::chrono::hours(1));
-
-private:
-    struct started_copy {
-        std::shared_ptr<copy_core> core;
-        std::uint32_t slot = 0;
-        explicit operator bool() const { return core != nullptr; }
-        void close() noexcept;
-    };
-    unique_handle<started_copy> copy_;
 };
 
 struct copy_options {

@@ -108,15 +108,4 @@ struct driver_library {
 // Every allocation of every open device in this process.
 [[nodiscard]] const address_map& known_memory();
 
-// Copies between two devices: by the destination's DMA reading the source's DMA-BUF where the driver can
-// import it, else through pinned host memory. Says which.
-enum class device_path { same_device, peer_dmabuf, staged };
-[[nodiscard]] std::string_view name_of(device_path path);
-struct across_report {
-    device_path path = device_path::staged;
-    std::string why_not_direct; // empty where it was direct
-};
-[[nodiscard]] result<across_report> copy_across(device& to, device_address destination, device& from,
-                                                device_address source, std::uint64_t length);
-
 } // namespace gaudi

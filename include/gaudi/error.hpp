@@ -89,7 +89,7 @@ enum class errc {
     other_host,
     peer_refused,
     not_given,
-    way_impossible,
+    no_path,
     peer_silent,
     lease_revoked,
     leased,

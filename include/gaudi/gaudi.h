@@ -68,7 +68,8 @@ gaudi_status gaudi_free(gaudi_device* device, uint64_t address);
 /* The allocation of any device of this process that holds the address. GAUDI_INVALID: none does. */
 gaudi_status gaudi_query_memory(uint64_t address, gaudi_memory_info* info);
 
-/* Copies by the device's DMA engines; they return when the bytes are there. */
+/* Copies by the device's DMA engines, or by a NIC where it has none for us (Gaudi3); they return when the
+ * bytes are there. */
 gaudi_status gaudi_copy_in(gaudi_device* device, uint64_t to, const void* from, uint64_t size);
 gaudi_status gaudi_copy_out(gaudi_device* device, void* to, uint64_t from, uint64_t size);
 gaudi_status gaudi_copy_within(gaudi_device* device, uint64_t to, uint64_t from, uint64_t size);

@@ -10,6 +10,7 @@
 #include <gaudi/address_map.hpp>
 #include <gaudi/connection.hpp>
 #include <gaudi/connection_pool.hpp>
+#include <gaudi/copier.hpp>
 #include <gaudi/copy_engine.hpp>
 #include <gaudi/device.hpp>
 #include <gaudi/device_heap.hpp>
@@ -17,7 +18,6 @@
 #include <gaudi/dmabuf.hpp>
 #include <gaudi/error.hpp>
 #include <gaudi/ipc.hpp>
-#include <gaudi/loopback.hpp>
 #include <gaudi/memory_observer.hpp>
 #include <gaudi/nic.hpp>
 #include <gaudi/nic_distance.hpp>

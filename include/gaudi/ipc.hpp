@@ -18,12 +18,13 @@
 #include <vector>
 
 // Device memory between processes of one host. The owner shares an allocation and gets a handle; whoever gets
-// the handle, by whatever message, imports it and copies. docs/ipc.md tells which way the bytes go.
+// the handle, by whatever message, imports it and copies. docs/ipc.md tells which path the bytes take.
 namespace gaudi {
 
 class device;
 class lease_core;
-class ipc_transfer;
+class copier_core;
+struct copy_policy;
 
 // Names a piece of device memory of one process to the others of its host. It holds no descriptor and no
 // pointer: it may travel in any message.
@@ -97,44 +98,14 @@ void stop_ipc();
 
 // ---- the importer ----
 
-// By which way the bytes go; the first that is possible, from the top.
-enum class ipc_way {
-    local,   // the memory is this process's own
-    context, // the owner's device, on its own engines, through its descriptor
-    import,  // this process's device reads and writes the other's memory (the vendor driver's import)
-    nic,     // a NIC in loopback
-    staged,  // through pinned host memory, both devices' engines in turn
-    proxy    // the owner copies to and from shared host memory
-};
-constexpr std::size_t ipc_ways = 6;
-[[nodiscard]] std::string_view name_of(ipc_way way);
-
 struct import_options {
-    std::optional<ipc_way> only{}; // this way or none; whether it is possible shows at the first copy
-    bool zero_copy = false; // neither staged nor proxy: errc::zero_copy_impossible says what is missing
+    std::optional<copy_path> only{}; // this path or none; whether it is viable shows at the first copy
+    bool zero_copy =
+        false; // neither staged nor by the owner: errc::zero_copy_impossible says what is missing
 };
 
-// A copy under way. Its destructor waits for it.
-class ipc_ticket {
-public:
-    ipc_ticket();
-    explicit ipc_ticket(std::unique_ptr<ipc_transfer> started);
-    ipc_ticket(ipc_ticket&&) noexcept;
-    ipc_ticket& operator=(ipc_ticket&&) noexcept;
-    ~ipc_ticket();
-
-    [[nodiscard]] ipc_way way() const;
-    // Never blocks; drives the copy.
-    [[nodiscard]] bool done();
-    // The outcome; blocks until there is one. errc::peer_gone, device_lost, copy_timeout (the copy goes on).
-    result<void> wait(std::chrono::milliseconds limit = std::chrono::hours(1));
-
-private:
-    std::unique_ptr<ipc_transfer> transfer_;
-};
-
-// Device memory of another process, under a lease that lasts as long as this object. For one thread at a
-// time.
+// Device memory of another process, under a lease that lasts as long as this object. Its copies go by a
+// copier of the process that keeps no device open; a copier of one's own takes it as a place.
 class imported_buffer {
 public:
     imported_buffer();
@@ -149,16 +120,19 @@ public:
     [[nodiscard]] bool gone() const;
 
     // From and to host memory. errc::range_leaves_allocation, lease_revoked, peer_gone, zero_copy_impossible.
-    [[nodiscard]] result<ipc_ticket> read(std::span<std::byte> to, std::uint64_t offset = 0);
-    [[nodiscard]] result<ipc_ticket> write(std::uint64_t offset, std::span<const std::byte> from);
+    [[nodiscard]] result<copy_ticket> read(std::span<std::byte> to, std::uint64_t offset = 0);
+    [[nodiscard]] result<copy_ticket> write(std::uint64_t offset, std::span<const std::byte> from);
     // Pins host memory for copies through the owner's context, which then need no preparation.
     // errc::peer_refused where the owner does not give it.
     [[nodiscard]] result<pinned_memory> pin(std::span<std::byte> memory);
     // From and to memory of this process's own devices.
-    [[nodiscard]] result<ipc_ticket> read(device_address to, std::uint64_t offset, std::uint64_t length);
-    [[nodiscard]] result<ipc_ticket> write(std::uint64_t offset, device_address from, std::uint64_t length);
+    [[nodiscard]] result<copy_ticket> read(device_address to, std::uint64_t offset, std::uint64_t length);
+    [[nodiscard]] result<copy_ticket> write(std::uint64_t offset, device_address from, std::uint64_t length);
 
 private:
+    friend class copier_core;
+    [[nodiscard]] copy_policy policy() const;
+
     std::shared_ptr<lease_core> lease_;
     std::uint64_t offset_ = 0, length_ = 0;
     import_options options_;
@@ -194,7 +168,6 @@ struct ipc_statistics {
     std::uint64_t leases_given = 0;                  // since the broker began
     std::uint64_t hits = 0, misses = 0, evicted = 0; // of the imports that are kept
     std::uint64_t imports = 0;                       // alive
-    std::array<std::uint64_t, ipc_ways> bytes{};     // copied, by way
 };
 [[nodiscard]] ipc_statistics ipc_counters();
 

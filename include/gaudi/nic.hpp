@@ -76,6 +76,11 @@ public:
     // Host memory. Registrations are shared while somebody holds one and end with the last: nothing tells a
     // library that memory was unmapped, so that none is kept beyond.
     [[nodiscard]] result<local_region> region(std::span<std::byte> memory);
+    // Any DMA-BUF: a GPU's, an FPGA's, udmabuf. `iova` is by which address its first byte is known to
+    // requests and peers; it is congruent to the offset modulo 4096 (errc::alignment_invalid). The descriptor
+    // stays the caller's, who may close it at once. errc::dmabuf_unsupported, registration_refused.
+    [[nodiscard]] result<local_region> region(int dmabuf, std::uint64_t offset, std::uint64_t length,
+                                              std::uint64_t iova);
     [[nodiscard]] registration_statistics registrations() const;
     // Ends the registrations that nobody uses.
     void trim();

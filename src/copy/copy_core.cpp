@@ -21,20 +21,27 @@ result<std::shared_ptr<copy_core>> copy_core::make(const std::shared_ptr<hl_devi
     return queue_core::make(device, known, options);
 }
 
+std::uint32_t copy_core::begin_operation(std::uint64_t bytes, counted_as counted) {
+    const auto slot = new_operation();
+    at(slot).bytes = bytes;
+    at(slot).counted = counted;
+    return slot;
+}
+
 result<std::uint32_t> copy_core::write(device_address to, std::span<const std::byte> from,
-                                       const copy_hints& hints) {
+                                       const copy_hints& hints, counted_as counted) {
     if (from.empty())
         return tl::unexpected(error(errc::size_zero, "copy of 0 bytes to the device"));
     GAUDI_CHECK(check(to, from.size()));
-    return write_unchecked(to, from, hints);
+    return write_unchecked(to, from, hints, counted);
 }
 
 result<std::uint32_t> copy_core::write_unchecked(device_address to, std::span<const std::byte> from,
-                                                 const copy_hints& hints) {
+                                                 const copy_hints& hints, counted_as counted) {
     if (device_->lost())
         return tl::unexpected(device_->lost_error("copy to the device"));
     const std::lock_guard guard(mutex_);
-    const auto slot = new_operation();
+    const auto slot = begin_operation(from.size(), counted);
     // The engine only reads the source; the driver pins it for writing all the same.
     const auto source = reach_host(slot, {const_cast<std::byte*>(from.data()), from.size()}, true);
     if (!source) {
@@ -44,19 +51,20 @@ result<std::uint32_t> copy_core::write_unchecked(device_address to, std::span<co
     return start(slot, *source, to.value(), from.size(), copy_direction::down, hints);
 }
 
-result<std::uint32_t> copy_core::read(std::span<std::byte> to, device_address from, const copy_hints& hints) {
+result<std::uint32_t> copy_core::read(std::span<std::byte> to, device_address from, const copy_hints& hints,
+                                      counted_as counted) {
     if (to.empty())
         return tl::unexpected(error(errc::size_zero, "copy of 0 bytes from the device"));
     GAUDI_CHECK(check(from, to.size()));
-    return read_unchecked(to, from, hints);
+    return read_unchecked(to, from, hints, counted);
 }
 
 result<std::uint32_t> copy_core::read_unchecked(std::span<std::byte> to, device_address from,
-                                                const copy_hints& hints) {
+                                                const copy_hints& hints, counted_as counted) {
     if (device_->lost())
         return tl::unexpected(device_->lost_error("copy from the device"));
     const std::lock_guard guard(mutex_);
-    const auto slot = new_operation();
+    const auto slot = begin_operation(to.size(), counted);
     const auto destination = reach_host(slot, to, false);
     if (!destination) {
         release(slot);
@@ -66,7 +74,7 @@ result<std::uint32_t> copy_core::read_unchecked(std::span<std::byte> to, device_
 }
 
 result<std::uint32_t> copy_core::copy(device_address to, device_address from, std::uint64_t length,
-                                      const copy_hints& hints) {
+                                      const copy_hints& hints, counted_as counted) {
     if (length == 0)
         return tl::unexpected(error(errc::size_zero, "copy of 0 bytes within the device"));
     for (const auto address : {to, from})
@@ -74,15 +82,16 @@ result<std::uint32_t> copy_core::copy(device_address to, device_address from, st
     if (to < from + length && from < to + length)
         return tl::unexpected(error(errc::ranges_overlap, fmt::format("copy of {} bytes from {:#x} to {:#x}",
                                                                       length, from.value(), to.value())));
-    return copy_unchecked(to, from, length, copy_direction::within, hints);
+    return copy_unchecked(to, from, length, copy_direction::within, hints, counted);
 }
 
 result<std::uint32_t> copy_core::copy_unchecked(device_address to, device_address from, std::uint64_t length,
-                                                copy_direction direction, const copy_hints& hints) {
+                                                copy_direction direction, const copy_hints& hints,
+                                                counted_as counted) {
     if (device_->lost())
         return tl::unexpected(device_->lost_error("copy"));
     const std::lock_guard guard(mutex_);
-    return start(new_operation(), from.value(), to.value(), length, direction, hints);
+    return start(begin_operation(length, counted), from.value(), to.value(), length, direction, hints);
 }
 
 bool copy_core::finished(std::uint32_t slot) {
@@ -137,6 +146,8 @@ void copy_core::finish(operation& done) {
     ++statistics_.landed;
     if (done.failure)
         ++statistics_.failed;
+    else if (done.counted)
+        count_copy(*done.counted, done.bytes);
 }
 
 void copy_core::signal() {

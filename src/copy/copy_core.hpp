@@ -5,6 +5,7 @@
 #include <gaudi/copy_engine.hpp>
 
 #include "src/copy/bounce_slab.hpp"
+#include "src/copy/copy_tracker.hpp"
 #include "src/hl/hl_device.hpp"
 
 #include <condition_variable>
@@ -19,33 +20,35 @@ enum class copy_direction : std::uint8_t { down, up, within };
 
 // A copy engine, whoever has the queues: what is checked, how outcomes are kept and told. How a copy is begun
 // and its end noticed is for those below. An operation is known by its slot. One mutex guards it all.
-class copy_core {
+class copy_core : public copy_tracker {
 public:
     // On the device's own queues, or by SynapseAI's call where these are its. `known`: where addresses are
     // looked up; none: whoever submits has done so. errc::copies_absent with the reason.
     static result<std::shared_ptr<copy_core>> make(const std::shared_ptr<hl_device>& device,
                                                    const address_map* known, const copy_options& options);
-    virtual ~copy_core() = default;
-    copy_core(const copy_core&) = delete;
-    copy_core& operator=(const copy_core&) = delete;
 
-    result<std::uint32_t> write(device_address to, std::span<const std::byte> from, const copy_hints& hints);
-    result<std::uint32_t> read(std::span<std::byte> to, device_address from, const copy_hints& hints);
+    // As which path a copy counts; none: it is a step of a copy that counts as a whole.
+    using counted_as = std::optional<copy_path>;
+    result<std::uint32_t> write(device_address to, std::span<const std::byte> from, const copy_hints& hints,
+                                counted_as counted = copy_path::engine);
+    result<std::uint32_t> read(std::span<std::byte> to, device_address from, const copy_hints& hints,
+                               counted_as counted = copy_path::engine);
     result<std::uint32_t> copy(device_address to, device_address from, std::uint64_t length,
-                               const copy_hints& hints);
+                               const copy_hints& hints, counted_as counted = copy_path::engine);
     // Addresses that are known to be the device's to reach, without a look into the address map.
     result<std::uint32_t> write_unchecked(device_address to, std::span<const std::byte> from,
-                                          const copy_hints& hints);
+                                          const copy_hints& hints, counted_as counted);
     result<std::uint32_t> read_unchecked(std::span<std::byte> to, device_address from,
-                                         const copy_hints& hints);
+                                         const copy_hints& hints, counted_as counted);
     virtual result<std::uint32_t> copy_unchecked(device_address to, device_address from, std::uint64_t length,
-                                                 copy_direction direction, const copy_hints& hints);
+                                                 copy_direction direction, const copy_hints& hints,
+                                                 counted_as counted);
 
     virtual std::size_t poll() = 0;
-    [[nodiscard]] bool done(std::uint32_t slot);
-    [[nodiscard]] bool finished(std::uint32_t slot);
-    result<void> wait(std::uint32_t slot, std::chrono::milliseconds limit);
-    void drop(std::uint32_t slot);
+    [[nodiscard]] bool done(std::uint32_t slot) override;
+    [[nodiscard]] bool finished(std::uint32_t slot) override;
+    result<void> wait(std::uint32_t slot, std::chrono::milliseconds limit) override;
+    void drop(std::uint32_t slot) override;
     result<int> event_fd(event_when when);
     void arm();
     virtual result<pinned_memory> pin(std::span<std::byte> memory) = 0;
@@ -58,6 +61,8 @@ protected:
     struct operation {
         copy_core::state state = state::unused;
         bool dropped = false; // nobody will ask for the outcome
+        counted_as counted;
+        std::uint64_t bytes = 0;
         std::optional<error> failure;
         bounce_slab::use bounce;
     };
@@ -93,6 +98,7 @@ protected:
     // All with the mutex held.
     virtual operation& at(std::uint32_t slot) = 0;
     virtual std::uint32_t new_operation() = 0;
+    std::uint32_t begin_operation(std::uint64_t bytes, counted_as counted);
     virtual void release(std::uint32_t slot) = 0;
     // Host memory as the engine addresses it, until the operation ends.
     virtual result<std::uint64_t> reach_host(std::uint32_t slot, std::span<std::byte> memory,
@@ -133,6 +139,10 @@ private:
     std::thread watcher_; // started at the first use of event_fd()
     bool finished_unsignalled_ = false;
 };
+
+// Copies that are steps of something larger, which counts as a whole.
+result<copy_ticket> read_step(const copy_engine& engine, std::span<std::byte> to, device_address from);
+result<copy_ticket> write_step(const copy_engine& engine, device_address to, std::span<const std::byte> from);
 
 // Pinned memory as its engine keeps it.
 class pin_core {

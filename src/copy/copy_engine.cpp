@@ -8,13 +8,23 @@
 namespace gaudi {
 namespace {
 
-result<copy_ticket> ticket_of(const std::shared_ptr<copy_core>& core, const result<std::uint32_t>& started) {
+result<copy_ticket> ticket_of(const std::shared_ptr<copy_core>& core, const result<std::uint32_t>& started,
+                              std::uint64_t bytes) {
     if (!started)
         return tl::unexpected(started.error());
-    return copy_ticket(core, *started);
+    return copy_ticket(core, *started, copy_path::engine, bytes);
 }
 
 } // namespace
+
+result<copy_ticket> read_step(const copy_engine& engine, std::span<std::byte> to, device_address from) {
+    return ticket_of(engine.core(), engine.core()->read(to, from, {}, std::nullopt), to.size());
+}
+
+result<copy_ticket> write_step(const copy_engine& engine, device_address to,
+                               std::span<const std::byte> from) {
+    return ticket_of(engine.core(), engine.core()->write(to, from, {}, std::nullopt), from.size());
+}
 
 pinned_memory::pinned_memory() = default;
 pinned_memory::pinned_memory(std::unique_ptr<pin_core> core) : core_(std::move(core)) {}
@@ -30,40 +40,22 @@ device_address pinned_memory::address() const {
     return core_ ? core_->address() : device_address{};
 }
 
-void copy_ticket::started_copy::close() noexcept {
-    core->drop(slot);
-}
-
-bool copy_ticket::done() {
-    return !copy_ || copy_->core->done(copy_->slot);
-}
-
-bool copy_ticket::finished() const {
-    return !copy_ || copy_->core->finished(copy_->slot);
-}
-
-result<void> copy_ticket::wait(std::chrono::milliseconds limit) {
-    if (!copy_)
-        return {};
-    return copy_->core->wait(copy_->slot, limit);
-}
-
 bool copy_engine::lost() const {
     return core_->device().lost();
 }
 
 result<copy_ticket> copy_engine::write(device_address to, std::span<const std::byte> from,
                                        const copy_hints& hints) {
-    return ticket_of(core_, core_->write(to, from, hints));
+    return ticket_of(core_, core_->write(to, from, hints), from.size());
 }
 
 result<copy_ticket> copy_engine::read(std::span<std::byte> to, device_address from, const copy_hints& hints) {
-    return ticket_of(core_, core_->read(to, from, hints));
+    return ticket_of(core_, core_->read(to, from, hints), to.size());
 }
 
 result<copy_ticket> copy_engine::copy(device_address to, device_address from, std::uint64_t length,
                                       const copy_hints& hints) {
-    return ticket_of(core_, core_->copy(to, from, length, hints));
+    return ticket_of(core_, core_->copy(to, from, length, hints), length);
 }
 
 std::size_t copy_engine::poll() {

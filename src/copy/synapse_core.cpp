@@ -168,6 +168,7 @@ result<std::uint32_t> synapse_core::start(std::uint32_t slot, std::uint64_t sour
     statistics_.bytes += length;
     if (status != 0) {
         const auto why = failed(call, status);
+        begun.failure = why;
         end_operation(begun);
         release(slot);
         return tl::unexpected(why);
@@ -179,10 +180,10 @@ result<std::uint32_t> synapse_core::start(std::uint32_t slot, std::uint64_t sour
 
 result<std::uint32_t> synapse_core::copy_unchecked(device_address to, device_address from,
                                                    std::uint64_t length, copy_direction direction,
-                                                   const copy_hints& hints) {
+                                                   const copy_hints& hints, counted_as counted) {
     if (direction != copy_direction::within) // memory of another device: SynapseAI knows no such thing
         return tl::unexpected(error(errc::copies_absent, "SynapseAI copies within its own device only"));
-    return copy_core::copy_unchecked(to, from, length, direction, hints);
+    return copy_core::copy_unchecked(to, from, length, direction, hints, counted);
 }
 
 void synapse_core::end_operation(synapse_operation& done) {

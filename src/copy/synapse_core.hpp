@@ -20,7 +20,8 @@ public:
     ~synapse_core() override;
 
     result<std::uint32_t> copy_unchecked(device_address to, device_address from, std::uint64_t length,
-                                         copy_direction direction, const copy_hints& hints) override;
+                                         copy_direction direction, const copy_hints& hints,
+                                         counted_as counted) override;
     std::size_t poll() override;
     result<pinned_memory> pin(std::span<std::byte> memory) override;
     [[nodiscard]] std::vector<queue_use> queues() override { return {}; } // they are not ours to see

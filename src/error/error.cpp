@@ -53,7 +53,7 @@ const std::vector<error_description> catalogue = {
     {errc::not_allocated, "not_allocated", invalid, "no live allocation at this address",
      "check for a buffer that was freed, twice or too early"},
     {errc::wrong_device, "wrong_device", invalid, "memory of another device",
-     "use that device's engine, or copy_across between two devices"},
+     "use that device's engine, or a copier, which copies between any two"},
     {errc::range_leaves_allocation, "range_leaves_allocation", invalid,
      "a range that ends outside its allocation", "check offset and length against the buffer's size"},
     {errc::ranges_overlap, "ranges_overlap", invalid, "ranges that overlap", "use ranges that are apart"},
@@ -68,7 +68,7 @@ const std::vector<error_description> catalogue = {
     {errc::import_refused, "import_refused", unsupported, "the driver refuses this DMA-BUF",
      "check that both devices can reach each other over PCIe"},
     {errc::copies_absent, "copies_absent", unsupported, "no copy engine for this device",
-     "copy through SynapseAI, which owns the queues"},
+     "copy with a copier and a NIC that registers DMA-BUFs, or through SynapseAI, which owns the queues"},
     {errc::copy_refused, "copy_refused", invalid, "the driver refuses the submission",
      "report this with the message above"},
     {errc::copy_timeout, "copy_timeout", busy, "a copy did not finish in the given time",
@@ -142,9 +142,9 @@ const std::vector<error_description> catalogue = {
     {errc::not_given, "not_given", not_permitted, "the owner of the memory does not give this away",
      "set GAUDI_DIRECT_IPC_GIVE or UCX_GAUDI_IPC_GIVE of the owner, or leave the choice of the way to the "
      "library"},
-    {errc::way_impossible, "way_impossible", unsupported, "no path for these bytes",
-     "allow every path (no import_options::only), or fix a cause named above; docs/ipc.md tells what each "
-     "path needs"},
+    {errc::no_path, "no_path", unsupported, "no path for these bytes",
+     "allow every path (no copy_policy::only, no import_options::only), or fix a cause named above; "
+     "docs/copies.md tells what each path needs, gaudi-direct info --paths what stands against it"},
     {errc::peer_silent, "peer_silent", peer_gone, "the owner of the memory does not answer",
      "look at the owner: it is stopped, or busy beyond the deadline"},
     {errc::lease_revoked, "lease_revoked", peer_gone, "the owner took the memory back",

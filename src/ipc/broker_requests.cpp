@@ -2,6 +2,7 @@
 // What importers ask the broker for, and what it does for them.
 #include "src/ipc/broker.hpp"
 
+#include "src/copy/copy_core.hpp"
 #include "src/error/try.hpp"
 #include "src/hl/hl_device.hpp"
 #include "src/os/round_up.hpp"
@@ -224,8 +225,8 @@ result<void> broker::start_copy(client& from, const wire_request& asked, const w
     }
     const auto piece = from.slab.bytes().subspan(asked.slab_offset, asked.length);
     const auto address = device_address(base + asked.offset);
-    GAUDI_TRY(auto ticket, asked.head.ask == wire_ask::copy_out ? engine.read(piece, address)
-                                                                : engine.write(address, piece));
+    GAUDI_TRY(auto ticket, asked.head.ask == wire_ask::copy_out ? read_step(engine, piece, address)
+                                                                : write_step(engine, address, piece));
     ++held.copies;
     from.copies.push_back({std::move(ticket), reply, asked.lease});
     return {};

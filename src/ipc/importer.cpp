@@ -153,12 +153,6 @@ void importer::drop_all() {
         const std::lock_guard guard(mutex_);
         dropped.swap(leases_);
     }
-    dropped.clear();
-    const std::lock_guard guard(nic_mutex_);
-    copier_.reset();
-    no_nic_.reset();
-    const std::lock_guard slabs(slabs_mutex_);
-    spare_slabs_.clear();
 }
 
 void importer::count(ipc_statistics& into) {
@@ -166,7 +160,6 @@ void importer::count(ipc_statistics& into) {
     into.hits = counts_.hits;
     into.misses = counts_.misses;
     into.evicted = counts_.evicted;
-    into.bytes = counts_.bytes;
     into.imports = static_cast<std::uint64_t>(std::count_if(
         in_use_.begin(), in_use_.end(), [](const auto& each) { return !each.second.expired(); }));
 }

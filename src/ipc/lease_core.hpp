@@ -3,7 +3,7 @@
 
 #include "src/hl/hl_device.hpp"
 #include "src/ipc/owner_link.hpp"
-#include "src/rdma/nic_copier.hpp"
+#include "src/rdma/nic_core.hpp"
 
 namespace gaudi {
 

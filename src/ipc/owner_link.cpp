@@ -276,7 +276,7 @@ result<std::shared_ptr<hl_device>> owner_link::join(const std::shared_ptr<const 
     const auto info = std::find_if(devices.begin(), devices.end(),
                                    [&](const device_info& each) { return each.bus_id == bus_id; });
     if (info == devices.end())
-        return tl::unexpected(error(errc::way_impossible, "the owner's device cannot be seen from here"));
+        return tl::unexpected(error(errc::no_path, "the owner's device cannot be seen from here"));
     const int descriptor = passed.passed[0].get();
     GAUDI_TRY(auto guest, attach(api, descriptor, *info, tenancy::guest));
     (void)passed.passed[0].release(); // it is the guest's now

@@ -7,11 +7,6 @@
 
 namespace gaudi {
 
-void stop_ipc() {
-    importer::self().drop_all();
-    broker::stop();
-}
-
 process_name own_process() {
     const auto& self = own_identity();
     return {self.machine, self.random, self.start_time, self.pid_namespace, self.pid};

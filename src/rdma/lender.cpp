@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "src/rdma/lender.hpp"
 
+#include "src/copy/copy_core.hpp"
 #include "src/error/try.hpp"
 #include "src/os/byte_order.hpp"
 
@@ -195,8 +196,8 @@ result<bool> lender::give_back(const back_frame& returned) {
         return true;
     }
     GAUDI_CHECK(permitted_(owner->asked));
-    GAUDI_TRY(each.copy, memory_.engine().write(device_address(owner->asked.address + each.offset),
-                                                bytes_of(returned.slab)));
+    GAUDI_TRY(each.copy, write_step(memory_.engine(), device_address(owner->asked.address + each.offset),
+                                    bytes_of(returned.slab)));
     each.state = state::landing;
     return true;
 }
@@ -222,8 +223,8 @@ result<void> lender::start_parts() {
                 GAUDI_CHECK(lend(index));
                 continue;
             }
-            GAUDI_TRY(each.copy, memory_.engine().read(bytes_of(index),
-                                                       device_address(owner.asked.address + each.offset)));
+            GAUDI_TRY(each.copy, read_step(memory_.engine(), bytes_of(index),
+                                           device_address(owner.asked.address + each.offset)));
             each.state = state::filling;
         }
     return {};

@@ -67,6 +67,10 @@ result<local_region> nic::region(std::span<std::byte> memory) {
     return cache_->of(memory);
 }
 
+result<local_region> nic::region(int dmabuf, std::uint64_t offset, std::uint64_t length, std::uint64_t iova) {
+    return cache_->of(dmabuf_export{dmabuf, offset, device_address(iova), length});
+}
+
 registration_statistics nic::registrations() const {
     return cache_->statistics();
 }

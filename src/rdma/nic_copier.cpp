@@ -16,10 +16,10 @@ constexpr unsigned depth = 256;
 
 } // namespace
 
-result<std::shared_ptr<nic_copier>> nic_copier::make(const std::shared_ptr<nic>& card) {
+result<std::unique_ptr<nic_copier>> nic_copier::make(const std::shared_ptr<nic>& card) {
     if (!card->info().dmabuf)
         return tl::unexpected(error(errc::dmabuf_unsupported, card->info().why_no_dmabuf));
-    auto made = std::make_shared<nic_copier>(card);
+    auto made = std::make_unique<nic_copier>(card);
     GAUDI_TRY(const auto loopback, card->core()->loopback_pd());
     constexpr auto both = remote_access::read | remote_access::write;
     const auto prepare = [&](std::span<std::byte> byte, remote_access rights, ibv_pd* domain,
@@ -50,39 +50,19 @@ result<void> nic_copier::connect() {
     return far_.join(far, near, timeout, retries);
 }
 
-void nic_copier::give_up(error why) {
+void nic_copier::end(error why) {
+    if (broken_)
+        return;
     near_.destroy(); // nothing that was posted lands any more
     broken_ = std::move(why);
 }
 
-void nic_copier::end(error why) {
-    const std::lock_guard guard(mutex_);
-    if (!broken_)
-        give_up(std::move(why));
-}
-
-std::optional<error> nic_copier::broken() {
-    const std::lock_guard guard(mutex_);
-    return broken_;
-}
-
-result<std::uint64_t> nic_copier::start(bool write, place near, place far, std::uint64_t length) {
-    const std::lock_guard guard(mutex_);
-    return post(write, near, far, length);
-}
-
-std::uint64_t nic_copier::poll() {
-    const std::lock_guard guard(mutex_);
-    return landed();
-}
-
-result<void> nic_copier::carry_out(bool write, place near, place far, std::uint64_t length) {
-    const std::lock_guard guard(mutex_);
-    GAUDI_TRY(const auto number, post(write, near, far, length));
+result<void> nic_copier::carry_out(bool write, region near, region far, std::uint64_t length) {
+    GAUDI_TRY(const auto number, start(write, near, far, length));
     // The queue pair's own timeout and retries end sooner, unless the NIC itself is gone and says nothing any
     // more. The clock is not looked at before that is likely: it takes as long as a short transfer.
     std::optional<std::chrono::steady_clock::time_point> deadline;
-    for (unsigned looks = 1; landed() < number; ++looks) {
+    for (unsigned looks = 1; poll() < number; ++looks) {
         if (broken_)
             return tl::unexpected(*broken_);
         if (looks % 65536 != 0)
@@ -91,12 +71,12 @@ result<void> nic_copier::carry_out(bool write, place near, place far, std::uint6
         if (!deadline)
             deadline = now + std::chrono::seconds(10);
         if (now > *deadline)
-            give_up(error(errc::connection_broken, "the NIC says nothing about a transfer to itself"));
+            end(error(errc::connection_broken, "the NIC says nothing about a transfer to itself"));
     }
     return {};
 }
 
-result<std::uint64_t> nic_copier::post(bool write, place near, place far, std::uint64_t length) {
+result<std::uint64_t> nic_copier::start(bool write, region near, region far, std::uint64_t length) {
     const auto longest = std::min<std::uint64_t>(card_->info().longest_message, 1ULL << 30);
     const auto pieces = static_cast<unsigned>((length + longest - 1) / longest);
     const bool push = write ? far.device : near.device;
@@ -139,24 +119,23 @@ result<std::uint64_t> nic_copier::post(bool write, place near, place far, std::u
     requests_.back().send_flags |= IBV_SEND_SIGNALED;
     ibv_send_wr* bad = nullptr;
     if (const int rc = ::ibv_post_send(near_.get(), requests_.data(), &bad); rc != 0) {
-        give_up(error(errc::connection_broken, "ibv_post_send to the NIC itself", rc));
+        end(error(errc::connection_broken, "ibv_post_send to the NIC itself", rc));
         return tl::unexpected(*broken_);
     }
     posted_ += needed;
     return ++started_;
 }
 
-std::uint64_t nic_copier::landed() {
+std::uint64_t nic_copier::poll() {
     constexpr int most = 16;
     ibv_wc done[most];
     for (int count = most; !broken_ && count == most;) {
         count = ::ibv_poll_cq(near_.completions(), most, done);
         if (count < 0)
-            give_up(error(errc::connection_broken, "ibv_poll_cq of the NIC's transfers to itself"));
+            end(error(errc::connection_broken, "ibv_poll_cq of the NIC's transfers to itself"));
         for (int i = 0; i < count && !broken_; ++i) {
             if (done[i].status != IBV_WC_SUCCESS) {
-                give_up(
-                    error(errc::connection_broken, fmt::format("a transfer of {} to itself: {}",
+                end(error(errc::connection_broken, fmt::format("a transfer of {} to itself: {}",
                                                                card_->info().name, name_of(done[i].status))));
                 break;
             }

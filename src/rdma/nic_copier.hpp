@@ -5,7 +5,6 @@
 
 #include "src/rdma/queue_pair.hpp"
 
-#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -13,45 +12,41 @@ namespace gaudi {
 
 // Copies between two registered places by a NIC that sends to itself: no CPU, no engine of a device. They
 // land in the order they were started. The far place is registered in the NIC's loopback domain, which no
-// peer's queue pair can reach; the near one in the connections' domain, with local rights. Thread-safe.
+// peer's queue pair can reach; the near one in the connections' domain, with local rights. For one thread at
+// a time.
 class nic_copier {
 public:
     // errc::dmabuf_unsupported, connection_broken.
-    static result<std::shared_ptr<nic_copier>> make(const std::shared_ptr<nic>& card);
+    static result<std::unique_ptr<nic_copier>> make(const std::shared_ptr<nic>& card);
     explicit nic_copier(std::shared_ptr<nic> card) : card_(std::move(card)) {}
     ~nic_copier();
     nic_copier(const nic_copier&) = delete;
     nic_copier& operator=(const nic_copier&) = delete;
 
-    struct place {
+    struct region {
         std::uint64_t address = 0;
         std::uint32_t key = 0;
         bool device = false; // memory of a device: bytes are pushed to it before the copy counts as landed
     };
     // The number of the copy. `write`: from near to far, else the other way; `near` by its local key, `far`
     // by its remote one. errc::too_many_operations: poll, and try again.
-    result<std::uint64_t> start(bool write, place near, place far, std::uint64_t length);
+    result<std::uint64_t> start(bool write, region near, region far, std::uint64_t length);
     // Up to which number they have landed.
     std::uint64_t poll();
     // One copy; it has landed when this returns.
-    result<void> carry_out(bool write, place near, place far, std::uint64_t length);
+    result<void> carry_out(bool write, region near, region far, std::uint64_t length);
     // Nothing that was started lands any more.
     void end(error why);
     // Why none lands any more, or nothing.
-    [[nodiscard]] std::optional<error> broken();
+    [[nodiscard]] const std::optional<error>& broken() const { return broken_; }
     [[nodiscard]] const std::shared_ptr<nic>& card() const { return card_; }
 
 private:
     result<void> connect();
-    // With the mutex held.
-    result<std::uint64_t> post(bool write, place near, place far, std::uint64_t length);
-    std::uint64_t landed();
-    void give_up(error why);
 
     // Order of members is order of tear-down, last first.
     std::shared_ptr<nic> card_;
     queue_pair near_, far_;
-    std::mutex mutex_;
     // Where the transfers of one byte end that push what was written before them to its place.
     std::byte near_byte_[64] = {}, far_byte_[64] = {};
     mr_handle near_region_, far_region_;

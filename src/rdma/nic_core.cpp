@@ -171,19 +171,25 @@ error nic_core::forked_error() const {
     return {errc::forked, fmt::format("{} was opened by the parent process", info_.name)};
 }
 
-result<mr_handle> nic_core::register_host(std::span<std::byte> memory, remote_access rights,
-                                          ibv_pd* domain) const {
+result<mr_handle> nic_core::register_range(void* begin, std::size_t length, int flags, ibv_pd* domain) const {
     if (!ours())
         return tl::unexpected(forked_error());
-    mr_handle made(api_->ibv_reg_mr(domain != nullptr ? domain : pd_.get(), memory.data(), memory.size(),
-                                    access_flags(rights)),
-                   {api_});
+    mr_handle made(api_->ibv_reg_mr(domain != nullptr ? domain : pd_.get(), begin, length, flags), {api_});
     if (!made)
-        return tl::unexpected(error(errc::registration_refused,
-                                    fmt::format("ibv_reg_mr of {} bytes at {} on {}", memory.size(),
-                                                static_cast<void*>(memory.data()), info_.name),
-                                    errno));
+        return tl::unexpected(
+            error(errc::registration_refused,
+                  fmt::format("ibv_reg_mr of {} bytes at {} on {}", length, begin, info_.name), errno));
     return made;
+}
+
+result<mr_handle> nic_core::register_host(std::span<std::byte> memory, remote_access rights,
+                                          ibv_pd* domain) const {
+    return register_range(memory.data(), memory.size(), access_flags(rights), domain);
+}
+
+result<mr_handle> nic_core::register_source(std::span<const std::byte> memory, ibv_pd* domain) const {
+    return register_range(const_cast<std::byte*>(memory.data()), memory.size(), IBV_ACCESS_REMOTE_READ,
+                          domain);
 }
 
 result<mr_handle> nic_core::register_dmabuf(const dmabuf_export& window, remote_access rights,

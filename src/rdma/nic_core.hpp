@@ -45,6 +45,8 @@ public:
     [[nodiscard]] result<mr_handle> register_host(std::span<std::byte> memory,
                                                   remote_access rights = remote_access::none,
                                                   ibv_pd* domain = nullptr) const;
+    // Host memory that is only read, also where it cannot be written: for the NIC's transfers to itself.
+    [[nodiscard]] result<mr_handle> register_source(std::span<const std::byte> memory, ibv_pd* domain) const;
     // errc::dmabuf_unsupported, registration_refused
     [[nodiscard]] result<mr_handle> register_dmabuf(const dmabuf_export& window,
                                                     remote_access rights = remote_access::none,
@@ -53,6 +55,8 @@ public:
 private:
     nic_core() = default;
     result<void> choose_gid(const std::optional<unsigned>& wanted);
+    [[nodiscard]] result<mr_handle> register_range(void* begin, std::size_t length, int flags,
+                                                   ibv_pd* domain) const;
 
     // Order of members is order of tear-down, last first.
     std::shared_ptr<const verbs_api> api_;

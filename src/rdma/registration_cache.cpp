@@ -4,14 +4,15 @@
 #include "src/error/try.hpp"
 
 #include <cerrno>
+#include <fcntl.h>
 #include <fmt/format.h>
 
 namespace gaudi {
 
 registration::registration(std::weak_ptr<registration_cache> cache, std::shared_ptr<nic_core> card,
-                           mr_handle region, std::uint64_t bytes)
-    : cache_(std::move(cache)), card_(std::move(card)), region_(std::move(region)), local_key_(region_->lkey),
-      remote_key_(region_->rkey), bytes_(bytes) {}
+                           mr_handle region, std::uint64_t bytes, std::optional<descriptor> own)
+    : cache_(std::move(cache)), card_(std::move(card)), own_(std::move(own)), region_(std::move(region)),
+      local_key_(region_->lkey), remote_key_(region_->rkey), bytes_(bytes) {}
 
 registration::~registration() {
     if (!card_->ours())
@@ -30,6 +31,8 @@ bool registration::ended() const {
 }
 
 namespace {
+
+constexpr std::uint64_t page = 4096;
 
 bool is_allocated(std::uint64_t address, std::uint64_t generation) {
     if (generation == 0)
@@ -111,15 +114,17 @@ result<void> registration_cache::make_room(std::uint64_t bytes) {
 }
 
 template <typename Register>
-result<std::unique_ptr<const registration>> registration_cache::add(std::uint64_t bytes,
-                                                                    Register&& ask_the_nic) {
+result<std::unique_ptr<const registration>>
+registration_cache::add(std::uint64_t bytes, Register&& ask_the_nic,
+                        std::optional<registration::descriptor> own) {
     ++counts_.misses;
     auto made = make_room(bytes).and_then(ask_the_nic);
     while (!made && made.error().system_error() == ENOMEM && evict_one())
         made = ask_the_nic();
     if (!made)
         return tl::unexpected(made.error());
-    return std::make_unique<const registration>(weak_from_this(), card_, std::move(*made), bytes);
+    return std::make_unique<const registration>(weak_from_this(), card_, std::move(*made), bytes,
+                                                std::move(own));
 }
 
 result<local_region> registration_cache::of(const device_buffer& buffer) {
@@ -178,7 +183,8 @@ result<local_region> registration_cache::of_chunk(heap_core& heap, const chunk_v
     const std::lock_guard guard(mutex_);
     auto found = chunks_.find(chunk.serial);
     if (found == chunks_.end()) {
-        auto what = add(chunk.whole.length, [&] { return card_->register_dmabuf(chunk.whole); });
+        auto what =
+            add(chunk.whole.length, [&] { return card_->register_dmabuf(chunk.whole, rights_, domain_); });
         if (!what)
             return tl::unexpected(what.error());
         // The chunk's descriptor was read without the heap's lock: it was the chunk's if the buffer lived
@@ -204,15 +210,38 @@ result<local_region> registration_cache::of_foreign(device& card, device_address
         return tl::unexpected(error(errc::not_allocated, fmt::format("{} bytes at {:#x} of SynapseAI's pool",
                                                                      length, address.value())));
     const std::lock_guard guard(mutex_);
-    auto found = pools_.find(pool->base.value());
-    if (found == pools_.end()) {
+    auto& known = pools_[pool->base.value()];
+    if (!known) {
         GAUDI_TRY(const auto whole, card.export_foreign(pool->base, pool->size));
-        unique_fd dmabuf(whole.fd);
-        GAUDI_TRY(auto what, add(pool->size, [&] { return card_->register_dmabuf(whole); }));
-        found =
-            pools_.emplace(pool->base.value(), foreign_pool{std::move(what), std::move(dmabuf), whole}).first;
+        GAUDI_TRY(known, add(
+                             pool->size, [&] { return card_->register_dmabuf(whole, rights_, domain_); },
+                             registration::descriptor{unique_fd(whole.fd), whole}));
     }
-    return lease(found->second.what, address.value(), length, memory_way::zero_copy);
+    return lease(known, address.value(), length, memory_way::zero_copy);
+}
+
+result<local_region> registration_cache::of(const dmabuf_export& window) {
+    if (!card_->ours())
+        return tl::unexpected(card_->forked_error());
+    if (window.length == 0)
+        return tl::unexpected(error(errc::size_zero, "registration of 0 bytes of a DMA-BUF"));
+    if ((window.offset - window.iova.value()) % page != 0)
+        return tl::unexpected(
+            error(errc::alignment_invalid,
+                  fmt::format("offset {:#x} and iova {:#x} of a DMA-BUF differ within a page of {}",
+                              window.offset, window.iova.value(), page)));
+    unique_fd own(::fcntl(window.fd, F_DUPFD_CLOEXEC, 0));
+    if (!own)
+        return tl::unexpected(error(errno == EBADF ? errc::registration_refused : errc::descriptors_exhausted,
+                                    fmt::format("dup of descriptor {}", window.fd), errno));
+    auto whole = window;
+    whole.fd = own.get();
+    const std::lock_guard guard(mutex_);
+    GAUDI_TRY(std::shared_ptr<const registration> what,
+              add(
+                  window.length, [&] { return card_->register_dmabuf(whole, rights_, domain_); },
+                  registration::descriptor{std::move(own), whole}));
+    return lease(std::move(what), window.iova.value(), window.length, memory_way::zero_copy);
 }
 
 result<local_region> registration_cache::of(std::span<std::byte> memory) {
@@ -229,7 +258,7 @@ result<local_region> registration_cache::of(std::span<std::byte> memory) {
             return lease(std::move(alive), address, memory.size(), memory_way::host);
         }
     GAUDI_TRY(const std::shared_ptr<const registration> what,
-              add(memory.size(), [&] { return card_->register_host(memory); }));
+              add(memory.size(), [&] { return card_->register_host(memory, rights_, domain_); }));
     host_[range] = what;
     return lease(what, address, memory.size(), memory_way::host);
 }
@@ -244,9 +273,8 @@ registration_cache::window_of(const local_region& region) const {
     for (const auto& [serial, entry] : chunks_)
         if (entry.what == region.lease())
             return within(entry.whole, serial);
-    for (const auto& [base, entry] : pools_)
-        if (entry.what == region.lease())
-            return within(entry.whole, 0);
+    if (const auto& lease = region.lease(); lease && lease->own())
+        return within(lease->own()->whole, 0);
     return std::nullopt;
 }
 

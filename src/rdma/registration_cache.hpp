@@ -15,8 +15,13 @@ namespace gaudi {
 // A memory region on a NIC. A child of fork leaves it alone.
 class registration {
 public:
+    // A DMA-BUF with a descriptor of its own, from which parts of it are registered for peers.
+    struct descriptor {
+        unique_fd fd;
+        dmabuf_export whole;
+    };
     registration(std::weak_ptr<registration_cache> cache, std::shared_ptr<nic_core> card, mr_handle region,
-                 std::uint64_t bytes);
+                 std::uint64_t bytes, std::optional<descriptor> own);
     ~registration();
     registration(const registration&) = delete;
     registration& operator=(const registration&) = delete;
@@ -26,6 +31,7 @@ public:
     [[nodiscard]] std::uint64_t bytes() const { return bytes_; }
     // The cache that made it, for keys to parts of it.
     [[nodiscard]] std::shared_ptr<registration_cache> cache() const { return cache_.lock(); }
+    [[nodiscard]] const std::optional<descriptor>& own() const { return own_; }
     // Deregisters now, although the object is still referenced: the memory goes. Thread-safe.
     void end() const;
     [[nodiscard]] bool ended() const;
@@ -33,6 +39,7 @@ public:
 private:
     const std::weak_ptr<registration_cache> cache_;
     const std::shared_ptr<nic_core> card_;
+    const std::optional<descriptor> own_; // before the region, which goes first
     mutable std::mutex mutex_;
     mutable mr_handle region_;
     const std::uint32_t local_key_, remote_key_;
@@ -44,14 +51,19 @@ private:
 // with the rights they were given: one a range and rights, kept while a key to it lives. Thread-safe.
 class registration_cache : public chunk_observer, public std::enable_shared_from_this<registration_cache> {
 public:
-    registration_cache(std::shared_ptr<nic_core> card, const registration_limits& limits)
-        : card_(std::move(card)), limits_(limits) {}
+    // `rights` and `domain`: of what is registered for this process. Other than local rights only in a domain
+    // that no peer's queue pair can reach.
+    registration_cache(std::shared_ptr<nic_core> card, const registration_limits& limits,
+                       remote_access rights = remote_access::none, ibv_pd* domain = nullptr)
+        : card_(std::move(card)), limits_(limits), rights_(rights), domain_(domain) {}
 
     result<local_region> of(const device_buffer& buffer);
     result<local_region> of(heap_core& heap, device_address address, std::uint64_t length);
     // Memory of SynapseAI's pool, which is registered as a whole.
     result<local_region> of_foreign(device& card, device_address address, std::uint64_t length);
     result<local_region> of(std::span<std::byte> memory);
+    // Any DMA-BUF, as long as a region of it lives.
+    result<local_region> of(const dmabuf_export& window);
     // A key for peers to exactly the region's bytes. Keys are shared by callers that name the same holder: a
     // connection ends its offers without regard to those of others.
     result<remote_key> expose(const local_region& region, remote_access rights, std::uint64_t holder = 0);
@@ -65,12 +77,6 @@ private:
         std::shared_ptr<const registration> what;
         std::uint64_t last_use = 0;
         dmabuf_export whole = {}; // the descriptor is the chunk's, open until chunk_goes()
-    };
-    // SynapseAI's pool of a device, registered as a whole.
-    struct foreign_pool {
-        std::shared_ptr<const registration> what;
-        unique_fd dmabuf;
-        dmabuf_export whole;
     };
     using host_range = std::pair<const std::byte*, std::size_t>;
     struct exposed_range {
@@ -109,17 +115,21 @@ private:
     result<void> make_room(std::uint64_t bytes);
     // A new one; others that nobody uses give way to it.
     template <typename Register>
-    result<std::unique_ptr<const registration>> add(std::uint64_t bytes, Register&& ask_the_nic);
+    result<std::unique_ptr<const registration>> add(std::uint64_t bytes, Register&& ask_the_nic,
+                                                    std::optional<registration::descriptor> own = {});
     void forget_expired();
     [[nodiscard]] std::uint64_t held_bytes() const;
     bool evict_one();
 
     const std::shared_ptr<nic_core> card_;
     const registration_limits limits_;
+    const remote_access rights_;
+    ibv_pd* const domain_;
     std::mutex mutex_;
     std::unordered_map<std::uint64_t, kept> chunks_; // by serial
     std::map<host_range, std::weak_ptr<const registration>> host_;
-    std::map<std::uint64_t, foreign_pool> pools_; // by base
+    // SynapseAI's pools, each registered as a whole, by base.
+    std::map<std::uint64_t, std::shared_ptr<const registration>> pools_;
     std::map<exposed_range, exposed> exposed_;
     struct last_chunk {
         std::uint64_t base = 0, length = 0;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "src/rdma/staging.hpp"
 
+#include "src/copy/copy_core.hpp"
 #include "src/error/try.hpp"
 
 namespace gaudi {
@@ -32,7 +33,7 @@ void staging::settle() {
 
 result<void> staging::fill(std::uint32_t operation, device_address from, std::uint32_t bytes) {
     const auto slab = free_out_.pop();
-    auto ticket = memory_.engine().read(memory_.of(slab, bytes), from);
+    auto ticket = read_step(memory_.engine(), memory_.of(slab, bytes), from);
     if (!ticket) {
         free_out_.push(slab);
         return tl::unexpected(ticket.error());
@@ -55,7 +56,7 @@ result<staging::part> staging::take_filled() {
 }
 
 result<void> staging::land(unsigned slab, std::uint32_t operation, device_address to, std::uint32_t bytes) {
-    GAUDI_TRY(auto ticket, memory_.engine().write(to, memory_.of(slab, bytes)));
+    GAUDI_TRY(auto ticket, write_step(memory_.engine(), to, memory_.of(slab, bytes)));
     landing_.push({slab, operation, bytes, std::move(ticket)});
     return {};
 }

@@ -386,37 +386,4 @@ TEST_F(other_generations, gaudi3_has_memory_and_exports_but_no_copies) {
               "the driver of 0000:19:00.0 (gaudi3) offers no queue for user submissions");
 }
 
-class across_test : public test_lab {
-protected:
-    void check(device_path expected) {
-        auto first = *open_device(by_index{0}), second = *open_device(by_index{1});
-        constexpr std::size_t size = (10 << 20) + 777, skip = 100;
-        auto from = *first->heap().allocate(size + skip), to = *second->heap().allocate(size + skip);
-        const auto sent = noise(size);
-        std::vector<std::byte> back(size);
-        ASSERT_TRUE(first->copies()->write(from.address() + skip, sent)->wait());
-        const auto report = copy_across(*second, to.address() + 64, *first, from.address() + skip, size);
-        ASSERT_TRUE(report) << report.error().message();
-        EXPECT_EQ(report->path, expected);
-        EXPECT_EQ(report->why_not_direct.empty(), expected == device_path::peer_dmabuf);
-        ASSERT_TRUE(second->copies()->read(back, to.address() + 64)->wait());
-        EXPECT_EQ(back, sent);
-        EXPECT_EQ(copy_across(*second, from.address(), *first, from.address(), 10).error().code(),
-                  errc::wrong_device);
-        EXPECT_EQ(copy_across(*first, from.address(), *first, from.address() + 4096, 10)->path,
-                  device_path::same_device);
-    }
-};
-
-// labels: dmabuf
-TEST_F(across_test, staged_with_the_upstream_driver) {
-    check(device_path::staged);
-}
-
-// labels: dmabuf
-TEST_F(across_test, direct_with_the_vendor_driver) {
-    describe("gaudis = 2\ndmabuf_import = yes");
-    check(device_path::peer_dmabuf);
-}
-
 } // namespace

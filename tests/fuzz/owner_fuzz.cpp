@@ -75,7 +75,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     const auto listener = expect(listen_on(broker_name(record.owner())));
     std::thread owner([&] { answer(listener.get(), {data, size}, memory.descriptor()); });
     {
-        const import_options by_proxy{ipc_way::proxy};
+        const import_options by_proxy{copy_path::owner_proxy};
         std::vector<std::byte> seen(64);
         auto imported = import_memory(record.seal(), by_proxy);
         if (imported)

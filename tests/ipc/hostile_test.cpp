@@ -31,7 +31,7 @@ handle_record record_of(const memory_handle& handle) {
 
 // A process of another user, or somewhere else: `prepare` brings it there. What it says comes back as its
 // status: 0 if it read 4096 bytes of the first pattern.
-int import_from(const memory_handle& handle, ipc_way way, const std::function<bool()>& prepare) {
+int import_from(const memory_handle& handle, copy_path way, const std::function<bool()>& prepare) {
     child importer([&] {
         if (!prepare())
             return 77;
@@ -112,7 +112,7 @@ TEST_F(ipc_test, a_handle_of_a_process_that_ended) {
 TEST_F(ipc_test, garbage_disturbs_nobody) {
     owner other;
     const auto handle = other.share(4096, 1);
-    auto imported = expect(import_memory(handle, {ipc_way::proxy}));
+    auto imported = expect(import_memory(handle, {copy_path::owner_proxy}));
     const auto name = broker_name(record_of(handle).owner());
     std::vector<std::byte> seen(4096);
     expect(expect(imported.read(seen)).wait()); // served after the import: what that one opened is closed
@@ -163,7 +163,7 @@ TEST_F(ipc_test, silent_connections_keep_nobody_out) {
     std::vector<unique_fd> silent;
     for (int i = 0; i < 400; ++i)
         silent.push_back(expect(connect_to(name)));
-    EXPECT_EQ(import_from(handle, ipc_way::proxy, [] { return true; }), 0) << "others are served";
+    EXPECT_EQ(import_from(handle, copy_path::owner_proxy, [] { return true; }), 0) << "others are served";
     EXPECT_LT(other.descriptors(), descriptors + 250) << "two for each would be 800";
     EXPECT_TRUE(soon_true([&] { return import_memory(handle).has_value(); }))
         << "and this one, when they are gone";
@@ -176,7 +176,7 @@ TEST_F(ipc_test, an_owner_that_does_not_answer) {
     set_ipc(impatient);
     owner other;
     const auto handle = other.share(4096, 1);
-    auto imported = expect(import_memory(handle, {ipc_way::proxy}));
+    auto imported = expect(import_memory(handle, {copy_path::owner_proxy}));
     const auto second = other.share(4096, 2);
     other.process().stop();
     const auto begin = std::chrono::steady_clock::now();
@@ -198,7 +198,7 @@ TEST_F(ipc_test, an_owner_that_does_not_answer) {
     ASSERT_FALSE(left);
     EXPECT_EQ(left.error().code(), errc::peer_silent);
     EXPECT_TRUE(imported.gone());
-    auto again = expect(import_memory(handle, {ipc_way::proxy}));
+    auto again = expect(import_memory(handle, {copy_path::owner_proxy}));
     expect(expect(again.read(seen)).wait());
     EXPECT_EQ(seen, pattern(4096, 1));
 }
@@ -208,9 +208,10 @@ TEST_F(ipc_test, no_descriptor_left) {
     const auto handle = other.share(4096, 1);
     const auto second = other.share(4096, 2);
     std::vector<std::byte> seen(4096);
-    auto first = expect(import_memory(handle, {ipc_way::nic})); // the thread, the socket, the board, the NIC
+    auto first = expect(
+        import_memory(handle, {copy_path::nic_loopback})); // the thread, the socket, the board, the NIC
     expect(expect(first.read(seen)).wait());
-    auto later = expect(import_memory(second, {ipc_way::nic}));
+    auto later = expect(import_memory(second, {copy_path::nic_loopback}));
     const auto refused = [&] {
         const all_descriptors taken;
         return later.read(seen); // it takes a DMA-BUF
@@ -224,21 +225,21 @@ TEST_F(ipc_test, no_descriptor_left) {
 TEST_F(ipc_test, an_owner_without_a_descriptor_left) {
     owner other;
     const auto handle = other.share(4096, 1);
-    auto known = expect(import_memory(handle, {ipc_way::proxy}));
+    auto known = expect(import_memory(handle, {copy_path::owner_proxy}));
     std::vector<std::byte> seen(4096);
     expect(expect(known.read(seen)).wait());
     other.run_out_of_descriptors(true);
-    EXPECT_EQ(import_from(handle, ipc_way::proxy, [] { return true; }),
+    EXPECT_EQ(import_from(handle, copy_path::owner_proxy, [] { return true; }),
               refused_with(errc::descriptors_exhausted))
         << "a process that comes now is told why";
-    auto again = expect(import_memory(handle, {ipc_way::nic}));
+    auto again = expect(import_memory(handle, {copy_path::nic_loopback}));
     const auto refused = again.read(seen); // the owner would have to export its memory
     ASSERT_FALSE(refused);
     EXPECT_EQ(refused.error().code(), errc::descriptors_exhausted) << refused.error().message();
     expect(expect(known.read(seen)).wait()); // who was there before goes on
     EXPECT_EQ(seen, pattern(4096, 1));
     other.run_out_of_descriptors(false);
-    EXPECT_EQ(import_from(handle, ipc_way::proxy, [] { return true; }), 0);
+    EXPECT_EQ(import_from(handle, copy_path::owner_proxy, [] { return true; }), 0);
     expect(expect(again.read(seen)).wait());
 }
 
@@ -363,7 +364,7 @@ TEST_F(ipc_test, memory_that_a_hostile_importer_keeps_is_not_handed_out_again) {
 TEST_F(ipc_test, who_never_reads_is_let_go) {
     owner other;
     const auto handle = other.share(4096, 1);
-    auto imported = expect(import_memory(handle, {ipc_way::proxy}));
+    auto imported = expect(import_memory(handle, {copy_path::owner_proxy}));
     std::vector<std::byte> seen(4096);
     expect(expect(imported.read(seen)).wait());
     const auto descriptors = other.descriptors();
@@ -401,7 +402,7 @@ TEST_F(ipc_test, a_flood_of_requests_keeps_nobody_out) {
     ASSERT_TRUE(begun.wait());
     std::vector<std::byte> seen(4096);
     for (int round = 0; round < 20; ++round) {
-        auto imported = expect(import_memory(handle, {ipc_way::proxy}));
+        auto imported = expect(import_memory(handle, {copy_path::owner_proxy}));
         expect(expect(imported.read(seen)).wait());
         ASSERT_EQ(seen, pattern(4096, 1));
     }
@@ -429,7 +430,8 @@ TEST_F(ipc_test, one_process_cannot_take_every_place) {
         }
         EXPECT_EQ(served, 64U);
         EXPECT_EQ(refused, 36U);
-        EXPECT_EQ(import_from(handle, ipc_way::proxy, [] { return true; }), 0) << "another process is served";
+        EXPECT_EQ(import_from(handle, copy_path::owner_proxy, [] { return true; }), 0)
+            << "another process is served";
     }
     EXPECT_TRUE(soon_true([&] { return other.descriptors() == descriptors && other.leases(0) == 0; }));
 }
@@ -441,7 +443,7 @@ TEST_F(ipc_test, another_user_is_refused_unless_allowed) {
     const auto become = [] { return ::setresuid(somebody, somebody, somebody) == 0; };
     {
         owner other;
-        EXPECT_EQ(import_from(other.share(4096, 1), ipc_way::proxy, become),
+        EXPECT_EQ(import_from(other.share(4096, 1), copy_path::owner_proxy, become),
                   refused_with(errc::peer_refused));
         EXPECT_EQ(other.leases(0), 0U);
     }
@@ -449,8 +451,8 @@ TEST_F(ipc_test, another_user_is_refused_unless_allowed) {
     open.allow = {somebody};
     owner other(0, open);
     const auto handle = other.share(4096, 1);
-    EXPECT_EQ(import_from(handle, ipc_way::proxy, become), 0);
-    EXPECT_EQ(import_from(handle, ipc_way::context, become), refused_with(errc::not_given))
+    EXPECT_EQ(import_from(handle, copy_path::owner_proxy, become), 0);
+    EXPECT_EQ(import_from(handle, copy_path::owner_context, become), refused_with(errc::not_given))
         << "its device's descriptor is not for others";
 }
 
@@ -481,8 +483,10 @@ TEST_F(ipc_test, an_offered_device_is_for_its_own_user_alone) {
     EXPECT_EQ(guest.wait(), 0);
 }
 
-class elsewhere : public ipc_test, public ::testing::WithParamInterface<ipc_way> {};
-INSTANTIATE_TEST_SUITE_P(by, elsewhere, ::testing::Values(ipc_way::context, ipc_way::nic, ipc_way::proxy),
+class elsewhere : public ipc_test, public ::testing::WithParamInterface<copy_path> {};
+INSTANTIATE_TEST_SUITE_P(by, elsewhere,
+                         ::testing::Values(copy_path::owner_context, copy_path::nic_loopback,
+                                           copy_path::owner_proxy),
                          word_for);
 
 TEST_P(elsewhere, another_pid_namespace_is_served_by_the_socket) {
@@ -522,8 +526,8 @@ TEST_P(elsewhere, descriptors_that_cannot_be_sent_are_fetched) {
 
 TEST_F(ipc_test, another_network_namespace_is_refused_with_the_reason) {
     owner other;
-    const int status =
-        import_from(other.share(4096, 1), ipc_way::proxy, [] { return ::unshare(CLONE_NEWNET) == 0; });
+    const int status = import_from(other.share(4096, 1), copy_path::owner_proxy,
+                                   [] { return ::unshare(CLONE_NEWNET) == 0; });
     if (status == 77)
         GTEST_SKIP() << "no network namespaces here";
     EXPECT_EQ(status, refused_with(errc::peer_gone));

@@ -63,9 +63,9 @@ TEST_F(ipc_test, one_handle_is_taken_back_and_the_others_stay) {
     gate opened, revoked;
     child importer([&] {
         std::vector<std::byte> seen(4096);
-        auto by_all = expect(import_memory(all, {ipc_way::proxy})),
-             by_first = expect(import_memory(first, {ipc_way::proxy})),
-             by_second = expect(import_memory(second, {ipc_way::proxy}));
+        auto by_all = expect(import_memory(all, {copy_path::owner_proxy})),
+             by_first = expect(import_memory(first, {copy_path::owner_proxy})),
+             by_second = expect(import_memory(second, {copy_path::owner_proxy}));
         opened.open();
         if (!revoked.wait())
             return 1;
@@ -101,10 +101,11 @@ TEST_F(ipc_test, freeing_waits_for_leases_where_it_is_told_to) {
     later.join();
 }
 
-constexpr ipc_way to_another_process[] = {ipc_way::context, ipc_way::import, ipc_way::nic, ipc_way::staged,
-                                          ipc_way::proxy};
+constexpr copy_path to_another_process[] = {copy_path::owner_context, copy_path::peer_dmabuf,
+                                            copy_path::nic_loopback, copy_path::staged,
+                                            copy_path::owner_proxy};
 
-class by_way : public ipc_test, public ::testing::WithParamInterface<ipc_way> {
+class by_way : public ipc_test, public ::testing::WithParamInterface<copy_path> {
 protected:
     by_way() { describe("gaudis = 2\nhcas = 1\ndmabuf_import = yes"); }
 };
@@ -113,7 +114,7 @@ INSTANTIATE_TEST_SUITE_P(leases, by_way, ::testing::ValuesIn(to_another_process)
 TEST_P(by_way, revoke_waits_for_copies_under_way) {
     owner other;
     // The owner copies in pieces: with several of them there is something to cut short.
-    const std::size_t size = (GetParam() == ipc_way::proxy ? 64 : 16) * mebibyte;
+    const std::size_t size = (GetParam() == copy_path::owner_proxy ? 64 : 16) * mebibyte;
     auto imported = expect(import_memory(other.share(size, 1), {GetParam()}));
     landing to(GetParam(), size);
     auto reading = expect(to.read(imported));
@@ -124,7 +125,7 @@ TEST_P(by_way, revoke_waits_for_copies_under_way) {
     });
     EXPECT_TRUE(soon_true([&] { return imported.gone(); }));
     EXPECT_EQ(to.read(imported).error().code(), errc::lease_revoked);
-    if (GetParam() == ipc_way::proxy) { // the owner's own copies are what it waits for
+    if (GetParam() == copy_path::owner_proxy) { // the owner's own copies are what it waits for
         const auto cut_short = reading.wait();
         ASSERT_FALSE(cut_short);
         EXPECT_EQ(cut_short.error().code(), errc::lease_revoked);
@@ -144,7 +145,7 @@ TEST_F(ipc_test, a_copy_that_nobody_ends_keeps_the_memory_from_being_used_again)
     const auto handle = expect(share(buffer));
     gate begun, over;
     child importer([&] {
-        auto imported = expect(import_memory(handle, {ipc_way::nic}));
+        auto imported = expect(import_memory(handle, {copy_path::nic_loopback}));
         std::vector<std::byte> seen(mebibyte);
         auto reading = expect(imported.read(seen)); // begun, and never looked at again
         begun.open();
@@ -247,8 +248,8 @@ TEST_F(ipc_test, a_killed_importer_is_noticed_without_a_pidfd) {
     });
     ASSERT_TRUE(shared.wait());
     child importer([&] {
-        auto imported = expect(import_memory(*handle, {ipc_way::context}));
-        landing to(ipc_way::context, 64 * mebibyte);
+        auto imported = expect(import_memory(*handle, {copy_path::owner_context}));
+        landing to(copy_path::owner_context, 64 * mebibyte);
         auto reading = expect(to.read(imported));
         begun.open();
         ::pause();
@@ -263,7 +264,7 @@ TEST_F(ipc_test, a_killed_importer_is_noticed_without_a_pidfd) {
 
 TEST_F(ipc_test, an_owners_forked_child_does_not_keep_its_leases_alive) {
     std::optional<owner> other(std::in_place);
-    const auto imported = expect(import_memory(other->share(4096, 1), {ipc_way::proxy}));
+    const auto imported = expect(import_memory(other->share(4096, 1), {copy_path::owner_proxy}));
     const auto left = other->fork_a_child(); // it has the sockets' numbers, but not the sockets
     ASSERT_GT(left, 0);
     other->process().kill_it();
@@ -280,7 +281,7 @@ TEST_F(ipc_test, a_forked_importer_has_no_leases) {
         const auto refused = imported.read(seen);
         if (refused || refused.error().code() != errc::forked)
             return 1;
-        auto again = import_memory(handle, {ipc_way::proxy}); // but it may ask for its own
+        auto again = import_memory(handle, {copy_path::owner_proxy}); // but it may ask for its own
         if (!again || !expect(again->read(seen)).wait() || seen != pattern(4096, 1))
             return 2;
         return 0;

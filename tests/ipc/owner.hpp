@@ -35,8 +35,8 @@ inline std::vector<std::byte> pattern(std::size_t size, unsigned seed) {
 }
 
 // A way in the name of a test.
-inline std::string word_for(const ::testing::TestParamInfo<ipc_way>& each) {
-    constexpr const char* words[] = {"local", "context", "import", "nic", "staged", "proxy"};
+inline std::string word_for(const ::testing::TestParamInfo<copy_path>& each) {
+    constexpr const char* words[] = {"cpu", "engine", "context", "import", "nic", "staged", "proxy"};
     return words[static_cast<std::size_t>(each.param)];
 }
 
@@ -282,18 +282,18 @@ private:
 // Where a test reads to: host memory, or memory of a device of its own where the way is between two devices.
 class landing {
 public:
-    landing(ipc_way way, std::size_t size)
-        : landing(way == ipc_way::import || way == ipc_way::staged, size) {}
+    landing(copy_path way, std::size_t size)
+        : landing(way == copy_path::peer_dmabuf || way == copy_path::staged, size) {}
     landing(bool on_device, std::size_t size) : host_(size) {
         if (!on_device)
             return;
         card_ = expect(open_device(by_index{1}));
         buffer_ = expect(card_->heap().allocate(size));
     }
-    result<ipc_ticket> read(imported_buffer& from) {
+    result<copy_ticket> read(imported_buffer& from) {
         return card_ ? from.read(buffer_.address(), 0, host_.size()) : from.read(host_);
     }
-    result<ipc_ticket> write(imported_buffer& to) {
+    result<copy_ticket> write(imported_buffer& to) {
         return card_ ? to.write(0, buffer_.address(), host_.size()) : to.write(0, host_);
     }
     const std::vector<std::byte>& bytes() {

@@ -7,7 +7,7 @@ namespace {
 using namespace testing_support;
 
 struct way_case {
-    ipc_way way;
+    copy_path way;
     bool device; // the importer's side is device memory
     ipc_give give = ipc_give::context;
 };
@@ -25,17 +25,18 @@ protected:
 };
 
 std::string test_name(const ::testing::TestParamInfo<way_case>& of) {
-    constexpr const char* names[] = {"local", "context", "import", "nic", "staged", "proxy"};
+    constexpr const char* names[] = {"cpu", "engine", "context", "import", "nic", "staged", "proxy"};
     return std::string(names[static_cast<int>(of.param.way)]) + (of.param.device ? "_device" : "_host");
 }
 
 INSTANTIATE_TEST_SUITE_P(all, way_test,
-                         ::testing::Values(way_case{ipc_way::context, false}, way_case{ipc_way::import, true},
-                                           way_case{ipc_way::nic, false, ipc_give::dmabuf},
-                                           way_case{ipc_way::nic, true, ipc_give::dmabuf},
-                                           way_case{ipc_way::staged, true},
-                                           way_case{ipc_way::proxy, false, ipc_give::nothing},
-                                           way_case{ipc_way::proxy, true, ipc_give::nothing}),
+                         ::testing::Values(way_case{copy_path::owner_context, false},
+                                           way_case{copy_path::peer_dmabuf, true},
+                                           way_case{copy_path::nic_loopback, false, ipc_give::dmabuf},
+                                           way_case{copy_path::nic_loopback, true, ipc_give::dmabuf},
+                                           way_case{copy_path::staged, true},
+                                           way_case{copy_path::owner_proxy, false, ipc_give::nothing},
+                                           way_case{copy_path::owner_proxy, true, ipc_give::nothing}),
                          test_name);
 
 TEST_P(way_test, moves_every_byte_both_ways) {
@@ -43,7 +44,7 @@ TEST_P(way_test, moves_every_byte_both_ways) {
     const auto own = expect(open_device(by_index{1}));
     auto engine = expect(own->copies());
     unsigned number = 0;
-    const auto before = ipc_counters();
+    const auto before = copies_by_path();
     for (const std::size_t size :
          {std::size_t{1}, std::size_t{64}, std::size_t{4099}, mebibyte + 17, 9 * mebibyte}) {
         SCOPED_TRACE(size);
@@ -53,7 +54,7 @@ TEST_P(way_test, moves_every_byte_both_ways) {
         std::vector<std::byte> host(size);
         auto reading = GetParam().device ? imported.read(local.address(), 0, size) : imported.read(host);
         ASSERT_TRUE(reading) << reading.error().message();
-        EXPECT_EQ(reading->way(), GetParam().way);
+        EXPECT_EQ(reading->path(), GetParam().way);
         ASSERT_TRUE(reading->wait());
         if (GetParam().device)
             expect(expect(engine.read(host, local.address())).wait());
@@ -90,8 +91,7 @@ TEST_P(way_test, moves_every_byte_both_ways) {
         }
         ++number;
     }
-    const auto index = static_cast<std::size_t>(GetParam().way);
-    EXPECT_GE(ipc_counters().bytes[index] - before.bytes[index], 20 * mebibyte);
+    EXPECT_GE(copies_by_path().by(GetParam().way).bytes - before.by(GetParam().way).bytes, 20 * mebibyte);
 }
 
 // A part that begins and ends within pages: its bytes are found where they are, those around it stay.
@@ -128,7 +128,7 @@ TEST_P(way_test, the_owner_closes_its_device_and_opens_it_again_at_once) {
             ASSERT_TRUE(reading) << reading.error().message();
             ASSERT_TRUE(reading->wait());
             if (!kept) {
-                reading = ipc_ticket{};
+                reading = copy_ticket{};
                 imported.reset();
             }
             EXPECT_TRUE(soon_true([&] { return other.open_again() > 0; })) << round;
@@ -155,13 +155,13 @@ TEST_P(way_test, a_device_that_its_owner_closed_is_free_for_others) {
 }
 
 // Which way is taken where nobody says.
-ipc_way chosen(owner& other, bool device, const std::shared_ptr<gaudi::device>& own) {
+copy_path chosen(owner& other, bool device, const std::shared_ptr<gaudi::device>& own) {
     auto imported = expect(import_memory(other.share(4096, 1)));
     auto local = expect(own->heap().allocate(4096));
     std::vector<std::byte> host(4096);
     auto reading = expect(device ? imported.read(local.address(), 0, 4096) : imported.read(host));
     expect(reading.wait());
-    return reading.way();
+    return reading.path();
 }
 
 TEST_F(ipc_test, the_best_way_that_is_possible_is_taken) {
@@ -177,13 +177,13 @@ TEST_F(ipc_test, the_best_way_that_is_possible_is_taken) {
                     owner other(0, settings);
                     const auto own = expect(open_device(by_index{1}));
                     const bool dmabuf = give != ipc_give::nothing;
-                    EXPECT_EQ(chosen(other, true, own), import && dmabuf            ? ipc_way::import
-                                                        : nic && dmabuf             ? ipc_way::nic
-                                                        : give == ipc_give::context ? ipc_way::staged
-                                                                                    : ipc_way::proxy);
-                    EXPECT_EQ(chosen(other, false, own), give == ipc_give::context ? ipc_way::context
-                                                         : nic && dmabuf           ? ipc_way::nic
-                                                                                   : ipc_way::proxy);
+                    EXPECT_EQ(chosen(other, true, own), import && dmabuf            ? copy_path::peer_dmabuf
+                                                        : nic && dmabuf             ? copy_path::nic_loopback
+                                                        : give == ipc_give::context ? copy_path::staged
+                                                                                    : copy_path::owner_proxy);
+                    EXPECT_EQ(chosen(other, false, own), give == ipc_give::context ? copy_path::owner_context
+                                                         : nic && dmabuf           ? copy_path::nic_loopback
+                                                                                   : copy_path::owner_proxy);
                 }
                 stop_ipc();
             }
@@ -209,12 +209,12 @@ TEST_F(ipc_test, zero_copy_can_be_required) {
 TEST_F(ipc_test, a_way_that_alone_is_allowed_and_impossible_is_told_with_its_remedy) {
     owner other;
     import_options options;
-    options.only = ipc_way::import; // which this driver cannot
+    options.only = copy_path::peer_dmabuf; // which this driver cannot
     auto imported = expect(import_memory(other.share(4096, 1), options));
     std::vector<std::byte> host(4096);
     const auto refused = imported.read(host);
     ASSERT_FALSE(refused);
-    EXPECT_EQ(refused.error().code(), errc::way_impossible) << refused.error().message();
+    EXPECT_EQ(refused.error().code(), errc::no_path) << refused.error().message();
     EXPECT_NE(refused.error().message().find("no import_options::only"), std::string::npos)
         << refused.error().message();
 }
@@ -222,11 +222,13 @@ TEST_F(ipc_test, a_way_that_alone_is_allowed_and_impossible_is_told_with_its_rem
 TEST_F(ipc_test, other_generations_by_the_ways_they_have) {
     struct generation_case {
         const char* name;
-        std::vector<ipc_way> possible, impossible;
+        std::vector<copy_path> possible, impossible;
     };
     for (const auto& [name, possible, impossible] :
-         {generation_case{"gaudi", {ipc_way::context, ipc_way::nic, ipc_way::proxy}, {}},
-          generation_case{"gaudi3", {ipc_way::nic}, {ipc_way::context, ipc_way::proxy}}}) {
+         {generation_case{
+              "gaudi", {copy_path::owner_context, copy_path::nic_loopback, copy_path::owner_proxy}, {}},
+          generation_case{
+              "gaudi3", {copy_path::nic_loopback}, {copy_path::owner_context, copy_path::owner_proxy}}}) {
         SCOPED_TRACE(name);
         describe(fmt::format("gaudis = 2\nhcas = 1\ngeneration = {}", name));
         gate over;
@@ -273,7 +275,7 @@ TEST_F(ipc_test, own_memory_needs_nobody) {
     auto imported = expect(import_memory(expect(share(buffer))));
     const auto bytes = pattern(10000, 3);
     auto writing = expect(imported.write(0, bytes));
-    EXPECT_EQ(writing.way(), ipc_way::local);
+    EXPECT_EQ(writing.path(), copy_path::engine);
     expect(writing.wait());
     std::vector<std::byte> seen(10000);
     expect(expect(imported.read(seen)).wait());
@@ -318,7 +320,7 @@ TEST_F(ipc_test, two_processes_on_one_device) {
         auto imported = expect(import_memory(theirs));
         std::vector<std::byte> seen(mebibyte);
         auto reading = expect(imported.read(seen));
-        if (!reading.wait() || reading.way() != ipc_way::context || seen != pattern(mebibyte, 3))
+        if (!reading.wait() || reading.path() != copy_path::owner_context || seen != pattern(mebibyte, 3))
             return 3;
         offered.open();
         if (!over.wait())
@@ -342,7 +344,7 @@ TEST_F(ipc_test, two_processes_on_one_device) {
         ASSERT_TRUE(offered.wait());
         auto imported = expect(import_memory(handle));
         auto reading = expect(imported.read(own.address(), 0, 5 * mebibyte));
-        EXPECT_EQ(reading.way(), ipc_way::context);
+        EXPECT_EQ(reading.path(), copy_path::owner_context);
         expect(reading.wait());
         std::vector<std::byte> seen(5 * mebibyte);
         expect(expect(engine.read(seen, own.address())).wait());
@@ -363,12 +365,12 @@ TEST_F(ipc_test, two_processes_on_one_device) {
 TEST_F(ipc_test, a_guest_and_the_owner_share_the_queues) {
     owner other;
     const auto handle = other.share(mebibyte, 5);
-    const import_options only{ipc_way::context};
+    const import_options only{copy_path::owner_context};
     auto imported = expect(import_memory(handle, only));
     std::thread owners_own([&] { EXPECT_TRUE(other.copies(0, 1000)); });
     std::vector<std::vector<std::byte>> targets(64, std::vector<std::byte>(8192));
     for (int round = 0; round < 16; ++round) {
-        std::vector<ipc_ticket> tickets;
+        std::vector<copy_ticket> tickets;
         for (auto& each : targets)
             tickets.push_back(expect(imported.read(each, 4096)));
         for (auto& each : tickets)

@@ -585,10 +585,12 @@ TEST_F(keys_test, of_loopback_transfers_are_out_of_reach_for_connections) {
     auto begun = expect(left.link->read(mine, at));
     finish_all(begun);
     EXPECT_EQ(begun.wait(soon).error().code(), errc::remote_access);
-    auto copies = expect(loopback::make(left.nic));
+    copier copies;
+    const copy_policy by_nic{copy_path::nic_loopback};
     std::array<std::byte, 8> word{std::byte{7}}, back{};
-    expect(copies.write(*left.gaudi, left.buffer.address(), word));
-    expect(copies.read(*left.gaudi, back, left.buffer.address()));
+    const place there(left.buffer.address(), 8);
+    expect(expect(copies.copy(there, std::span(word), by_nic)).wait());
+    expect(expect(copies.copy(std::span(back), there, by_nic)).wait());
     EXPECT_EQ(word, back);
 }
 

@@ -219,4 +219,62 @@ TEST_F(registration_test, parts_stay_within) {
     EXPECT_EQ(remote_region::decode(std::span(bytes).first(5)).error().code(), errc::handshake_refused);
 }
 
+// Memory of which only a DMA-BUF descriptor is known, as of a GPU: one virtual Gaudi's stands for it.
+TEST_F(registration_test, any_dmabuf_can_be_registered_and_moved) {
+    constexpr std::size_t size = 100001, skip = 12345;
+    equip(left, 0, memory_way::zero_copy, size);
+    equip(right, 1, memory_way::zero_copy, size + skip);
+    const auto window = expect(right.gaudi->export_memory(right.buffer.address() + skip, size));
+    const std::uint64_t iova = 0x7000000000 + window.offset % 4096;
+    right.region = expect(right.nic->region(window.fd, window.offset, size, iova));
+    ::close(window.fd); // the region has its own
+    EXPECT_EQ(right.region.address(), iova);
+    EXPECT_EQ(right.region.way(), memory_way::zero_copy);
+    connect_both();
+    const auto sent = pattern(size, 1);
+    left.put(sent);
+    auto taking = expect(right.link->receive(right.region));
+    auto sending = expect(left.link->send(left.region));
+    finish_all(taking, sending);
+    expect(taking.wait(soon));
+    expect(sending.wait(soon));
+    std::vector<std::byte> seen(size + skip);
+    expect(expect(expect(right.gaudi->copies()).read(seen, right.buffer.address())).wait());
+    EXPECT_TRUE(std::equal(sent.begin(), sent.end(), seen.begin() + skip));
+
+    // A key for the peer reaches exactly what it was made for.
+    const auto key = expect(expect(right.region.part(4096, 8192)).expose(remote_access::read));
+    left.put(pattern(size, 2));
+    const auto into = expect(left.region.part(0, 8192));
+    auto reading = expect(left.link->read(into, key.region()));
+    finish_all(reading);
+    expect(reading.wait(soon));
+    EXPECT_TRUE(std::equal(sent.begin() + 4096, sent.begin() + 4096 + 8192, left.get().begin()));
+    auto beyond = key.region();
+    beyond.address += 1;
+    auto refused = expect(left.link->read(into, beyond));
+    finish_all(refused);
+    EXPECT_EQ(refused.wait(soon).error().code(), errc::remote_access);
+
+    left.link.reset();
+    right.link.reset();
+    const auto held = open_descriptors();
+    right.region = {};
+    EXPECT_LT(open_descriptors(), held) << "a region that is gone keeps the descriptor";
+}
+
+TEST_F(registration_test, a_dmabuf_that_cannot_be_registered_says_why) {
+    open();
+    const auto buffer = expect(left.gaudi->heap().allocate(8192));
+    const auto window = expect(left.gaudi->export_memory(buffer.address(), 8192));
+    const auto code = [&](int fd, std::uint64_t offset, std::uint64_t length, std::uint64_t iova) {
+        return left.nic->region(fd, offset, length, iova).error().code();
+    };
+    EXPECT_EQ(code(window.fd, window.offset, 0, window.offset), errc::size_zero);
+    EXPECT_EQ(code(window.fd, window.offset, 8192, window.offset + 1), errc::alignment_invalid);
+    EXPECT_EQ(code(window.fd, 1ULL << 50, 8192, 1ULL << 50), errc::registration_refused) << "beyond its end";
+    EXPECT_EQ(code(-1, 0, 8192, 0), errc::registration_refused);
+    ::close(window.fd);
+}
+
 } // namespace

@@ -118,7 +118,7 @@ TEST_F(tool_test, measure) {
     const auto third =
         tool({"lab", "run", "--lab", "third", "--generation", "gaudi3", "--", GAUDI_DIRECT_TOOL, "measure"});
     EXPECT_EQ(third.status, 1);
-    EXPECT_HAS(third.output, "offers no queue for user submissions; copy through SynapseAI");
+    EXPECT_HAS(third.output, "offers no queue for user submissions; copy with a copier");
     const auto first = [&](std::vector<std::string> more) {
         std::vector<std::string> all{"lab",   "run", "--lab",           "first",  "--generation",
                                      "gaudi", "--",  GAUDI_DIRECT_TOOL, "measure"};
@@ -130,6 +130,29 @@ TEST_F(tool_test, measure) {
     EXPECT_HAS_NOT(first({"--json"}).output, "settings");
     EXPECT_EQ(first({"--env"}).status, 1);
     EXPECT_HAS(first({"--env"}).output, "gaudi 0 is of the first generation, and UCX knows Gaudi2 and later");
+}
+
+TEST_F(tool_test, info_shows_every_path_between_two_places) {
+    const auto between = tool({"info", "--paths", "0", "1"});
+    EXPECT_EQ(between.status, 0) << between.output;
+    EXPECT_HAS(between.output, "virtual hardware, 2 devices\n");
+    EXPECT_HAS(between.output, "from gaudi 0 to gaudi 1");
+    EXPECT_HAS(between.output, "the device's engine         no: the two places are on two devices\n");
+    EXPECT_HAS(between.output,
+               "peer DMA-BUF                no: the driver cannot import a DMA-BUF (REG_DMABUF_FD");
+    EXPECT_HAS(between.output, "a NIC in loopback           viable; this one is taken\n");
+    EXPECT_HAS(between.output, "staged through host memory  viable, not zero-copy\n");
+    const auto report = json::parse(tool({"info", "--json", "--paths", "host", "0"}).output);
+    EXPECT_EQ(report["from"], "host memory");
+    ASSERT_EQ(report["paths"].size(), 7U);
+    EXPECT_EQ(report["paths"][1]["viable"], true);
+    EXPECT_EQ(report["paths"][0]["why_not"], "no CPU can reach device memory");
+    const auto wrong = tool({"info", "--paths", "host", "nowhere"});
+    EXPECT_EQ(wrong.status, 2);
+    EXPECT_HAS(wrong.output, "--paths nowhere: use host, an index, a PCI bus id or module:<id>");
+    const auto none = tool({"info", "--paths", "host", "7"});
+    EXPECT_EQ(none.status, 1);
+    EXPECT_HAS(none.output, "index 7");
 }
 
 TEST_F(tool_test, info_shows_the_described_numa_node) {

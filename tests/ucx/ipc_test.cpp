@@ -6,7 +6,7 @@ namespace {
 
 using namespace testing_support;
 
-enum { own, context, import, nic, staged, proxy };
+enum { cpu, engine, context, import, nic, staged, proxy }; // as gaudi::copy_path
 
 struct ipc_case {
     const char* name;
@@ -31,7 +31,7 @@ protected:
         EXPECT_EQ(done.status, 0) << done.output;
         EXPECT_HAS_NOT(done.output, "ERROR");
         const auto bytes = ipc_bytes();
-        for (int each = 0; each < 6; ++each)
+        for (int each = 0; each < 7; ++each)
             if (each == way)
                 EXPECT_GE(bytes[static_cast<std::size_t>(each)], 4 * largest) << each;
             else

@@ -104,11 +104,11 @@ protected:
         return sum;
     }
 
-    // Bytes by the ways of gaudi_ipc, both processes together, in the order of gaudi::ipc_way.
-    std::array<std::uint64_t, 6> ipc_bytes() {
-        std::array<std::uint64_t, 6> sum{};
-        const std::regex printed("by way: own memory ([0-9]+), [^,]* ([0-9]+), [^,]* ([0-9]+), [^,]* "
-                                 "([0-9]+), [^,]* ([0-9]+), [^,]* ([0-9]+)");
+    // Bytes by the paths of gaudi_ipc, both processes together, in the order of gaudi::copy_path.
+    std::array<std::uint64_t, 7> ipc_bytes() {
+        std::array<std::uint64_t, 7> sum{};
+        const std::regex printed("by path: the CPU ([0-9]+), [^,]* ([0-9]+), [^,]* ([0-9]+), [^,]* "
+                                 "([0-9]+), [^,]* ([0-9]+), [^,]* ([0-9]+), [^,]* ([0-9]+)");
         std::istringstream log(logged());
         std::smatch match;
         for (std::string line; std::getline(log, line);)

@@ -155,10 +155,7 @@ outcome<buffer> buffer::make(const endpoint& home, std::uint64_t size, const opt
         return tl::unexpected(failed(memory.error(), no_setup));
     made.memory_ = std::move(*memory);
     made.allocate_seconds = allocating.seconds();
-    auto copies = home.device->copies();
-    if (!copies)
-        return tl::unexpected(failed(copies.error(), no_setup));
-    made.copies_ = std::make_unique<gaudi::copy_engine>(std::move(*copies));
+    made.copies_.emplace();
     if (given.policy() != gaudi::way_policy::staged_only) {
         const stopwatch exporting;
         (void)made.memory_.dmabuf(); // its outcome is the region's matter
@@ -201,17 +198,23 @@ outcome<void> buffer::check_and_double(const pattern& against) {
     return go_through(against, action::check_and_double);
 }
 
+outcome<void> buffer::finish(gaudi::result<gaudi::copy_ticket> started) {
+    const auto done = started ? started->wait() : tl::unexpected(started.error());
+    if (!done)
+        return tl::unexpected(failed(done.error(), wrong));
+    return {};
+}
+
 outcome<std::uint64_t> buffer::first_word() {
     std::uint64_t word = 0;
     if (!copies_) {
         std::memcpy(&word, host_.data(), sizeof(word));
         return word;
     }
-    auto read = copies_->read(std::as_writable_bytes(std::span(&word, 1)), memory_.address())
-                    .and_then([](auto ticket) { return ticket.wait(); });
-    if (!read)
-        return tl::unexpected(failed(read.error(), wrong));
-    return word;
+    const auto bytes = std::as_writable_bytes(std::span(&word, 1));
+    return finish(copies_->copy(bytes, gaudi::place(memory_.address(), bytes.size()))).map([&] {
+        return word;
+    });
 }
 
 outcome<void> buffer::go_through(const pattern& what, action doing) {
@@ -219,26 +222,19 @@ outcome<void> buffer::go_through(const pattern& what, action doing) {
     for (std::uint64_t offset = 0; offset < size_; offset += step) {
         const auto bytes = std::min<std::uint64_t>(step, size_ - offset);
         const auto piece = std::span(host_).first(bytes);
-        if (copies_ && doing != action::fill) {
-            auto read = copies_->read(piece, memory_.address() + offset).and_then([](auto ticket) {
-                return ticket.wait();
-            });
-            if (!read)
-                return tl::unexpected(failed(read.error(), wrong));
-        }
+        const gaudi::place there(memory_ ? memory_.address() + offset : gaudi::device_address(), bytes);
+        if (copies_ && doing != action::fill)
+            if (auto read = finish(copies_->copy(piece, there)); !read)
+                return read;
         if (doing == action::fill)
             what.fill(piece, offset);
         else if (const auto found = what.check(piece, offset))
             return tl::unexpected(failure{wrong, found->text()});
         if (doing == action::check_and_double)
             double_elements(piece);
-        if (copies_ && doing != action::check) {
-            auto written = copies_->write(memory_.address() + offset, piece).and_then([](auto ticket) {
-                return ticket.wait();
-            });
-            if (!written)
-                return tl::unexpected(failed(written.error(), wrong));
-        }
+        if (copies_ && doing != action::check)
+            if (auto written = finish(copies_->copy(there, piece)); !written)
+                return written;
     }
     return {};
 }

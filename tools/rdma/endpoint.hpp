@@ -57,7 +57,7 @@ public:
     [[nodiscard]] const gaudi::local_region& region() const { return region_; }
     [[nodiscard]] std::string way_text() const;
     [[nodiscard]] json to_json() const;
-    // Through the copy engine where it is device memory.
+    // Through host memory, piece by piece, where it is device memory.
     outcome<void> fill(const pattern& with);
     // A wrong byte is a failure with its offset.
     outcome<void> check(const pattern& against);
@@ -71,10 +71,11 @@ public:
 private:
     enum class action { fill, check, check_and_double };
     outcome<void> go_through(const pattern& what, action doing);
+    static outcome<void> finish(gaudi::result<gaudi::copy_ticket> started);
 
     std::shared_ptr<gaudi::device> device_;
     std::shared_ptr<gaudi::nic> nic_;
-    std::unique_ptr<gaudi::copy_engine> copies_;
+    std::optional<gaudi::copier> copies_; // for device memory
     gaudi::device_buffer memory_;
     std::vector<std::byte> host_; // the buffer itself, or a piece of it on its way
     gaudi::local_region region_;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <gaudi/copy_path.hpp>
 #include <gaudi/error.hpp>
 #include <gaudi/memory_observer.hpp>
 
@@ -21,13 +22,13 @@ struct uct_gaudi_counters {
     std::atomic<std::uint64_t> allocations{0}, allocated_bytes{0};
     std::atomic<std::uint64_t> registrations{0};
     std::atomic<std::uint64_t> exports{0}; // DMA-BUF descriptors handed out
-    std::atomic<std::uint64_t> short_bytes{0}, bcopy_bytes{0}, zcopy_bytes{0}; // copied by the engines
+    std::atomic<std::uint64_t> short_bytes{0}, bcopy_bytes{0}, zcopy_bytes{0}; // by gaudi_copy
     std::atomic<std::uint64_t> loopback_bytes{0};                              // of these, by a NIC
     std::atomic<std::uint64_t> dma_bytes{0};                                   // by gaudi_dma
+    std::array<std::atomic<std::uint64_t>, gaudi::copy_paths> ipc_bytes{};     // by gaudi_ipc and path
     std::atomic<std::uint64_t> frees_announced{0};
 };
 
-class engine_keeper;
 class publisher;
 
 struct uct_gaudi_module;
@@ -52,7 +53,6 @@ struct uct_gaudi_module {
     std::shared_ptr<publisher> observer;
     bool gpus_here = false; // of another vendor, whose memory UCX may give us
     device_holders holders;
-    std::weak_ptr<engine_keeper> engines;
 
     static constexpr unsigned most_devices = 64;
     std::array<std::atomic<ucs_sys_device_t>, most_devices> sys_devices;

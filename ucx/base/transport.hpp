@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <gaudi/copier.hpp>
+
 #include "ucx/base/module.hpp"
+#include "ucx/base/operations.hpp"
 
 #include <cstring>
 #include <memory>
@@ -9,12 +12,14 @@
 
 namespace gaudi_ucx {
 
-// A transport that puts and gets without buffering, as its interface sees it. UCX's tables of functions, the
-// same for all of them, are in transport.cpp. For one thread at a time.
-class transport {
+// A transport of copies, as its interface sees it: what it has under way are copies of one copier. UCX's
+// tables of functions, the same for all of them, are in iface_ops.cpp. For one thread at a time, but for
+// let_go_of_lost().
+class transport : public device_holder {
 public:
-    explicit transport(uct_gaudi_module& module) : module_(module) {}
-    virtual ~transport() = default;
+    // `what`: what its copies are called in the log.
+    transport(uct_gaudi_module& module, const char* what, const gaudi::copier_options& options);
+    virtual ~transport();
     transport(const transport&) = delete;
     transport& operator=(const transport&) = delete;
 
@@ -28,12 +33,13 @@ public:
     [[nodiscard]] virtual std::vector<std::byte> process_address() = 0;
     // Why not, or nullptr.
     [[nodiscard]] virtual const char* why_unreachable(const void* machine, const void* process) = 0;
-
     // Whether settings of the two sides contradict each other, so that no endpoint may be made; logged.
     [[nodiscard]] virtual ucs_status_t check_settings_of_peer(const void* machine) {
         (void)machine;
         return UCS_OK;
     }
+    // Whether the peer of an endpoint still lives, as far as anybody knows.
+    [[nodiscard]] virtual ucs_status_t check_peer(const std::vector<std::byte>&) { return UCS_OK; }
 
     // Begins a copy: UCS_OK, UCS_INPROGRESS, UCS_ERR_NO_RESOURCE or an error.
     virtual ucs_status_t begin(uct_ep_h ep, const uct_iov_t& local, std::uint64_t remote, uct_rkey_t rkey,
@@ -44,22 +50,20 @@ public:
     virtual ucs_status_t copy_now(kind, void*, std::size_t, std::uint64_t, uct_rkey_t, bool) {
         return UCS_ERR_UNSUPPORTED;
     }
-    [[nodiscard]] virtual bool idle() const = 0;
-    virtual unsigned progress() = 0;
-    virtual ucs_status_t flush(uct_completion_t* comp) = 0;
-    virtual void fence() = 0;
-    // Whether the peer of an endpoint still lives, as far as anybody knows.
-    [[nodiscard]] virtual ucs_status_t check_peer(const std::vector<std::byte>&) { return UCS_OK; }
-
     // UCS_ERR_BUSY: there is room, try again now.
-    virtual ucs_status_t wait_for_room(uct_ep_h ep, uct_pending_req_t* request) = 0;
-    virtual void purge(uct_ep_h ep, uct_pending_purge_callback_t visit, void* arg) = 0;
+    virtual ucs_status_t wait_for_room(uct_ep_h ep, uct_pending_req_t* request);
 
+    [[nodiscard]] bool idle() const { return operations_.idle(); }
+    unsigned progress();
+    ucs_status_t flush(uct_completion_t* comp) { return operations_.flush(comp); }
+    void fence() { operations_.fence(); }
+    void purge(uct_ep_h ep, uct_pending_purge_callback_t visit, void* arg);
     // A descriptor that becomes readable when progress() has something to do, after arm() said UCS_OK.
-    virtual ucs_status_t event_fd(int* fd) = 0;
-    virtual ucs_status_t arm() = 0;
+    ucs_status_t event_fd(int* fd);
+    ucs_status_t arm();
     // Everything that is under way has ended when this returns.
-    virtual void drain() = 0;
+    void drain();
+    void let_go_of_lost() override { copies_.drop_lost(); }
 
     // UCX hears of it at the next progress: its handlers may not run inside a call of its own.
     void endpoint_failed(uct_ep_h ep, ucs_status_t status) { failures_.push_back({ep, status}); }
@@ -74,7 +78,7 @@ public:
         return first;
     }
     // The endpoint is no more.
-    virtual void forget(uct_ep_h ep) { forget_failures(ep); }
+    void forget(uct_ep_h ep);
 
     // Where buffered copies are packed and unpacked.
     [[nodiscard]] std::byte* bounce() {
@@ -82,14 +86,47 @@ public:
         return bounce_.data();
     }
 
+protected:
+    // What the failure of a copy may mean to others than its caller. Said once.
+    [[nodiscard]] virtual const char* what_follows() const { return nullptr; }
+    // A copy that was under way went well.
+    virtual void ended(const gaudi::copy_ticket& copy) { (void)copy; }
+
+    [[nodiscard]] gaudi::copier& copies() { return copies_; }
+    [[nodiscard]] operations<gaudi::copy_ticket>& under_way() { return operations_; }
+    // What was begun before a fence is over; its outcome is told by progress, and nowhere else.
+    void keep_fence();
+    // Where the peer is gone its endpoint is of no more use. One that is silent may speak again.
+    void note_failure(uct_ep_h ep, const gaudi::error& why);
+    ucs_status_t refused(const gaudi::error& why, std::size_t length, std::uint64_t to, std::uint64_t from);
+    void say_what_follows();
+
 private:
     void forget_failures(uct_ep_h of) {
         std::erase_if(failures_, [&](const failure& each) { return each.ep == of; });
     }
+    ucs_log_level_t level_of_failure(const gaudi::error& why);
+    // A program that sees the error may open the device again as soon as nothing here is on it any more.
+    void tell_of_loss();
+    void wait_for_all();
+    ucs_status_t outcome_of(gaudi::copy_ticket& ticket, uct_ep_h ep);
 
     uct_gaudi_module& module_;
+    const char* const what_;
+    gaudi::copier copies_;
+    operations<gaudi::copy_ticket> operations_; // after the copier: what is under way goes first
     std::vector<std::byte> bounce_;
     std::vector<failure> failures_;
+    bool said_ = false, told_of_loss_ = false, met_loss_ = false;
+};
+
+// The address of an interface that reaches only itself: device addresses mean something in this process
+// alone.
+struct interface_id {
+    std::vector<std::byte> bytes = std::vector<std::byte>(8);
+
+    interface_id();
+    [[nodiscard]] const char* why_unreachable(const void* process) const;
 };
 
 struct uct_gaudi_iface_t {

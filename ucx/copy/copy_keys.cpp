@@ -18,6 +18,13 @@ ucs_status_t take_key(uct_gaudi_module& module, const void* buffer, ucs_log_leve
     return UCS_ERR_INVALID_PARAM;
 }
 
+// Not what fits into the engine's own slab.
+bool worth_pinning(const uct_iov_t& iov) {
+    constexpr std::size_t slab = 16 * 1024;
+    const auto* memh = static_cast<const uct_gaudi_memh_t*>(iov.memh);
+    return memh != UCT_MEM_HANDLE_NULL && !memh->is_device() && iov.length > slab;
+}
+
 } // namespace
 
 // Errors of a call that was told to be quiet are details.
@@ -161,13 +168,9 @@ ucs_status_t uct_gaudi_copy_rkey_ptr(uct_component_t*, uct_rkey_t, void*, uint64
     return UCS_ERR_UNSUPPORTED; // no CPU reaches HBM
 }
 
-bool worth_pinning(const uct_iov_t& iov) {
-    constexpr std::size_t slab = 16 * 1024;
-    const auto* memh = static_cast<const uct_gaudi_memh_t*>(iov.memh);
-    return memh != UCT_MEM_HANDLE_NULL && !memh->is_device() && iov.length > slab;
-}
-
-void pin(uct_gaudi_module& module, const uct_iov_t& iov, gaudi::copy_engine& engine) {
+void keep_pinned(uct_gaudi_module& module, const uct_iov_t& iov, unsigned device, gaudi::copier& copies) {
+    if (!worth_pinning(iov))
+        return;
     auto& memh = *static_cast<uct_gaudi_memh_t*>(iov.memh);
     if (memh.among.load(std::memory_order_relaxed) ==
         nullptr) { // not under our lock: they call us under theirs
@@ -175,12 +178,18 @@ void pin(uct_gaudi_module& module, const uct_iov_t& iov, gaudi::copy_engine& eng
         memh.among = &module.holders;
     }
     const std::lock_guard guard(memh.mutex);
-    if (memh.pins.contains(engine.core().get()))
-        return;
-    auto pinned = engine.pin({reinterpret_cast<std::byte*>(memh.key.base), memh.key.length});
-    memh.pins.emplace(
-        engine.core().get(), // one try
-        uct_gaudi_memh_t::pin{engine.core(), pinned ? std::move(*pinned) : gaudi::pinned_memory()});
+    auto& known = memh.pins[device];
+    if (!known.engine.expired())
+        return; // pinned, or tried in vain: one try an engine
+    known = {};
+    const auto engine = copies.engine_of(device);
+    if (!engine)
+        return; // the copy will say why
+    auto made =
+        gaudi::copy_engine(*engine).pin({reinterpret_cast<std::byte*>(memh.key.base), memh.key.length});
+    known.engine = engine->core();
+    if (made)
+        known.memory = std::move(*made);
 }
 
 void uct_gaudi_memh_t::let_go_of_lost() {

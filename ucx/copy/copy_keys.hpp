@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <gaudi/copier.hpp>
+
 #include "ucx/copy/copy_md.hpp"
 
 #include <string_view>
@@ -30,13 +32,24 @@ ucs_status_t failed(uct_gaudi_module& module, const gaudi::error& error, ucs_log
 ucs_status_t refuse_lost(uct_gaudi_module& module, const gaudi::device& device, ucs_log_level_t level,
                          std::string_view doing);
 
-// Host memory that was registered stays mapped for a device once it was used: mapping it costs more than many
-// a copy. Not for what fits into the engine's own slab.
-[[nodiscard]] bool worth_pinning(const uct_iov_t& iov);
-void pin(uct_gaudi_module& module, const uct_iov_t& iov, gaudi::copy_engine& engine);
+// Host memory that was registered stays mapped for a device once it was used with it: mapping it costs more
+// than many a copy.
+void keep_pinned(uct_gaudi_module& module, const uct_iov_t& iov, unsigned device, gaudi::copier& copies);
 
 // UCS_OK, or why `key` does not open [address, address + length).
 [[nodiscard]] ucs_status_t check_key(uct_gaudi_module& module, uct_rkey_t key, std::uint64_t address,
                                      std::size_t length);
+
+// An address as a place for the copier.
+[[nodiscard]] inline gaudi::place place_of(const located& where, std::uint64_t address, std::size_t length) {
+    if (where.device)
+        return {gaudi::device_address(address), length, where.index};
+    return std::span(reinterpret_cast<std::byte*>(address), length);
+}
+
+// What a failed copy of UCX's own staging means, which passes no key.
+constexpr const char* lost_staging =
+    "UCX does not look at the end of copies that it stages messages with; those under way may be reported as "
+    "complete with old bytes in them. End or restart what they belong to";
 
 } // namespace gaudi_ucx

@@ -37,7 +37,7 @@ struct uct_gaudi_memh_t final : device_holder {
         std::weak_ptr<gaudi::copy_core> engine;
         gaudi::pinned_memory memory; // empty where it was tried in vain
     };
-    std::map<const void*, pin> pins;              // by engine
+    std::map<unsigned, pin> pins;                 // by device
     std::atomic<device_holders*> among = nullptr; // where it is listed, once it has pins
 
     ~uct_gaudi_memh_t() {

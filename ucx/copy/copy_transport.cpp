@@ -3,14 +3,10 @@
 // with.
 #include "ucx/copy/copy_transport.hpp"
 
-#include <gaudi/loopback.hpp>
-
-#include "ucx/base/engine_transport.hpp"
 #include "ucx/base/settings.hpp"
+#include "ucx/base/transport.hpp"
 #include "ucx/copy/copy_keys.hpp"
 
-#include <algorithm>
-#include <cstring>
 #include <utility>
 
 namespace gaudi_ucx {
@@ -24,21 +20,6 @@ struct uct_gaudi_copy_iface_config_t {
     double nic_latency;                    // the same through a NIC
     double overhead;                       // seconds of CPU to start one
 };
-
-std::byte* host_pointer(std::uint64_t address) {
-    return reinterpret_cast<std::byte*>(address);
-}
-
-// Between two devices of this process, which takes two engines in turn.
-gaudi::result<gaudi::across_report> across(unsigned to_index, std::uint64_t to, unsigned from_index,
-                                           std::uint64_t from, std::size_t length) {
-    const auto to_device = gaudi::find_open_device(to_index),
-               from_device = gaudi::find_open_device(from_index);
-    if (!to_device || !from_device)
-        return tl::unexpected(gaudi::error(gaudi::errc::not_allocated, "the device was closed"));
-    return gaudi::copy_across(*to_device, gaudi::device_address(to), *from_device,
-                              gaudi::device_address(from), length);
-}
 
 double bandwidth_of(const uct_gaudi_copy_iface_config_t& config, const uct_perf_attr_t& attr) {
     constexpr auto both = UCT_PERF_ATTR_FIELD_LOCAL_MEMORY_TYPE | UCT_PERF_ATTR_FIELD_REMOTE_MEMORY_TYPE;
@@ -65,12 +46,25 @@ bool is_small(const uct_perf_attr_t& attr) {
            attr.operation == UCT_EP_OP_PUT_BCOPY || attr.operation == UCT_EP_OP_GET_BCOPY;
 }
 
-class copy_transport : public engine_transport {
+gaudi::copier_options options_of(const uct_gaudi_copy_md_t& md) {
+    gaudi::copier_options options;
+    options.engines = md.copies;
+    options.nic_max = md.nic_max != 0 && any_nic() ? md.nic_max : 0;
+    return options;
+}
+
+class copy_transport final : public transport {
 public:
     copy_transport(uct_gaudi_copy_md_t& md, const uct_gaudi_copy_iface_config_t& config)
-        : engine_transport(*md.module, "copy"), md_(md), config_(config),
-          nic_there_(md.nic_max != 0 && any_nic()) {}
+        : transport(*md.module, "copy", options_of(md)), md_(md), config_(config),
+          nic_there_(md.nic_max != 0 && any_nic()) {
+        policy_.hints.queues = md.copies.queues; // whoever made the engine may have wanted another number
+    }
 
+    std::vector<std::byte> process_address() override { return id_.bytes; }
+    const char* why_unreachable(const void*, const void* process) override {
+        return id_.why_unreachable(process);
+    }
     void describe(uct_iface_attr_t& attr) override {
         attr.cap.put.max_zcopy = attr.cap.get.max_zcopy = config_.max_zcopy;
         attr.latency = {config_.latency, 0};
@@ -90,18 +84,21 @@ public:
                        uct_completion_t* comp) override {
         if (const auto status = check_key(module(), rkey, remote, local.length); status != UCS_OK)
             return status;
-        keep_pinned(local, remote);
-        const auto mine = number(local.buffer);
-        auto started = start(put ? remote : mine, put ? mine : remote, local.length);
-        if (UCS_STATUS_IS_ERR(started.status)) {
+        if (const auto where = locate(remote); where.device)
+            keep_pinned(module(), local, where.index, copies());
+        const auto mine = number(local.buffer), to = put ? remote : mine, from = put ? mine : remote;
+        auto started = start(to, from, local.length);
+        if (!started) {
+            const auto status = refused(started.error(), local.length, to, from);
             if (rkey == UCT_INVALID_RKEY)
                 say_what_follows();
-            return started.status;
+            return status;
         }
         module().counters.zcopy_bytes.fetch_add(local.length, std::memory_order_relaxed);
-        if (started.status == UCS_INPROGRESS)
-            under_way().add(std::move(started.ticket), comp, ep);
-        return started.status;
+        if (started->finished() && started->wait())
+            return UCS_OK;
+        under_way().add(std::move(*started), comp, ep);
+        return UCS_INPROGRESS;
     }
     ucs_status_t copy_now(kind which, void* buffer, std::size_t length, std::uint64_t remote, uct_rkey_t rkey,
                           bool put) override {
@@ -109,10 +106,10 @@ public:
             return status;
         const auto mine = number(buffer), to = put ? remote : mine, from = put ? mine : remote;
         auto started = start(to, from, length);
-        if (UCS_STATUS_IS_ERR(started.status))
-            return started.status;
-        if (started.status == UCS_INPROGRESS)
-            if (const auto done = started.ticket.wait(); !done)
+        if (!started)
+            return refused(started.error(), length, to, from);
+        if (!started->finished())
+            if (const auto done = started->wait(); !done)
                 return refused(done.error(), length, to, from);
         auto& counters = module().counters;
         (which == kind::brief ? counters.short_bytes : counters.bcopy_bytes)
@@ -122,123 +119,51 @@ public:
     // Nothing is ever refused for lack of room, so nobody has to wait for it.
     ucs_status_t wait_for_room(uct_ep_h, uct_pending_req_t*) override { return UCS_ERR_BUSY; }
 
+protected:
+    [[nodiscard]] const char* what_follows() const override { return lost_staging; }
+
 private:
-    // A copy that an engine has begun, or that is done or refused.
-    struct started_copy {
-        ucs_status_t status;
-        gaudi::copy_ticket ticket;
-    };
-
-    started_copy start(std::uint64_t to, std::uint64_t from, std::size_t length, bool once_more = true) {
-        const auto no = [&](const gaudi::error& why) {
-            return started_copy{refused(why, length, to, from), {}};
-        };
+    gaudi::result<gaudi::copy_ticket> start(std::uint64_t to, std::uint64_t from, std::size_t length) {
         if (length == 0)
-            return {UCS_OK, {}};
+            return gaudi::copy_ticket();
         keep_fence();
+        auto started = try_to_start(to, from, length);
+        if (!started && is_there_again(to, from))
+            started = try_to_start(to, from, length);
+        if (started && started->path() == gaudi::copy_path::nic_loopback)
+            module().counters.loopback_bytes.fetch_add(length, std::memory_order_relaxed);
+        return started;
+    }
+    gaudi::result<gaudi::copy_ticket> try_to_start(std::uint64_t to, std::uint64_t from, std::size_t length) {
         const auto target = locate_or_attach(md_, to), source = locate_or_attach(md_, from);
-        if ((!target.device && in_device_space(to)) || (!source.device && in_device_space(from)))
-            return no(gaudi::error(gaudi::errc::not_allocated, "memory of no open device"));
-        if (module().gpus_here) {
-            if (!target.device)
-                refuse_gpu_memory(module(), to, length);
-            if (!source.device)
-                refuse_gpu_memory(module(), from, length);
+        for (const auto& [where, address] : {std::pair(target, to), std::pair(source, from)}) {
+            if (where.device)
+                continue;
+            if (in_device_space(address))
+                return tl::unexpected(gaudi::error(gaudi::errc::not_allocated, "memory of no open device"));
+            if (module().gpus_here)
+                refuse_gpu_memory(module(), address, length);
         }
-        if (!target.device && !source.device) {
-            std::memcpy(host_pointer(to), host_pointer(from), length);
-            return {UCS_OK, {}};
-        }
-        if (target.device && source.device && target.index != source.index) {
-            const auto report = across(target.index, to, source.index, from, length);
-            return report ? started_copy{UCS_OK, {}} : no(report.error());
-        }
-        const auto index = target.device ? target.index : source.index;
-        const bool between = target.device != source.device; // host and device
-        if (between && length <= md_.nic_max && by_nic(index, target.device, to, from, length))
-            return {UCS_OK, {}};
-        auto engine = engine_of(index, md_.copies);
-        if (!engine) {
-            // Queues that are SynapseAI's, a Gaudi3: then the NIC is the only way, for any length.
-            if (engine.error().code() == gaudi::errc::copies_absent && between &&
-                by_nic(index, target.device, to, from, length))
-                return {UCS_OK, {}};
-        }
-        // Whoever made the engine may have wanted another number.
-        auto ticket = engine ? begin_on(*engine, to, target.device, from, source.device, length,
-                                        {.queues = md_.copies.queues})
-                             : tl::unexpected(engine.error());
-        if (ticket)
-            return {UCS_INPROGRESS, std::move(*ticket)};
-        if (once_more && is_there_again(index, target.device ? to : from))
-            return start(to, from, length, false);
-        return no(ticket.error());
+        return copies().copy(place_of(target, to, length), place_of(source, from, length), policy_);
     }
-    // Whether SynapseAI has let go of the device, and has the memory again.
-    bool is_there_again(unsigned index, std::uint64_t address) {
-        auto device = gaudi::find_open_device(index);
-        if (!was_let_go(device))
-            return false;
-        forget_engine(index);
-        ways_.erase(index);
-        return attach_again(md_, address);
-    }
-
-    // A copy between host and device through a NIC. False: it was not possible, the engine shall do it, and
-    // say why not.
-    bool by_nic(unsigned index, bool down, std::uint64_t to, std::uint64_t from, std::size_t length) {
-        if (!nic_there_)
-            return false;
-        auto& way = ways_[index];
-        auto device = way.device.lock();
-        if (!device || device->lost())
-            way.device = device = gaudi::find_open_device(index);
-        if (!device)
-            return false;
-        if (!std::exchange(way.tried, true))
-            way.nic = loopback_of(*device);
-        auto& nic = way.nic;
-        if (!nic)
-            return false;
-        const auto done = down ? nic->write(*device, gaudi::device_address(to), {host_pointer(from), length})
-                               : nic->read(*device, {host_pointer(to), length}, gaudi::device_address(from));
-        if (!done) {
-            // What is wrong with the memory the engine says as well; anything else would fail every time.
-            if (status_of(done.error()) != UCS_ERR_INVALID_ADDR) {
-                gaudi_log(module(), DIAG, "no more small copies through a NIC: {}", done.error().message());
-                nic.reset();
+    // Whether SynapseAI had let go of a device, and has the memory again.
+    bool is_there_again(std::uint64_t to, std::uint64_t from) {
+        for (const auto address : {to, from})
+            if (const auto where = locate(address); where.device) {
+                auto device = gaudi::find_open_device(where.index);
+                if (!was_let_go(device))
+                    continue;
+                copies().forget(where.index);
+                return attach_again(md_, address);
             }
-            return false;
-        }
-        module().counters.loopback_bytes.fetch_add(length, std::memory_order_relaxed);
-        return true;
-    }
-    std::optional<gaudi::loopback> loopback_of(const gaudi::device& device) {
-        auto made = gaudi::loopback::near(device);
-        if (made)
-            return std::move(*made);
-        gaudi_log(module(), DEBUG, "no small copies through a NIC: {}", made.error().message());
-        return std::nullopt;
-    }
-
-    // Registered host memory stays pinned for the engine that is used with it.
-    void keep_pinned(const uct_iov_t& local, std::uint64_t other) {
-        const auto device = locate(other);
-        if (!device.device || !worth_pinning(local))
-            return;
-        if (auto engine = engine_of(device.index, md_.copies))
-            pin(module(), local, *engine);
+        return false;
     }
 
     uct_gaudi_copy_md_t& md_;
     const uct_gaudi_copy_iface_config_t config_;
     const bool nic_there_; // one that might carry small copies
-    struct small_way {
-        std::weak_ptr<gaudi::device> device;
-        bool tried = false;
-        std::optional<gaudi::loopback> nic; // empty where it was tried in vain, and after it failed
-    };
-    std::map<unsigned, small_way> ways_; // by device
+    gaudi::copy_policy policy_;
+    interface_id id_;
 };
 
 std::string wrong_with(const uct_gaudi_copy_iface_config_t& config) {

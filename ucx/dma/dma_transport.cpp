@@ -3,8 +3,8 @@
 // one copy, and who finds the queues full is told so.
 #include "ucx/dma/dma_transport.hpp"
 
-#include "ucx/base/engine_transport.hpp"
 #include "ucx/base/settings.hpp"
+#include "ucx/base/transport.hpp"
 #include "ucx/copy/copy_keys.hpp"
 
 namespace gaudi_ucx {
@@ -19,10 +19,17 @@ struct uct_gaudi_dma_iface_config_t {
     double bandwidth, latency, overhead;
 };
 
-class dma_transport : public engine_transport {
+class dma_transport final : public transport {
 public:
     dma_transport(uct_gaudi_module& module, const uct_gaudi_dma_iface_config_t& config)
-        : engine_transport(module, "DMA"), config_(config) {}
+        : transport(module, "DMA", {}), config_(config) {
+        policy_.hints = {config.queues, config.stripe, config.batch};
+    }
+
+    std::vector<std::byte> process_address() override { return id_.bytes; }
+    const char* why_unreachable(const void*, const void* process) override {
+        return id_.why_unreachable(process);
+    }
 
     void describe(uct_iface_attr_t& attr) override {
         attr.latency = {config_.latency, 0};
@@ -63,8 +70,11 @@ public:
     ucs_status_t wait_for_room(uct_ep_h ep, uct_pending_req_t* request) override {
         if (under_way().running() < config_.in_flight && !under_way().others_wait())
             return UCS_ERR_BUSY;
-        return engine_transport::wait_for_room(ep, request);
+        return transport::wait_for_room(ep, request);
     }
+
+protected:
+    [[nodiscard]] const char* what_follows() const override { return lost_staging; }
 
 private:
     // Starts a copy; `go_on` keeps the ticket or waits for it.
@@ -83,24 +93,23 @@ private:
     }
     gaudi::result<gaudi::copy_ticket> start(const uct_iov_t& local, std::uint64_t to, std::uint64_t from) {
         const auto target = locate(to), source = locate(from);
-        const auto other = target.device ? from : to;
-        if (module().gpus_here && target.device != source.device && !in_device_space(other))
-            refuse_gpu_memory(module(), other, local.length);
         if (!target.device && !source.device)
             return tl::unexpected(gaudi::error(gaudi::errc::not_allocated, "neither side is device memory"));
-        if (target.device && source.device && target.index != source.index)
-            return tl::unexpected(
-                gaudi::error(gaudi::errc::wrong_device, "the two sides are on two devices"));
-        auto engine = engine_of(target.device ? target.index : source.index, {});
-        if (!engine)
-            return tl::unexpected(engine.error());
-        if (target.device != source.device && worth_pinning(local))
-            pin(module(), local, *engine);
-        return begin_on(*engine, to, target.device, from, source.device, local.length,
-                        {config_.queues, config_.stripe, config_.batch});
+        if (target.device != source.device) {
+            const auto host = target.device ? from : to;
+            if (in_device_space(host))
+                return tl::unexpected(gaudi::error(gaudi::errc::not_allocated, "memory of no open device"));
+            if (module().gpus_here)
+                refuse_gpu_memory(module(), host, local.length);
+            keep_pinned(module(), local, target.device ? target.index : source.index, copies());
+        }
+        return copies().copy(place_of(target, to, local.length), place_of(source, from, local.length),
+                             policy_);
     }
 
     const uct_gaudi_dma_iface_config_t config_;
+    gaudi::copy_policy policy_;
+    interface_id id_;
 };
 
 std::string wrong_with(const uct_gaudi_dma_iface_config_t& config) {

@@ -158,17 +158,18 @@ ucs_status_t uct_gaudi_ipc_rkey_compare(uct_component_t*, uct_rkey_t first, uct_
 ucs_status_t uct_gaudi_ipc_md_open(uct_component_t* component, const char*, const uct_md_config_t* tl_config,
                                    uct_md_h* md_p);
 
-std::string statistics_line() {
+std::string statistics_line(const uct_gaudi_module& module) {
     const auto counted = gaudi::ipc_counters();
-    std::string ways;
-    for (std::size_t i = 0; i < gaudi::ipc_ways; ++i)
-        ways += fmt::format("{}{} {}", ways.empty() ? "" : ", ",
-                            gaudi::name_of(static_cast<gaudi::ipc_way>(i)), counted.bytes[i]);
+    std::string paths;
+    for (std::size_t i = 0; i < gaudi::copy_paths; ++i)
+        paths += fmt::format("{}{} {}", paths.empty() ? "" : ", ",
+                             gaudi::name_of(static_cast<gaudi::copy_path>(i)),
+                             module.counters.ipc_bytes[i].load());
     return fmt::format(
         "gaudi_ipc: {} allocations shared now, {} leases given in all; {} imports, {} hits, {} misses, "
-        "{} evicted; bytes that this process moved, by way: {}",
+        "{} evicted; bytes that this process moved, by path: {}",
         counted.shared, counted.leases_given, counted.imports, counted.hits, counted.misses, counted.evicted,
-        ways);
+        paths);
 }
 
 void uct_gaudi_ipc_md_close(uct_md_h tl_md) {
@@ -176,7 +177,7 @@ void uct_gaudi_ipc_md_close(uct_md_h tl_md) {
     if (md->statistics) // asked for, whatever the log level
         (void)guarded([&] {
             md->module->write(UCS_LOG_LEVEL_PRINT, __FILE__, __LINE__, "uct_gaudi_ipc_md_close",
-                              statistics_line());
+                              statistics_line(*md->module));
             return UCS_OK;
         });
     delete md;
@@ -185,7 +186,7 @@ void uct_gaudi_ipc_md_close(uct_md_h tl_md) {
 void show_counters(void*, ucs_string_buffer_t* text, void* arg, uint64_t) {
     const auto* module = static_cast<const uct_gaudi_module*>(arg);
     (void)guarded([&] {
-        module->ucx.ucs_string_buffer_appendf(text, "%s\n", statistics_line().c_str());
+        module->ucx.ucs_string_buffer_appendf(text, "%s\n", statistics_line(*module).c_str());
         return UCS_OK;
     });
 }

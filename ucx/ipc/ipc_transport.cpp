@@ -2,10 +2,9 @@
 // Between processes of one host: gaudi::imported_buffer as a transport.
 #include <gaudi/nic.hpp>
 
-#include "ucx/base/engine_keeper.hpp"
 #include "ucx/base/settings.hpp"
-#include "ucx/base/ticket_transport.hpp"
-#include "ucx/copy/copy_md.hpp"
+#include "ucx/base/transport.hpp"
+#include "ucx/copy/copy_keys.hpp"
 #include "ucx/ipc/ipc_md.hpp"
 
 #include <algorithm>
@@ -13,9 +12,7 @@
 #include <bit>
 #include <cstring>
 #include <fstream>
-#include <set>
 #include <sys/stat.h>
-#include <sys/timerfd.h>
 #include <unistd.h>
 
 namespace gaudi_ucx {
@@ -104,17 +101,12 @@ place_name own_place(std::uint64_t machine, bool zero_copy) {
     return made;
 }
 
-class ipc_transport : public ticket_transport<gaudi::ipc_ticket> {
+class ipc_transport final : public transport {
 public:
     ipc_transport(uct_gaudi_module& module, const uct_gaudi_ipc_iface_config_t& config)
-        : ticket_transport(module, "copy between processes"), config_(config),
-          here_(own_place(process_.machine, config.require == std::string_view("zero-copy"))),
-          keeper_(engine_keeper::of(module)) {
-        options_.zero_copy = here_.has(place_name::requires_zero_copy);
-    }
-    ~ipc_transport() override {
-        if (timer_ >= 0)
-            ::close(timer_);
+        : transport(module, "copy between processes", {}), config_(config),
+          here_(own_place(process_.machine, config.require == std::string_view("zero-copy"))) {
+        policy_.zero_copy = here_.has(place_name::requires_zero_copy);
     }
 
     void describe(uct_iface_attr_t& attr) override {
@@ -179,10 +171,12 @@ public:
             return refused(started.error(), local.length, to, from);
         }
         gaudi_log(module(), TRACE, "{} of {} bytes at {:#x} by {}", put ? "put" : "get", local.length, remote,
-                  gaudi::name_of(started->way()));
+                  gaudi::name_of(started->path()));
         if (started->done()) {
             const auto outcome = started->wait();
-            if (!outcome)
+            if (outcome)
+                ended(*started);
+            else
                 note_failure(ep, outcome.error());
             return outcome ? UCS_OK : refused(outcome.error(), local.length, to, from);
         }
@@ -196,30 +190,12 @@ public:
         std::memcpy(&process, peer.data(), sizeof(process));
         return gaudi::has_ended(process) ? UCS_ERR_ENDPOINT_TIMEOUT : UCS_OK;
     }
-    // Some ways need this thread to drive them, whatever it waits for: while copies are under way it is woken
-    // now and then.
-    ucs_status_t event_fd(int* fd) override {
-        if (timer_ < 0)
-            timer_ = ::timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
-        *fd = timer_;
-        return timer_ >= 0 ? UCS_OK : UCS_ERR_IO_ERROR;
-    }
-    ucs_status_t arm() override {
-        if (timer_ < 0)
-            return UCS_OK;
-        std::uint64_t fired = 0;
-        (void)!::read(timer_, &fired, sizeof(fired));
-        if (any_finished())
-            return UCS_ERR_BUSY; // progress first
-        itimerspec soon{};
-        if (!idle())
-            soon.it_value.tv_nsec = 50000;
-        ::timerfd_settime(timer_, 0, &soon, nullptr);
-        return UCS_OK;
-    }
 
 protected:
-    [[nodiscard]] bool finished(gaudi::ipc_ticket& ticket) override { return ticket.done(); }
+    void ended(const gaudi::copy_ticket& copy) override {
+        module().counters.ipc_bytes[static_cast<std::size_t>(copy.path())].fetch_add(
+            copy.bytes(), std::memory_order_relaxed);
+    }
 
 private:
     template <typename T>
@@ -228,11 +204,11 @@ private:
         return {bytes.begin(), bytes.end()};
     }
 
-    gaudi::result<gaudi::ipc_ticket> start(uct_gaudi_ipc_rkey_t& key, const uct_iov_t& local,
-                                           std::uint64_t remote, bool put) {
+    gaudi::result<gaudi::copy_ticket> start(uct_gaudi_ipc_rkey_t& key, const uct_iov_t& local,
+                                            std::uint64_t remote, bool put) {
         const std::lock_guard guard(key.mutex);
         if (!key.opened || key.opened->gone()) {
-            auto opened = gaudi::import_memory(key.handle, options_);
+            auto opened = gaudi::import_memory(key.handle);
             if (!opened)
                 return tl::unexpected(opened.error());
             key.opened = std::move(*opened);
@@ -240,30 +216,17 @@ private:
         const auto offset = remote - key.base; // what lies before it is beyond the end as well
         const auto address = number(local.buffer);
         const auto where = locate(address);
-        if (where.device)
-            keep_engine(where.index);
-        if (where.device || in_device_space(address))
-            return put ? key.opened->write(offset, gaudi::device_address(address), local.length)
-                       : key.opened->read(gaudi::device_address(address), offset, local.length);
-        const std::span<std::byte> host(static_cast<std::byte*>(local.buffer), local.length);
-        return put ? key.opened->write(offset, host) : key.opened->read(host, offset);
-    }
-    // Or each copy would make one of its own.
-    void keep_engine(unsigned index) {
-        if (without_engine_.contains(index))
-            return;
-        if (const auto engine = keeper_->engine_of(index, {});
-            !engine && engine.error().code() == gaudi::errc::copies_absent)
-            without_engine_.insert(index);
+        if (!where.device && in_device_space(address))
+            return tl::unexpected(gaudi::error(gaudi::errc::not_allocated, "memory of no open device"));
+        const auto here = place_of(where, address, local.length);
+        const gaudi::place there(*key.opened, offset, local.length);
+        return put ? copies().copy(there, here, policy_) : copies().copy(here, there, policy_);
     }
 
     const uct_gaudi_ipc_iface_config_t config_;
     const gaudi::process_name process_ = gaudi::own_process();
     const place_name here_;
-    gaudi::import_options options_;
-    const std::shared_ptr<engine_keeper> keeper_;
-    std::set<unsigned> without_engine_; // devices
-    int timer_ = -1;
+    gaudi::copy_policy policy_;
 };
 
 ucs_status_t uct_gaudi_ipc_iface_open(uct_md_h md, uct_worker_h worker, const uct_iface_params_t* params,

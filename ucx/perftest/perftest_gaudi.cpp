@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // `ucx_perftest -m gaudi`: fills the place of Gaudi memory in the tool's table of allocators. UCX allocates
 // through the memory domain; what the tool lacks are copies and fills of memory that no CPU can touch.
+#include <gaudi/copier.hpp>
 #include <gaudi/device.hpp>
-#include <gaudi/loopback.hpp>
 #include <gaudi/nic.hpp>
 
 #include "ucx/abi/perf_allocator.h"
@@ -14,7 +14,6 @@
 #include <cstring>
 #include <dlfcn.h>
 #include <exception>
-#include <mutex>
 #include <span>
 #include <vector>
 
@@ -22,60 +21,16 @@ using namespace gaudi_ucx;
 
 namespace {
 
-gaudi::result<std::shared_ptr<gaudi::device>> device_at(const void* address) {
-    const auto index = gaudi::known_memory().device_of(gaudi::device_address(number(address)));
-    if (auto device = index ? gaudi::find_open_device(*index) : nullptr)
-        return device;
-    return tl::unexpected(gaudi::error(gaudi::errc::not_allocated, fmt::format("{:#x}", number(address))));
-}
-
-gaudi::result<void> finish(gaudi::result<gaudi::copy_ticket> started) {
-    if (!started)
-        return tl::unexpected(started.error());
-    return started->wait();
-}
-
-// Where the device has no queues for us (Gaudi3), a NIC that sends to itself copies.
-gaudi::result<void> copy_by_nic(gaudi::device& near, void* to, bool down, const void* from, bool up,
-                                size_t count) {
-    static std::mutex mutex; // the tool may have threads
-    const std::lock_guard guard(mutex);
-    static auto nic = gaudi::loopback::near(near);
-    if (!nic)
-        return tl::unexpected(nic.error());
-    std::vector<std::byte> between(up && down ? count : 0);
-    if (up) {
-        const auto source = device_at(from);
-        auto* const into = down ? between.data() : static_cast<std::byte*>(to);
-        if (!source)
-            return tl::unexpected(source.error());
-        if (auto done = nic->read(**source, {into, count}, gaudi::device_address(number(from))); !done)
-            return done;
-    }
-    if (!down)
-        return {};
-    const auto* const out = up ? between.data() : static_cast<const std::byte*>(from);
-    return nic->write(near, gaudi::device_address(number(to)), {out, count});
-}
-
 gaudi::result<void> copy(void* to, ucs_memory_type_t to_type, const void* from, ucs_memory_type_t from_type,
                          size_t count) {
-    const bool up = from_type == UCS_MEMORY_TYPE_GAUDI, down = to_type == UCS_MEMORY_TYPE_GAUDI;
-    const auto device = device_at(down ? to : from);
-    if (!device)
-        return tl::unexpected(device.error());
-    auto engine = (*device)->copies();
-    if (!engine && engine.error().code() == gaudi::errc::copies_absent)
-        return copy_by_nic(**device, to, down, from, up, count);
-    if (!engine)
-        return tl::unexpected(engine.error());
-    if (up && down)
-        return finish(
-            engine->copy(gaudi::device_address(number(to)), gaudi::device_address(number(from)), count));
-    if (down)
-        return finish(
-            engine->write(gaudi::device_address(number(to)), {static_cast<const std::byte*>(from), count}));
-    return finish(engine->read({static_cast<std::byte*>(to), count}, gaudi::device_address(number(from))));
+    static gaudi::copier copies({.keep = false}); // the devices are UCX's to keep
+    const auto place_of = [&](const void* address, ucs_memory_type_t type) -> gaudi::place {
+        if (type == UCS_MEMORY_TYPE_GAUDI)
+            return {gaudi::device_address(number(address)), count};
+        return std::span(const_cast<std::byte*>(static_cast<const std::byte*>(address)), count);
+    };
+    auto started = copies.copy(place_of(to, to_type), place_of(from, from_type));
+    return started ? started->wait() : tl::unexpected(started.error());
 }
 
 // The tool's copies and fills return nothing that it looks at, so there is no way to tell it of a failure,

@@ -186,7 +186,7 @@ TEST(uct_life, counters_and_devices_are_files_of_vfs) {
     EXPECT_GE(carried, length);
     EXPECT_GT(busy, 0);
     EXPECT_EQ(depth, 0U);
-    EXPECT_NE(shown_by_vfs("/uct/component/gaudi_ipc/memory_domain/gaudi_ipc/counters").find("by way: "),
+    EXPECT_NE(shown_by_vfs("/uct/component/gaudi_ipc/memory_domain/gaudi_ipc/counters").find("by path: "),
               std::string::npos);
 }
 

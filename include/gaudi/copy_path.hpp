@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace gaudi {
+
+// How the bytes of a copy get from one place to the other, in the order in which they are tried.
+enum class copy_path : std::uint8_t {
+    host_copy,     // the CPU, between two places in host memory
+    engine,        // the copy engine of the device
+    owner_context, // the engine of another process's device, through the descriptor that its owner gave
+    peer_dmabuf,   // an engine reads or writes another device's memory, which its driver imported
+    nic_loopback,  // a NIC that sends to itself
+    staged,        // through pinned host memory, two engines in turn
+    owner_proxy    // the owning process copies, through host memory that both see
+};
+constexpr std::size_t copy_paths = 7;
+[[nodiscard]] std::string_view name_of(copy_path path);
+// Whether the bytes go straight from one place to the other: not staged, not by the owner.
+[[nodiscard]] constexpr bool is_zero_copy(copy_path path) {
+    return path != copy_path::staged && path != copy_path::owner_proxy;
+}
+
+// Copies of this process that ended well, by their path. Each counts once, when it has ended.
+struct copy_counters {
+    struct count {
+        std::uint64_t copies = 0, bytes = 0;
+    };
+    std::array<count, copy_paths> paths{};
+
+    [[nodiscard]] const count& by(copy_path path) const { return paths[static_cast<std::size_t>(path)]; }
+};
+[[nodiscard]] copy_counters copies_by_path();
+
+} // namespace gaudi

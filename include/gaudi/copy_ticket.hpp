@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <gaudi/copy_path.hpp>
+#include <gaudi/error.hpp>
+#include <gaudi/unique_handle.hpp>
+
+#include <chrono>
+#include <memory>
+
+namespace gaudi {
+
+class copy_tracker;
+
+// One copy under way. Dropping a ticket does not cancel the copy: an engine goes on alone, and a copy that
+// this process has to drive (by a NIC, staged, by its owner) is waited for.
+class copy_ticket {
+public:
+    copy_ticket() = default; // of nothing, which is done
+    // `slot`: its number at whoever keeps track of it; nobody does where it is done.
+    copy_ticket(std::shared_ptr<copy_tracker> tracker, std::uint32_t slot, copy_path path,
+                std::uint64_t bytes)
+        : copy_({std::move(tracker), slot}), bytes_(bytes), path_(path) {}
+
+    // Never blocks; drives the copy.
+    [[nodiscard]] bool done() { return !copy_ || look(true); }
+    // As far as is known without driving it: poll the engine or the copier first.
+    [[nodiscard]] bool finished() const { return !copy_ || look(false); }
+    // The outcome; blocks until there is one. errc::device_lost, peer_gone, copy_timeout (the copy goes on).
+    result<void> wait(std::chrono::milliseconds limit = std::chrono::hours(1));
+    [[nodiscard]] copy_path path() const { return path_; }
+    [[nodiscard]] std::uint64_t bytes() const { return bytes_; }
+
+private:
+    [[nodiscard]] bool look(bool drive) const;
+    struct tracked_copy {
+        std::shared_ptr<copy_tracker> tracker;
+        std::uint32_t slot = 0;
+        explicit operator bool() const { return tracker != nullptr; }
+        void close() noexcept;
+    };
+    unique_handle<tracked_copy> copy_;
+    std::uint64_t bytes_ = 0;
+    copy_path path_ = copy_path::engine;
+};
+
+} // namespace gaudi

@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "src/transfer/copier_core.hpp"
+
+#include "src/error/try.hpp"
+#include "src/os/fork_count.hpp"
+#include "src/os/system_error.hpp"
+#include "src/transfer/paths/nic_loopback.hpp"
+
+#include <fmt/format.h>
+#include <sys/epoll.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+namespace gaudi {
+namespace {
+
+using kind = copy_end::kind;
+
+// What a small copy by a NIC is at most: longer ones would make their caller wait.
+constexpr std::uint64_t most_now = 64 * 1024;
+
+std::mutex process_mutex;
+std::shared_ptr<copier_core> process_copier;
+
+// Whether another path is worth a try: not where the request itself is wrong, or one of its sides is gone.
+bool is_final(const error& why) {
+    return why.kind() == error_kind::invalid || why.kind() == error_kind::peer_gone ||
+           why.kind() == error_kind::device_lost;
+}
+
+bool allows(const copy_policy& policy, copy_path which) {
+    return policy.only.value_or(which) == which && !(policy.zero_copy && !is_zero_copy(which));
+}
+
+} // namespace
+
+std::shared_ptr<copier_core> copier_core::of_process() {
+    static std::atomic<unsigned> forks{fork_count()};
+    if (forks.load() != fork_count()) { // nobody else is in here: fork left one thread
+        new (&process_mutex) std::mutex;
+        (void)new std::shared_ptr<copier_core>(std::move(process_copier)); // the parent's stays where it is
+        forks.store(fork_count());
+    }
+    const std::lock_guard guard(process_mutex);
+    if (!process_copier) {
+        copier_options options;
+        options.keep = false;
+        process_copier = std::make_shared<copier_core>(options);
+    }
+    return process_copier;
+}
+
+void copier_core::drop_of_process() {
+    const auto current = of_process(); // goes after the lock
+    const std::lock_guard guard(process_mutex);
+    process_copier.reset();
+}
+
+copier_core::copier_core(const copier_options& options)
+    : options_(options), forks_(fork_count()), devices_(options) {
+    const path_tools tools{devices_, pending_, std::make_shared<slab_pool>(), options.keep};
+    auto nic = std::make_unique<nic_loopback>(tools);
+    small_ = nic.get();
+    paths_ = {make_host_copy(), make_engine(tools), make_owner_context(tools), make_peer_dmabuf(tools),
+              std::move(nic),   make_staged(tools), make_owner_proxy(tools)};
+}
+
+copier_core::~copier_core() = default;
+
+result<void> copier_core::look_up_imported(const place& which, copy_end& end, copy_job& job) {
+    const auto& buffer = *which.imported_;
+    const auto offset = which.address_.value();
+    if (!buffer.lease_ || !lies_within(offset, which.length_, buffer.length_))
+        return tl::unexpected(
+            error(errc::range_leaves_allocation,
+                  fmt::format("{} bytes at {} of {}", which.length_, offset, buffer.length_)));
+    if (job.lease)
+        return tl::unexpected(
+            error(errc::no_path, "both places are memory of other processes: copy through one's own"));
+    end.offset = buffer.offset_ + offset;
+    end.address = buffer.lease_->base() + end.offset;
+    if (buffer.lease_->local())
+        return buffer.lease_->enter(); // this process's own memory; nothing is counted
+    end.what = kind::leased;
+    job.lease = buffer.lease_;
+    return {};
+}
+
+result<void> copier_core::look_up(const place& which, copy_end& end, copy_job& job) {
+    switch (which.kind_) {
+    case place::kind::host:
+        end.host = which.host_;
+        end.read_only = which.read_only_;
+        return {};
+    case place::kind::dmabuf:
+        end.what = kind::dmabuf;
+        end.fd = which.fd_;
+        end.offset = which.address_.value();
+        return {};
+    case place::kind::imported:
+        GAUDI_CHECK(look_up_imported(which, end, job));
+        if (end.is(kind::leased))
+            return {};
+        break;
+    case place::kind::device:
+        end.address = which.address_;
+        break;
+    }
+    end.what = kind::device;
+    if (which.device_ >= 0) {
+        end.device = static_cast<unsigned>(which.device_);
+        return {};
+    }
+    const auto index = known_memory().device_of(end.address);
+    if (!index)
+        return tl::unexpected(
+            error(errc::not_allocated, fmt::format("{} bytes at {:#x}, memory of no open device",
+                                                   which.length_, end.address.value())));
+    end.device = *index;
+    return {};
+}
+
+result<void> copier_core::look_up(const place& to, const place& from, copy_job& job) {
+    job.length = from.length_;
+    if (to.length_ != from.length_)
+        return tl::unexpected(error(errc::length_mismatch, fmt::format("copy of {} bytes to a place of {}",
+                                                                       from.length_, to.length_)));
+    if (job.length == 0)
+        return tl::unexpected(error(errc::size_zero, "copy of 0 bytes"));
+    GAUDI_CHECK(look_up(to, job.to, job));
+    GAUDI_CHECK(look_up(from, job.from, job));
+    if (job.to.read_only)
+        return tl::unexpected(error(errc::host_range_invalid, "the destination is const memory"));
+    return {};
+}
+
+result<copy_ticket> copier_core::copy(const place& to, const place& from, const copy_policy& policy) {
+    if (forks_ != fork_count())
+        return tl::unexpected(error(errc::forked, "a copier"));
+    copy_job job;
+    GAUDI_CHECK(look_up(to, from, job));
+    const bool small = job.length <= options_.nic_max && job.between_host_and_device();
+    if (small && job.length <= most_now && !policy.only)
+        if (auto done = small_->copy_now(job))
+            return done; // else an engine does it, or says what is wrong
+    job.hints = policy.hints;
+    if (!job.lease)
+        return start(job, policy, small);
+    GAUDI_CHECK(job.lease->enter());
+    auto started = start(job, policy, small);
+    if (!started)
+        job.lease->leave();
+    return started;
+}
+
+result<copy_ticket> copier_core::start(const copy_job& job, const copy_policy& policy, bool nic_first) {
+    std::vector<std::pair<copy_path, error>> failures;
+    for (std::size_t i = nic_first ? 0 : 1; i <= copy_paths; ++i) {
+        auto& each = i == 0 ? static_cast<path&>(*small_) : *paths_[i - 1];
+        if (!allows(policy, each.which()) || each.unsuited(job) != nullptr)
+            continue;
+        auto started = each.start(job);
+        if (started || is_final(started.error()) || policy.only)
+            return started;
+        failures.emplace_back(each.which(), started.error());
+    }
+    return tl::unexpected(nothing_viable(job, policy, failures));
+}
+
+error copier_core::nothing_viable(const copy_job& job, const copy_policy& policy,
+                                  std::span<const std::pair<copy_path, error>> failures) const {
+    std::string text;
+    const auto say = [&](copy_path which, std::string_view why) {
+        text += fmt::format("{}{}: {}", text.empty() ? "" : "; ", name_of(which), why);
+    };
+    for (const auto& [which, why] : failures) {
+        if (why.code() == errc::too_many_operations) // there is a path, a little later
+            return why;
+        say(which, why.observed());
+    }
+    if (failures.size() == 1 && !policy.zero_copy)
+        return failures.front().second;
+    if (failures.empty())
+        for (const auto& each : paths_)
+            if (allows(policy, each->which()))
+                if (const char* const why = each->unsuited(job); why != nullptr)
+                    say(each->which(), why);
+    return {policy.zero_copy ? errc::zero_copy_impossible : errc::no_path, std::move(text)};
+}
+
+std::vector<path_verdict> copier_core::paths(const place& to, const place& from) {
+    std::vector<path_verdict> verdicts;
+    copy_job job;
+    auto ready = look_up(to, from, job);
+    if (ready && job.lease)
+        ready = job.lease->enter();
+    const bool entered = ready && job.lease;
+    for (const auto& each : paths_) {
+        path_verdict verdict{each->which(), std::nullopt};
+        if (!ready) {
+            verdict.why_not = ready.error();
+        } else if (const char* const why = each->unsuited(job); why != nullptr) {
+            verdict.why_not = error(errc::no_path, why);
+        } else if (const auto prepared = each->prepare(job); !prepared) {
+            verdict.why_not = prepared.error();
+        }
+        verdicts.push_back(std::move(verdict));
+    }
+    if (entered)
+        job.lease->leave();
+    return verdicts;
+}
+
+std::size_t copier_core::poll() {
+    std::size_t ended = 0;
+    devices_.for_each_engine([&](copy_core& each) { ended += each.poll(); });
+    return ended + pending_.poll();
+}
+
+void copier_core::watch(copy_core& engine) {
+    const auto fd = engine.event_fd(event_when::armed);
+    if (!fd)
+        return;          // its copies are seen by whoever polls
+    epoll_event event{}; // edges: the descriptor is everybody's, so nobody reads it
+    event.events = EPOLLIN | EPOLLET;
+    ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, *fd, &event);
+    engine.arm(); // another thread may sleep already
+}
+
+result<int> copier_core::event_fd() {
+    const std::lock_guard guard(events_mutex_);
+    if (epoll_)
+        return epoll_.get();
+    unique_fd epoll(::epoll_create1(EPOLL_CLOEXEC));
+    unique_fd timer(::timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC));
+    epoll_event event{};
+    event.events = EPOLLIN;
+    if (!epoll || !timer || ::epoll_ctl(epoll.get(), EPOLL_CTL_ADD, timer.get(), &event) != 0)
+        return tl::unexpected(system_error("the event descriptor of a copier"));
+    epoll_ = std::move(epoll);
+    timer_ = std::move(timer);
+    devices_.for_each_engine([&](copy_core& each) { watch(each); });
+    devices_.when_new([&](copy_core& each) { watch(each); });
+    return epoll_.get();
+}
+
+// Some paths need somebody to drive them: while such copies are under way the descriptor fires now and then.
+void copier_core::arm() {
+    const std::lock_guard guard(events_mutex_);
+    if (!epoll_)
+        return;
+    epoll_event seen[8];
+    std::uint64_t fired = 0;
+    (void)::epoll_wait(epoll_.get(), seen, 8, 0); // what came until now is looked at here
+    (void)!::read(timer_.get(), &fired, sizeof(fired));
+    devices_.for_each_engine([](copy_core& each) {
+        each.arm();
+        each.poll();
+    });
+    constexpr long pause_ns = 50000;
+    itimerspec soon{};
+    soon.it_value.tv_nsec = pending_.any() ? pause_ns : 0;
+    ::timerfd_settime(timer_.get(), 0, &soon, nullptr);
+}
+
+void copier_core::forget(unsigned device_index) {
+    for (const auto& each : paths_)
+        each->forget(device_index);
+    devices_.forget(device_index);
+}
+
+void copier_core::drop_lost() {
+    for (const auto& each : paths_)
+        each->drop_lost();
+    devices_.drop_lost();
+}
+
+} // namespace gaudi

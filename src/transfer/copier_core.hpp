@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <gaudi/copier.hpp>
+
+#include "src/transfer/device_table.hpp"
+#include "src/transfer/path.hpp"
+#include "src/transfer/pending_copy.hpp"
+#include "src/transfer/slab_pool.hpp"
+
+#include <array>
+
+namespace gaudi {
+
+class nic_loopback;
+
+// Plans copies: the first path that is viable for two places, by the policy.
+class copier_core {
+public:
+    // For imported memory, which knows no copier. It keeps no device open. A child of fork begins anew.
+    static std::shared_ptr<copier_core> of_process();
+    static void drop_of_process();
+
+    explicit copier_core(const copier_options& options);
+    ~copier_core();
+    copier_core(const copier_core&) = delete;
+    copier_core& operator=(const copier_core&) = delete;
+
+    result<copy_ticket> copy(const place& to, const place& from, const copy_policy& policy);
+    std::vector<path_verdict> paths(const place& to, const place& from);
+    std::size_t poll();
+    result<int> event_fd();
+    void arm();
+    void forget(unsigned device_index);
+    void drop_lost();
+    [[nodiscard]] device_table& devices() { return devices_; }
+
+private:
+    // Into the job, in place: small copies feel every object that is moved.
+    [[nodiscard]] static result<void> look_up(const place& to, const place& from, copy_job& job);
+    [[nodiscard]] static result<void> look_up(const place& which, copy_end& end, copy_job& job);
+    [[nodiscard]] static result<void> look_up_imported(const place& which, copy_end& end, copy_job& job);
+    [[nodiscard]] result<copy_ticket> start(const copy_job& job, const copy_policy& policy, bool nic_first);
+    [[nodiscard]] error nothing_viable(const copy_job& job, const copy_policy& policy,
+                                       std::span<const std::pair<copy_path, error>> failures) const;
+    void watch(copy_core& engine);
+
+    const copier_options options_;
+    const unsigned forks_;
+    device_table devices_;
+    pending_copies pending_;
+    nic_loopback* small_;                                 // of paths_
+    std::array<std::unique_ptr<path>, copy_paths> paths_; // in the order of copy_path
+    std::mutex events_mutex_;
+    unique_fd epoll_, timer_;
+};
+
+} // namespace gaudi

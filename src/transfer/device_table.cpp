@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "src/transfer/device_table.hpp"
+
+#include "src/error/try.hpp"
+
+#include <fmt/format.h>
+
+namespace gaudi {
+
+device_table::entry& device_table::at(unsigned index) {
+    if (index >= entries_.size())
+        entries_.resize(index + 1);
+    return entries_[index];
+}
+
+result<std::shared_ptr<copy_core>> device_table::engine_of(unsigned index) {
+    const std::lock_guard guard(mutex_);
+    auto& known = at(index);
+    if (auto core = known.kept ? known.kept : known.known.lock(); core && !core->device().lost())
+        return core;
+    const auto owner = find_open_device(index);
+    if (!owner)
+        return tl::unexpected(
+            error(errc::not_allocated, fmt::format("device {} is not open in this process", index)));
+    if (known.why_none && known.without_engine.lock() == owner)
+        return tl::unexpected(*known.why_none);
+    const auto engine = owner->copies(options_.engines);
+    if (!engine) {
+        if (engine.error().code() == errc::copies_absent) {
+            known.without_engine = owner;
+            known.why_none = engine.error();
+        }
+        return tl::unexpected(engine.error());
+    }
+    const auto& core = engine->core();
+    if (options_.keep)
+        known.kept = core;
+    if (when_new_ && known.known.lock() != core)
+        when_new_(*core);
+    known.known = core;
+    return core;
+}
+
+result<std::shared_ptr<device>> device_table::device_of(const copy_end& end, std::uint64_t length) {
+    auto found = find_open_device(end.device);
+    if (!found)
+        return tl::unexpected(
+            error(errc::not_allocated, fmt::format("{} bytes at {:#x}", length, end.address.value())));
+    if (!found->attached()) // SynapseAI's pool has no allocations that we know of
+        GAUDI_CHECK(known_memory().find(end.address, length));
+    return found;
+}
+
+void device_table::forget(unsigned index) {
+    entry gone; // after the lock: an engine may wait for its copies
+    const std::lock_guard guard(mutex_);
+    std::swap(gone, at(index));
+}
+
+void device_table::drop_lost() {
+    std::vector<std::shared_ptr<copy_core>> gone;
+    const std::lock_guard guard(mutex_);
+    for (auto& each : entries_)
+        if (each.kept && each.kept->device().lost())
+            gone.push_back(std::move(each.kept));
+}
+
+void device_table::when_new(std::function<void(copy_core&)> visit) {
+    const std::lock_guard guard(mutex_);
+    when_new_ = std::move(visit);
+}
+
+} // namespace gaudi

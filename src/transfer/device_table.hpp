@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <gaudi/copier.hpp>
+#include <gaudi/device.hpp>
+
+#include "src/copy/copy_core.hpp"
+#include "src/transfer/copy_job.hpp"
+
+#include <functional>
+#include <mutex>
+
+namespace gaudi {
+
+// The open devices of this process and their engines, as a copier uses them. Thread-safe.
+class device_table {
+public:
+    explicit device_table(const copier_options& options) : options_(options) {}
+
+    // errc::not_allocated: the device is not open; copies_absent.
+    result<std::shared_ptr<copy_core>> engine_of(unsigned index);
+    // The device that an end lies on; the range is memory of it that lives.
+    result<std::shared_ptr<device>> device_of(const copy_end& end, std::uint64_t length);
+    void forget(unsigned index);
+    void drop_lost();
+    // Engines that were used and still live. `visit` must not call back.
+    template <typename F>
+    void for_each_engine(F&& visit) {
+        const std::lock_guard guard(mutex_);
+        for (const auto& each : entries_)
+            if (each.kept)
+                visit(*each.kept);
+            else if (const auto core = each.known.lock())
+                visit(*core);
+    }
+    // Each that is used for the first time from now on.
+    void when_new(std::function<void(copy_core&)> visit);
+
+private:
+    struct entry {
+        std::shared_ptr<copy_core> kept;
+        std::weak_ptr<copy_core> known;
+        std::weak_ptr<device> without_engine; // it has none: asked once
+        std::optional<error> why_none;
+    };
+    entry& at(unsigned index);
+
+    const copier_options options_;
+    std::mutex mutex_;
+    std::vector<entry> entries_; // by index
+    std::function<void(copy_core&)> when_new_;
+};
+
+} // namespace gaudi

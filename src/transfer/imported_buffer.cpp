@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <gaudi/ipc.hpp>
+
+#include "src/copy/copy_core.hpp"
+#include "src/error/try.hpp"
+#include "src/ipc/broker.hpp"
+#include "src/ipc/importer.hpp"
+#include "src/transfer/copier_core.hpp"
+#include "src/transfer/paths/owner_context.hpp"
+
+namespace gaudi {
+namespace {
+
+// Pinned in another process's context: the lease, and so the place there, stays as long as the pin.
+class leased_pin : public pin_core {
+public:
+    leased_pin(std::shared_ptr<lease_core> lease, pinned_memory pinned)
+        : lease_(std::move(lease)), pinned_(std::move(pinned)) {}
+    [[nodiscard]] std::span<std::byte> bytes() const override { return pinned_.bytes(); }
+    [[nodiscard]] device_address address() const override { return pinned_.address(); }
+
+private:
+    std::shared_ptr<lease_core> lease_; // first: it goes last
+    pinned_memory pinned_;
+};
+
+} // namespace
+
+imported_buffer::imported_buffer() = default;
+imported_buffer::imported_buffer(std::shared_ptr<lease_core> lease, std::uint64_t offset,
+                                 std::uint64_t length, const import_options& options)
+    : lease_(std::move(lease)), offset_(offset), length_(length), options_(options) {}
+imported_buffer::imported_buffer(imported_buffer&&) noexcept = default;
+imported_buffer& imported_buffer::operator=(imported_buffer&&) noexcept = default;
+imported_buffer::~imported_buffer() = default;
+
+bool imported_buffer::gone() const {
+    return !lease_ || lease_->gone();
+}
+
+copy_policy imported_buffer::policy() const {
+    return {options_.only, options_.zero_copy, {}};
+}
+
+result<copy_ticket> imported_buffer::read(std::span<std::byte> to, std::uint64_t offset) {
+    return copier_core::of_process()->copy(to, place(*this, offset, to.size()), policy());
+}
+
+result<copy_ticket> imported_buffer::write(std::uint64_t offset, std::span<const std::byte> from) {
+    return copier_core::of_process()->copy(place(*this, offset, from.size()), from, policy());
+}
+
+result<copy_ticket> imported_buffer::read(device_address to, std::uint64_t offset, std::uint64_t length) {
+    return copier_core::of_process()->copy(place(to, length), place(*this, offset, length), policy());
+}
+
+result<copy_ticket> imported_buffer::write(std::uint64_t offset, device_address from, std::uint64_t length) {
+    return copier_core::of_process()->copy(place(*this, offset, length), place(from, length), policy());
+}
+
+result<pinned_memory> imported_buffer::pin(std::span<std::byte> memory) {
+    GAUDI_TRY(const auto engine, engine_on_context(copier_core::of_process()->devices(), lease_));
+    GAUDI_TRY(auto pinned, engine->pin(memory));
+    return pinned_memory(std::make_unique<leased_pin>(lease_, std::move(pinned)));
+}
+
+result<void> check_handle(const memory_handle& handle) {
+    return read_handle(handle.bytes).map([](const handle_record&) {});
+}
+
+result<imported_buffer> import_memory(std::span<const std::byte> handle, const import_options& options) {
+    GAUDI_TRY(const auto record, read_handle(handle));
+    GAUDI_TRY(auto lease, importer::self().open(record));
+    return imported_buffer(std::move(lease), record.offset, record.length, options);
+}
+
+void stop_ipc() {
+    importer::self().drop_all();
+    copier_core::drop_of_process();
+    broker::stop();
+}
+
+} // namespace gaudi

@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "src/transfer/paths/nic_loopback.hpp"
+
+#include "src/error/try.hpp"
+#include "src/transfer/device_table.hpp"
+#include "src/transfer/pending_copy.hpp"
+
+#include <cstring>
+#include <fmt/format.h>
+#include <thread>
+
+namespace gaudi {
+namespace {
+
+using kind = copy_end::kind;
+
+constexpr std::size_t room_bytes = 16 * 1024;
+constexpr auto both_rights = remote_access::read | remote_access::write;
+
+// Memory regions that a child of fork leaves alone.
+std::shared_ptr<const void> keep(const std::shared_ptr<nic>& card, mr_handle region) {
+    return {region.release(), [card, destroy = std::move(region.get_deleter())](ibv_mr* last) {
+                if (card->core()->ours())
+                    destroy(last);
+            }};
+}
+
+class nic_copy final : public pending_copy {
+public:
+    nic_copy(const copy_job& job, std::shared_ptr<std::mutex> mutex, std::shared_ptr<nic_copier> copier,
+             std::shared_ptr<const void> near, std::shared_ptr<const void> far, std::uint64_t number)
+        : pending_copy(copy_path::nic_loopback, job.length, job.lease), mutex_(std::move(mutex)),
+          copier_(std::move(copier)), near_(std::move(near)), far_(std::move(far)), number_(number) {}
+
+private:
+    using clock = std::chrono::steady_clock;
+
+    std::optional<result<void>> look() override {
+        const std::lock_guard guard(*mutex_);
+        if (copier_->poll() >= number_)
+            return result<void>();
+        // The queue pair's own timeout and retries end sooner, unless the NIC itself is gone and says nothing
+        // more.
+        constexpr auto patience = std::chrono::seconds(30);
+        if (clock::now() - started_ > patience)
+            copier_->end(error(errc::connection_broken, "the NIC says nothing about a transfer to itself"));
+        if (const auto& why = copier_->broken())
+            return result<void>(tl::unexpected(*why));
+        return std::nullopt;
+    }
+    void let_go() override {
+        near_.reset();
+        far_.reset();
+    }
+    void sleep(std::chrono::milliseconds) override { std::this_thread::yield(); }
+
+    std::shared_ptr<std::mutex> mutex_;
+    std::shared_ptr<nic_copier> copier_;
+    std::shared_ptr<const void> near_, far_;
+    const std::uint64_t number_;
+    const clock::time_point started_ = clock::now();
+};
+
+} // namespace
+
+result<std::shared_ptr<nic_loop>> nic_loop::make(const std::shared_ptr<nic>& card) {
+    auto made = std::make_shared<nic_loop>();
+    made->card = card;
+    GAUDI_TRY(made->small, nic_copier::make(card));
+    GAUDI_TRY(made->domain, card->core()->loopback_pd());
+    GAUDI_TRY(made->room, mapping::anonymous(room_bytes));
+    GAUDI_TRY(made->room_region, card->core()->register_host(made->room.bytes(), both_rights, made->domain));
+    made->far_memory =
+        std::make_shared<registration_cache>(card->core(), registration_limits{}, both_rights, made->domain);
+    return made;
+}
+
+nic_loop::~nic_loop() {
+    if (card && !card->core()->ours()) // a child of fork has no part in it
+        (void)room_region.release();
+}
+
+nic_loopback::nic_loopback(const path_tools& tools) : devices_(tools.devices), pending_(tools.pending) {}
+nic_loopback::~nic_loopback() = default;
+
+const char* nic_loopback::unsuited(const copy_job& job) const {
+    return job.to.is(kind::host) && job.from.is(kind::host) ? "the CPU copies within host memory" : nullptr;
+}
+
+result<void> nic_loopback::make_loop(entry& of, const std::shared_ptr<device>& near_to) {
+    nic_choice choice;
+    choice.needs_dmabuf = true;
+    if (near_to)
+        choice.near_to = near_to->info();
+    GAUDI_TRY(const auto card, open_nic(choice));
+    for (const auto& each : loops_) // several devices may be near to one NIC
+        if (const auto known = each.lock(); known && known->card->info().name == card->info().name &&
+                                            known->card->info().port == card->info().port &&
+                                            !known->small->broken()) {
+            of.loop = known;
+            return {};
+        }
+    GAUDI_TRY(of.loop, nic_loop::make(card));
+    std::erase_if(loops_, [](const auto& each) { return each.expired(); });
+    loops_.push_back(of.loop);
+    return {};
+}
+
+result<nic_loopback::entry*> nic_loopback::entry_for(const copy_job& job, std::shared_ptr<device>& owner) {
+    const bool on_device = job.has(kind::device);
+    const auto index = on_device ? std::size_t{job.end_of(kind::device).device} + 1 : 0;
+    if (index >= entries_.size())
+        entries_.resize(index + 1);
+    auto& found = entries_[index];
+    if (on_device) {
+        owner = found.owner.lock();
+        if (!owner || owner->lost()) {
+            owner = find_open_device(job.end_of(kind::device).device);
+            found = {};
+            found.owner = owner;
+        }
+        if (!owner)
+            return tl::unexpected(error(errc::not_allocated, "memory of a device that was closed"));
+    }
+    if (found.loop && !found.loop->small->broken())
+        return &found;
+    if (found.why_none)
+        return tl::unexpected(*found.why_none);
+    if (const auto made = make_loop(found, owner); !made) {
+        found.why_none = made.error();
+        return tl::unexpected(made.error());
+    }
+    return &found;
+}
+
+result<void> nic_loopback::move_small(nic_loop& loop, device& owner, const copy_job& job) {
+    const bool to_device = job.to.is(kind::device);
+    const auto& there = to_device ? job.to : job.from;
+    auto* const here = to_device ? job.from.host : job.to.host;
+    const auto room = loop.room.bytes();
+    const nic_copier::region far{reinterpret_cast<std::uintptr_t>(room.data()), loop.room_region->rkey};
+    for (std::size_t done = 0; done < job.length;) {
+        const auto bytes = std::min<std::size_t>(job.length - done, room.size());
+        // The device is the near end, by its local key: nothing of it is open to a remote one.
+        GAUDI_TRY(const auto region, loop.card->region(owner, there.address + done, bytes));
+        if (to_device)
+            std::memcpy(room.data(), here + done, bytes);
+        GAUDI_CHECK(
+            loop.small->carry_out(!to_device, {region.address(), region.local_key(), true}, far, bytes));
+        if (!to_device)
+            std::memcpy(here + done, room.data(), bytes);
+        done += bytes;
+    }
+    return {};
+}
+
+result<copy_ticket> nic_loopback::copy_now(const copy_job& job) {
+    const std::lock_guard guard(*mutex_);
+    std::shared_ptr<device> owner;
+    GAUDI_TRY(auto* const known, entry_for(job, owner));
+    if (known->no_small)
+        return tl::unexpected(error(errc::connection_broken, "small copies by this NIC failed before"));
+    if (const auto moved = move_small(*known->loop, *owner, job); !moved) {
+        const auto kind = moved.error().kind();
+        known->no_small = kind != error_kind::invalid && kind != error_kind::exhausted;
+        return tl::unexpected(moved.error());
+    }
+    count_copy(which(), job.length);
+    return copy_ticket(nullptr, 0, which(), job.length);
+}
+
+result<nic_loopback::reached> nic_loopback::reach_near(nic_loop& loop, const copy_job& job,
+                                                       const copy_end& end) {
+    const auto& card = loop.card;
+    if (end.is(kind::dmabuf)) {
+        GAUDI_TRY(auto region, card->core()->register_dmabuf(
+                                   {end.fd, end.offset, device_address(end.offset), job.length}));
+        const auto key = region->lkey;
+        return reached{{end.offset, key, true}, keep(card, std::move(region))};
+    }
+    const bool on_device = end.is(kind::device);
+    std::shared_ptr<device> owner;
+    if (on_device) {
+        GAUDI_TRY(owner, devices_.device_of(end, job.length));
+    }
+    GAUDI_TRY(auto region,
+              on_device ? card->region(*owner, end.address, job.length) : card->region(job.host_of(end)));
+    const nic_copier::region at{region.address(), region.local_key(), on_device};
+    return reached{at, std::make_shared<const local_region>(std::move(region))};
+}
+
+result<nic_loopback::reached> nic_loopback::reach_far(nic_loop& loop, const copy_job& job,
+                                                      const copy_end& end) {
+    const auto& card = loop.card;
+    switch (end.what) {
+    case kind::host: {
+        const auto host = job.host_of(end);
+        GAUDI_TRY(auto region, &end == &job.from
+                                   ? card->core()->register_source(host, loop.domain)
+                                   : card->core()->register_host(host, both_rights, loop.domain));
+        const auto key = region->rkey;
+        return reached{{reinterpret_cast<std::uintptr_t>(host.data()), key, false},
+                       keep(card, std::move(region))};
+    }
+    case kind::device: {
+        GAUDI_TRY(const auto owner, devices_.device_of(end, job.length));
+        GAUDI_TRY(auto region, owner->attached()
+                                   ? loop.far_memory->of_foreign(*owner, end.address, job.length)
+                                   : loop.far_memory->of(*owner->heap().core(), end.address, job.length));
+        const auto key = region.lease()->remote_key();
+        return reached{{end.address.value(), key, true},
+                       std::make_shared<const local_region>(std::move(region))};
+    }
+    case kind::leased: {
+        auto reach = job.lease->reach(); // kept by the copy, whatever becomes of the owner
+        GAUDI_TRY(const auto key, job.lease->key_on(*reach, card));
+        return reached{{end.address.value(), key, true}, std::move(reach)};
+    }
+    case kind::dmabuf: {
+        GAUDI_TRY(auto region,
+                  card->core()->register_dmabuf({end.fd, end.offset, device_address(end.offset), job.length},
+                                                both_rights, loop.domain));
+        const auto key = region->rkey;
+        return reached{{end.offset, key, true}, keep(card, std::move(region))};
+    }
+    }
+    return tl::unexpected(error(errc::no_path, "an unknown kind of place"));
+}
+
+// Far is what has a remote key by its nature, near what is registered for this process anyway.
+result<nic_loopback::ready> nic_loopback::reach_both(const copy_job& job) {
+    ready made;
+    std::shared_ptr<device> owner;
+    GAUDI_TRY(const auto* const known, entry_for(job, owner));
+    made.loop = known->loop;
+    auto& loop = *made.loop;
+    if (!loop.large || loop.large->broken()) {
+        GAUDI_TRY(loop.large, nic_copier::make(loop.card));
+    }
+    const auto* far = &job.from;
+    for (const auto first : {kind::host, kind::dmabuf, kind::leased}) // the last that is there counts
+        if (job.has(first) && !(first == kind::host && !job.has(kind::device)))
+            far = &job.end_of(first);
+    made.write = far == &job.to;
+    GAUDI_TRY(made.near, reach_near(loop, job, made.write ? job.from : job.to));
+    GAUDI_TRY(made.far, reach_far(loop, job, *far));
+    return made;
+}
+
+result<void> nic_loopback::prepare(const copy_job& job) {
+    const std::lock_guard guard(*mutex_);
+    return reach_both(job).map([](const ready&) {});
+}
+
+result<copy_ticket> nic_loopback::start(const copy_job& job) {
+    std::unique_lock lock(*mutex_);
+    GAUDI_TRY(const auto made, reach_both(job));
+    const auto& copier = made.loop->large;
+    GAUDI_TRY(const auto number, copier->start(made.write, made.near.at, made.far.at, job.length));
+    auto started = std::make_shared<nic_copy>(job, mutex_, copier, made.near.kept, made.far.kept, number);
+    lock.unlock(); // a copy that is driven takes it while it holds locks of its own
+    return pending_.add(started, which(), job.length);
+}
+
+void nic_loopback::forget(unsigned device_index) {
+    const std::lock_guard guard(*mutex_);
+    if (device_index + std::size_t{1} < entries_.size())
+        entries_[device_index + std::size_t{1}] = {};
+}
+
+void nic_loopback::drop_lost() {
+    const std::lock_guard guard(*mutex_);
+    for (auto& each : entries_)
+        if (const auto owner = each.owner.lock(); owner && owner->lost())
+            each = {};
+}
+
+} // namespace gaudi

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include "src/copy/copy_core.hpp"
+#include "src/ipc/lease_core.hpp"
+
+namespace gaudi {
+
+class device_table;
+
+// An engine on the context that leased memory lies in: this process's own, if it is on it, or a guest's by
+// the descriptor that the owner gave. errc::not_given, copies_absent.
+result<std::shared_ptr<copy_core>> engine_on_context(device_table& devices,
+                                                     const std::shared_ptr<lease_core>& lease);
+
+} // namespace gaudi

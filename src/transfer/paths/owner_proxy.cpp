@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "src/error/try.hpp"
+#include "src/transfer/device_table.hpp"
+#include "src/transfer/path.hpp"
+#include "src/transfer/pipeline.hpp"
+
+#include <fmt/format.h>
+
+namespace gaudi {
+namespace {
+
+using kind = copy_end::kind;
+using clock = std::chrono::steady_clock;
+
+constexpr unsigned enough_slabs = 2; // one is filled while the other is emptied
+
+// The owner's side: it copies between the leased memory and slabs that both see.
+class owner_step : public pipeline_step {
+public:
+    owner_step(std::shared_ptr<lease_core> lease, std::uint64_t offset, bool source,
+               std::span<const std::uint64_t> slab_offsets)
+        : lease_(std::move(lease)), offset_(offset), source_(source) {
+        std::copy(slab_offsets.begin(), slab_offsets.end(), slab_offsets_.begin());
+    }
+    result<void> start(unsigned slab, std::span<std::byte> bytes, std::uint64_t offset) override {
+        wire_request request;
+        request.head.ask = source_ ? wire_ask::copy_out : wire_ask::copy_in;
+        request.lease = lease_->slot();
+        request.offset = offset_ + offset;
+        request.length = bytes.size();
+        request.slab_offset = slab_offsets_[slab];
+        GAUDI_TRY(ids_[slab], lease_->link()->post(request));
+        asked_[slab] = clock::now();
+        return {};
+    }
+    std::optional<result<void>> look(unsigned slab) override {
+        const auto& link = lease_->link();
+        const auto answer = link->answer_to(ids_[slab]);
+        if (answer)
+            return *answer ? result<void>() : tl::unexpected(answer->error());
+        const auto patience = link->settings().patience;
+        if (clock::now() - asked_[slab] < patience)
+            return std::nullopt;
+        link->give_up(); // what it might still write must not meet the next copy
+        return result<void>(
+            tl::unexpected(error(errc::peer_silent, fmt::format("process {}, waited {} ms", link->owner().pid,
+                                                                patience.count()))));
+    }
+
+private:
+    std::shared_ptr<lease_core> lease_;
+    std::uint64_t offset_;
+    bool source_;
+    std::array<std::uint64_t, pipeline::most_slabs> slab_offsets_{}, ids_{};
+    std::array<clock::time_point, pipeline::most_slabs> asked_{};
+};
+
+// Slabs of the owner, given back by the destructor.
+struct owner_slabs {
+    std::shared_ptr<owner_link> link;
+    std::vector<owner_link::slab> taken;
+
+    explicit owner_slabs(std::shared_ptr<owner_link> of) : link(std::move(of)) {}
+    owner_slabs(const owner_slabs&) = delete;
+    owner_slabs& operator=(const owner_slabs&) = delete;
+    ~owner_slabs() {
+        for (const auto& each : taken)
+            link->return_slab(each.offset);
+    }
+};
+
+class owner_proxy final : public path {
+public:
+    explicit owner_proxy(const path_tools& tools) : tools_(tools) {}
+
+    [[nodiscard]] copy_path which() const override { return copy_path::owner_proxy; }
+    [[nodiscard]] const char* unsuited(const copy_job& job) const override {
+        if (!job.lease)
+            return "no memory of another process";
+        return job.has(kind::dmabuf) ? "a DMA-BUF, which no CPU here can reach" : nullptr;
+    }
+    // The owner is asked to bring one byte: it may have no engine.
+    result<void> prepare(const copy_job& job) override {
+        GAUDI_TRY(const auto slabs, take(job, 1));
+        GAUDI_CHECK(local_step(job, true, *slabs));
+        const std::uint64_t offset = slabs->taken.front().offset;
+        owner_step step(job.lease, job.end_of(kind::leased).offset, true, {&offset, 1});
+        GAUDI_CHECK(step.start(0, slabs->taken.front().bytes.first(1), 0));
+        for (;;) {
+            if (const auto seen = step.look(0))
+                return *seen;
+            slabs->link->wait(std::chrono::milliseconds(1));
+        }
+    }
+    result<copy_ticket> start(const copy_job& job) override {
+        const bool to_owner = job.to.is(kind::leased);
+        GAUDI_TRY(const auto slabs, take(job, enough_slabs));
+        GAUDI_TRY(auto here, local_step(job, to_owner, *slabs));
+        std::array<std::uint64_t, pipeline::most_slabs> offsets{};
+        pipeline::room room;
+        for (const auto& each : slabs->taken) {
+            offsets[room.count] = each.offset;
+            room.slab[room.count++] = each.bytes;
+        }
+        room.give_back = [kept = slabs]() mutable { kept.reset(); };
+        room.sleep = [link = slabs->link](std::chrono::milliseconds limit) {
+            link->wait(std::min(limit, std::chrono::milliseconds(1)));
+        };
+        std::unique_ptr<pipeline_step> there = std::make_unique<owner_step>(
+            job.lease, job.end_of(kind::leased).offset, !to_owner, std::span(offsets).first(room.count));
+        return tools_.pending.add(std::make_shared<pipeline>(which(), job.length, job.lease, std::move(room),
+                                                             std::move(to_owner ? here : there),
+                                                             std::move(to_owner ? there : here)),
+                                  which(), job.length);
+    }
+
+private:
+    result<std::unique_ptr<pipeline_step>> local_step(const copy_job& job, bool source,
+                                                      const owner_slabs& slabs) {
+        const auto& local = job.other_than(kind::leased);
+        if (local.is(kind::host))
+            return host_step(job.host_of(local), source);
+        GAUDI_CHECK(tools_.devices.device_of(local, job.length));
+        GAUDI_TRY(auto engine, tools_.devices.engine_of(local.device));
+        std::vector<pinned_memory> pins;
+        for (const auto& each : slabs.taken) {
+            GAUDI_TRY(pins.emplace_back(), engine->pin(each.bytes));
+        }
+        return engine_step(std::move(engine), local.address, source, std::move(pins));
+    }
+    static result<std::shared_ptr<owner_slabs>> take(const copy_job& job, unsigned count) {
+        auto made = std::make_shared<owner_slabs>(job.lease->link());
+        while (made->taken.size() < count) {
+            GAUDI_TRY(const auto slab, made->link->take_slab());
+            if (!slab)
+                break;
+            made->taken.push_back(*slab);
+        }
+        if (made->taken.empty())
+            return tl::unexpected(
+                error(errc::too_many_operations, fmt::format("{} slabs of process {} are in use",
+                                                             owner_link::slabs, job.lease->handle().pid)));
+        return made;
+    }
+
+    const path_tools tools_;
+};
+
+} // namespace
+
+std::unique_ptr<path> make_owner_proxy(const path_tools& tools) {
+    return std::make_unique<owner_proxy>(tools);
+}
+
+} // namespace gaudi

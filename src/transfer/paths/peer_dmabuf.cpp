@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "src/error/try.hpp"
+#include "src/hl/hl_device.hpp"
+#include "src/memory/heap_core.hpp"
+#include "src/os/round_up.hpp"
+#include "src/transfer/device_table.hpp"
+#include "src/transfer/path.hpp"
+#include "src/transfer/pending_copy.hpp"
+
+#include <fmt/format.h>
+
+namespace gaudi {
+namespace {
+
+using kind = copy_end::kind;
+
+constexpr std::uint64_t page = 4096;
+
+// Memory as a device sees it that imported its DMA-BUF, and what keeps it so.
+struct imported_range {
+    device_address at;
+    std::shared_ptr<const void> kept;
+};
+
+// Chunks of this process's heaps that other devices imported: a chunk is imported once, whole.
+class import_cache : public chunk_observer, public std::enable_shared_from_this<import_cache> {
+public:
+    result<imported_range> import(hl_device& by, heap_core& heap, device_address address,
+                                  std::uint64_t length) {
+        GAUDI_TRY(const auto chunk, heap.chunk_at(address, length));
+        heap.observe(shared_from_this()); // not under our lock: the heap calls us under its own
+        const std::lock_guard guard(mutex_);
+        auto& known = chunks_[{&by, chunk.serial}];
+        if (!known) {
+            auto made = by.import_dmabuf(chunk.whole.fd, chunk.whole.length);
+            const auto still = known_memory().find(address);
+            // The descriptor was read without the heap's lock: it was the chunk's if the buffer lived through
+            // all of this.
+            if (!made || !still || still->generation != chunk.generation) {
+                chunks_.erase({&by, chunk.serial});
+                return tl::unexpected(made ? error(errc::not_allocated,
+                                                   fmt::format("{:#x} was freed meanwhile", address.value()))
+                                           : made.error());
+            }
+            known = std::make_shared<const imported_memory>(std::move(*made));
+        }
+        return imported_range{known->address() + (address - chunk.whole.iova), known};
+    }
+    void chunk_goes(std::uint64_t serial) override {
+        const std::lock_guard guard(mutex_);
+        std::erase_if(chunks_, [&](const auto& each) { return each.first.second == serial; });
+    }
+    void buffer_freed(device_address, std::uint64_t) override {}
+    // Nothing that this device imported is kept any more.
+    template <typename F>
+    void drop(F&& imported_by) {
+        const std::lock_guard guard(mutex_);
+        std::erase_if(chunks_, [&](const auto& each) { return imported_by(*each.first.first); });
+    }
+
+private:
+    std::mutex mutex_;
+    // By the device, which each import keeps alive, and the chunk's serial.
+    std::map<std::pair<const hl_device*, std::uint64_t>, std::shared_ptr<const imported_memory>> chunks_;
+};
+
+class peer_dmabuf final : public path {
+public:
+    explicit peer_dmabuf(const path_tools& tools)
+        : devices_(tools.devices), pending_(tools.pending), keep_(tools.keep) {}
+
+    [[nodiscard]] copy_path which() const override { return copy_path::peer_dmabuf; }
+    [[nodiscard]] const char* unsuited(const copy_job& job) const override {
+        if (!job.has(kind::device) || job.has(kind::host))
+            return "only a device can import memory of another";
+        const bool same =
+            job.to.is(kind::device) && job.from.is(kind::device) && job.to.device == job.from.device;
+        return same ? "both places are on one device" : nullptr;
+    }
+    result<void> prepare(const copy_job& job) override {
+        GAUDI_CHECK(devices_.engine_of(importing(job).device));
+        return reach(job).map([](const imported_range&) {});
+    }
+    result<copy_ticket> start(const copy_job& job) override {
+        const auto& own = importing(job);
+        GAUDI_TRY(const auto other, reach(job));
+        GAUDI_TRY(auto core, devices_.engine_of(own.device));
+        // To the engine the other's memory is like host memory.
+        const bool reads = &own == &job.to;
+        GAUDI_TRY(const auto slot,
+                  core->copy_unchecked(reads ? own.address : other.at, reads ? other.at : own.address,
+                                       job.length, reads ? copy_direction::down : copy_direction::up,
+                                       job.hints, which()));
+        copy_ticket ticket(std::move(core), slot, which(), job.length);
+        return pending_.add(std::make_shared<engine_copy>(std::move(ticket), job.lease, other.kept), which(),
+                            job.length);
+    }
+    void forget(unsigned index) override {
+        cache_->drop([&](const hl_device& by) { return by.who().index == index; });
+    }
+    void drop_lost() override {
+        cache_->drop([](const hl_device& by) { return by.lost(); });
+    }
+
+private:
+    // The end whose engine copies: the destination's where both could.
+    [[nodiscard]] static const copy_end& importing(const copy_job& job) {
+        return job.to.is(kind::device) ? job.to : job.from;
+    }
+    result<imported_range> reach(const copy_job& job) {
+        if (auto why = unsupported())
+            return tl::unexpected(*why);
+        const auto& own = importing(job);
+        const auto& other = &own == &job.to ? job.from : job.to;
+        GAUDI_TRY(const auto by, devices_.device_of(own, job.length));
+        auto found = other.is(kind::device) ? of_device(*by->core(), other, job.length)
+                     : other.is(kind::leased)
+                         ? of_lease(by->core(), job)
+                         : of_descriptor(*by->core(), other.fd, other.offset, job.length);
+        if (!found && found.error().code() == errc::import_unsupported && !job.lease) {
+            const std::lock_guard guard(mutex_); // the driver will not learn it
+            unsupported_ = found.error();
+        }
+        return found;
+    }
+    std::optional<error> unsupported() {
+        const std::lock_guard guard(mutex_);
+        return unsupported_;
+    }
+    result<imported_range> of_device(hl_device& by, const copy_end& other, std::uint64_t length) {
+        GAUDI_TRY(const auto owner, devices_.device_of(other, length));
+        if (keep_ && !owner->attached())
+            return cache_->import(by, *owner->heap().core(), other.address, length);
+        // A DMA-BUF of its own: an import maps whole pages from the beginning.
+        GAUDI_TRY(const auto window, owner->export_pages(other.address, length));
+        const unique_fd descriptor(window.fd);
+        return of_descriptor(by, descriptor.get(), window.offset, length);
+    }
+    static result<imported_range> of_lease(const std::shared_ptr<hl_device>& by, const copy_job& job) {
+        auto reach = job.lease->reach(); // kept by the copy, whatever becomes of the owner
+        GAUDI_TRY(const auto base, job.lease->imported_by(*reach, by));
+        return imported_range{base + job.end_of(kind::leased).offset, std::move(reach)};
+    }
+    static result<imported_range> of_descriptor(hl_device& by, int fd, std::uint64_t offset,
+                                                std::uint64_t length) {
+        GAUDI_TRY(auto made, by.import_dmabuf(fd, round_up(offset + length, page)));
+        const auto at = made.address() + offset;
+        return imported_range{at, std::make_shared<const imported_memory>(std::move(made))};
+    }
+
+    device_table& devices_;
+    pending_copies& pending_;
+    const bool keep_;
+    const std::shared_ptr<import_cache> cache_ = std::make_shared<import_cache>();
+    std::mutex mutex_;
+    std::optional<error> unsupported_;
+};
+
+} // namespace
+
+std::unique_ptr<path> make_peer_dmabuf(const path_tools& tools) {
+    return std::make_unique<peer_dmabuf>(tools);
+}
+
+} // namespace gaudi

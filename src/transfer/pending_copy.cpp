@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "src/transfer/pending_copy.hpp"
+
+#include "src/os/fork_count.hpp"
+
+#include <algorithm>
+#include <fmt/format.h>
+
+namespace gaudi {
+
+pending_copy::pending_copy(copy_path path, std::uint64_t bytes, std::shared_ptr<lease_core> lease,
+                           bool counted_here)
+    : path_(path), bytes_(bytes), counted_here_(counted_here), forks_(fork_count()),
+      lease_(std::move(lease)) {}
+
+// The parent drives it, and what it holds is the parent's.
+bool pending_copy::forked() const {
+    return forks_ != fork_count();
+}
+
+bool pending_copy::drive_locked() {
+    if (ended_.load(std::memory_order_relaxed))
+        return false;
+    outcome_ = look();
+    if (!outcome_)
+        return false;
+    if (*outcome_ && counted_here_)
+        count_copy(path_, bytes_);
+    let_go();
+    if (const auto lease = std::move(lease_))
+        lease->leave();
+    ended_.store(true, std::memory_order_release);
+    return true;
+}
+
+bool pending_copy::drive() {
+    if (forked())
+        return false;
+    const std::lock_guard guard(mutex_);
+    return drive_locked();
+}
+
+bool pending_copy::done(std::uint32_t slot) {
+    return finished(slot) || drive() || finished(slot); // another thread may have been faster
+}
+
+bool pending_copy::finished(std::uint32_t) {
+    return forked() || ended_.load(std::memory_order_acquire);
+}
+
+result<void> pending_copy::wait(std::uint32_t slot, std::chrono::milliseconds limit) {
+    using clock = std::chrono::steady_clock;
+    const auto deadline = clock::now() + limit;
+    while (!done(slot)) {
+        const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - clock::now());
+        if (left.count() <= 0)
+            return tl::unexpected(error(
+                errc::copy_timeout, fmt::format("copy by {}, waited {} ms", name_of(path_), limit.count())));
+        sleep(std::min(left, std::chrono::milliseconds(10)));
+    }
+    if (forked())
+        return tl::unexpected(
+            error(errc::forked, fmt::format("a copy of {} bytes by {}", bytes_, name_of(path_))));
+    return *outcome_;
+}
+
+void pending_copy::drop(std::uint32_t slot) {
+    (void)wait(slot, std::chrono::hours(1));
+}
+
+copy_ticket pending_copies::add(const std::shared_ptr<pending_copy>& started, copy_path path,
+                                std::uint64_t bytes) {
+    const std::lock_guard guard(mutex_);
+    all_.push_back(started);
+    return {started, 0, path, bytes};
+}
+
+std::size_t pending_copies::poll() {
+    std::vector<std::shared_ptr<pending_copy>> alive; // driven without the lock: a copy may start another
+    {
+        const std::lock_guard guard(mutex_);
+        if (all_.empty())
+            return 0;
+        std::erase_if(all_, [&](const auto& each) {
+            auto copy = each.lock();
+            const bool over = !copy || copy->finished(0);
+            if (!over)
+                alive.push_back(std::move(copy));
+            return over;
+        });
+    }
+    return static_cast<std::size_t>(
+        std::count_if(alive.begin(), alive.end(), [](const auto& each) { return each->drive(); }));
+}
+
+bool pending_copies::any() {
+    const std::lock_guard guard(mutex_);
+    return std::any_of(all_.begin(), all_.end(), [](const auto& each) {
+        const auto copy = each.lock();
+        return copy && !copy->finished(0);
+    });
+}
+
+engine_copy::engine_copy(copy_ticket ticket, std::shared_ptr<lease_core> lease,
+                         std::shared_ptr<const void> kept)
+    : pending_copy(ticket.path(), ticket.bytes(), std::move(lease), false), ticket_(std::move(ticket)),
+      kept_(std::move(kept)) {}
+
+std::optional<result<void>> engine_copy::look() {
+    if (!ticket_.done())
+        return std::nullopt;
+    return ticket_.wait();
+}
+
+void engine_copy::let_go() {
+    kept_.reset();
+}
+
+void engine_copy::sleep(std::chrono::milliseconds limit) {
+    (void)ticket_.wait(limit);
+}
+
+} // namespace gaudi

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <gaudi/copy_ticket.hpp>
+
+#include "src/copy/copy_tracker.hpp"
+#include "src/ipc/lease_core.hpp"
+
+#include <atomic>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+namespace gaudi {
+
+// A copy that somebody in this process has to drive, or that holds more than an engine knows of. A lease is
+// counted as in use until it has ended.
+class pending_copy : public copy_tracker {
+public:
+    // `counted_here`: by nobody else, such as an engine.
+    pending_copy(copy_path path, std::uint64_t bytes, std::shared_ptr<lease_core> lease,
+                 bool counted_here = true);
+
+    [[nodiscard]] bool done(std::uint32_t slot) override;
+    [[nodiscard]] bool finished(std::uint32_t slot) override;
+    result<void> wait(std::uint32_t slot, std::chrono::milliseconds limit) override;
+    void drop(std::uint32_t slot) override;
+    // Drives it; whether it ended by this.
+    bool drive();
+
+protected:
+    // One step further. Nothing: it has not ended. With the mutex held.
+    virtual std::optional<result<void>> look() = 0;
+    // It has ended: whoever keeps the ticket does not keep the memory. With the mutex held.
+    virtual void let_go() = 0;
+    // Sleeps a little, at most this long, until there might be something to see.
+    virtual void sleep(std::chrono::milliseconds limit) = 0;
+
+private:
+    bool drive_locked();
+    [[nodiscard]] bool forked() const;
+
+    const copy_path path_;
+    const std::uint64_t bytes_;
+    const bool counted_here_;
+    const unsigned forks_;
+    std::shared_ptr<lease_core> lease_;
+    std::mutex mutex_;
+    std::optional<result<void>> outcome_;
+    std::atomic<bool> ended_{false}; // the outcome is there, and stays
+};
+
+// Those of a copier that have not ended.
+class pending_copies {
+public:
+    copy_ticket add(const std::shared_ptr<pending_copy>& started, copy_path path, std::uint64_t bytes);
+    // Drives them; how many ended.
+    std::size_t poll();
+    [[nodiscard]] bool any();
+
+private:
+    std::mutex mutex_;
+    std::vector<std::weak_ptr<pending_copy>> all_;
+};
+
+// A copy that one engine makes, with what it holds until it has ended.
+class engine_copy final : public pending_copy {
+public:
+    engine_copy(copy_ticket ticket, std::shared_ptr<lease_core> lease, std::shared_ptr<const void> kept);
+
+private:
+    std::optional<result<void>> look() override;
+    void let_go() override;
+    void sleep(std::chrono::milliseconds limit) override;
+
+    copy_ticket ticket_;
+    std::shared_ptr<const void> kept_;
+};
+
+} // namespace gaudi

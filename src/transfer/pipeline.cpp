@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "src/transfer/pipeline.hpp"
+
+#include "src/error/try.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+
+namespace gaudi {
+
+pipeline::pipeline(copy_path path, std::uint64_t bytes, std::shared_ptr<lease_core> lease, room slabs,
+                   std::unique_ptr<pipeline_step> source, std::unique_ptr<pipeline_step> destination)
+    : pending_copy(path, bytes, std::move(lease)), room_(std::move(slabs)), source_(std::move(source)),
+      destination_(std::move(destination)), length_(bytes) {}
+
+pipeline::~pipeline() {
+    pipeline::let_go();
+}
+
+void pipeline::let_go() {
+    source_.reset();
+    destination_.reset();
+    if (const auto give_back = std::exchange(room_.give_back, nullptr))
+        give_back();
+}
+
+void pipeline::sleep(std::chrono::milliseconds limit) {
+    if (room_.sleep)
+        room_.sleep(limit);
+    else
+        std::this_thread::yield();
+}
+
+bool pipeline::settle(piece& each, const std::optional<result<void>>& seen, stage then) {
+    if (!seen)
+        return false;
+    each.stage = then;
+    if (!*seen) {
+        failure_ = failure_.value_or(seen->error());
+        each.stage = stage::empty;
+    }
+    return true;
+}
+
+// Whether a slab came further.
+bool pipeline::advance(unsigned slab) {
+    auto& each = pieces_[slab];
+    switch (each.stage) {
+    case stage::empty: {
+        if (begun_ == length_ || failure_)
+            return false;
+        each.offset = begun_;
+        each.length = std::min<std::uint64_t>(length_ - begun_, room_.slab[slab].size());
+        begun_ += each.length;
+        each.stage = stage::filling;
+        if (auto started = source_->start(slab, room_.slab[slab].first(each.length), each.offset); !started)
+            return settle(each, started, stage::empty);
+        return true;
+    }
+    case stage::filling:
+        return settle(each, source_->look(slab), stage::full);
+    case stage::full:
+        if (failure_) {
+            each.stage = stage::empty;
+            return true;
+        }
+        each.stage = stage::draining;
+        if (auto started = destination_->start(slab, room_.slab[slab].first(each.length), each.offset);
+            !started)
+            return settle(each, started, stage::empty);
+        return true;
+    case stage::draining:
+        if (!settle(each, destination_->look(slab), stage::empty))
+            return false;
+        ended_ += each.length;
+        return true;
+    }
+    return false;
+}
+
+std::optional<result<void>> pipeline::look() {
+    for (bool moved = true; moved;) {
+        moved = false;
+        for (unsigned slab = 0; slab < room_.count; ++slab)
+            moved = advance(slab) || moved;
+    }
+    const bool idle = std::all_of(pieces_.begin(), pieces_.end(),
+                                  [](const piece& each) { return each.stage == stage::empty; });
+    if (!idle)
+        return std::nullopt;
+    if (failure_)
+        return result<void>(tl::unexpected(*failure_));
+    return ended_ < length_ ? std::nullopt : std::optional(result<void>());
+}
+
+namespace {
+
+class host_side : public pipeline_step {
+public:
+    host_side(std::span<std::byte> memory, bool source) : memory_(memory), source_(source) {}
+    result<void> start(unsigned, std::span<std::byte> bytes, std::uint64_t offset) override {
+        auto* const own = memory_.data() + offset;
+        std::memcpy(source_ ? bytes.data() : own, source_ ? own : bytes.data(), bytes.size());
+        return {};
+    }
+    std::optional<result<void>> look(unsigned) override { return result<void>(); }
+
+private:
+    std::span<std::byte> memory_;
+    bool source_;
+};
+
+class engine_side : public pipeline_step {
+public:
+    engine_side(std::shared_ptr<copy_core> engine, device_address base, bool source,
+                std::vector<pinned_memory> pins)
+        : engine_(std::move(engine)), base_(base), source_(source), pins_(std::move(pins)) {}
+    ~engine_side() override {
+        for (auto& each : tickets_)
+            (void)each.wait();
+    }
+    result<void> start(unsigned slab, std::span<std::byte> bytes, std::uint64_t offset) override {
+        GAUDI_TRY(const auto slot, source_
+                                       ? engine_->read_unchecked(bytes, base_ + offset, {}, std::nullopt)
+                                       : engine_->write_unchecked(base_ + offset, bytes, {}, std::nullopt));
+        tickets_[slab] = copy_ticket(engine_, slot, copy_path::staged, bytes.size());
+        return {};
+    }
+    std::optional<result<void>> look(unsigned slab) override {
+        if (!tickets_[slab].done())
+            return std::nullopt;
+        return tickets_[slab].wait();
+    }
+
+private:
+    std::shared_ptr<copy_core> engine_;
+    device_address base_;
+    bool source_;
+    std::vector<pinned_memory> pins_;
+    std::array<copy_ticket, pipeline::most_slabs> tickets_;
+};
+
+} // namespace
+
+std::unique_ptr<pipeline_step> host_step(std::span<std::byte> memory, bool source) {
+    return std::make_unique<host_side>(memory, source);
+}
+
+std::unique_ptr<pipeline_step> engine_step(std::shared_ptr<copy_core> engine, device_address base,
+                                           bool source, std::vector<pinned_memory> pins) {
+    return std::make_unique<engine_side>(std::move(engine), base, source, std::move(pins));
+}
+
+} // namespace gaudi

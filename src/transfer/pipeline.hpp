@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include "src/transfer/pending_copy.hpp"
+#include "src/transfer/slab_pool.hpp"
+
+#include <array>
+#include <functional>
+
+namespace gaudi {
+
+// One side of a copy through host memory: brings pieces into slabs, or takes them out.
+class pipeline_step {
+public:
+    pipeline_step() = default;
+    virtual ~pipeline_step() = default;
+    pipeline_step(const pipeline_step&) = delete;
+    pipeline_step& operator=(const pipeline_step&) = delete;
+
+    // Moves `bytes` between the slab and its own side, from `offset` of the whole copy on.
+    virtual result<void> start(unsigned slab, std::span<std::byte> bytes, std::uint64_t offset) = 0;
+    // Nothing: the piece has not ended.
+    virtual std::optional<result<void>> look(unsigned slab) = 0;
+};
+
+// A copy in pieces through host memory: while one slab is filled, others are emptied.
+class pipeline final : public pending_copy {
+public:
+    static constexpr unsigned most_slabs = slab_pool::slabs;
+    // The host memory of this copy.
+    struct room {
+        std::array<std::span<std::byte>, most_slabs> slab;
+        unsigned count = 0;                                   // how many of them there are
+        std::function<void()> give_back;                      // after the steps have gone
+        std::function<void(std::chrono::milliseconds)> sleep; // none: by yielding
+    };
+    pipeline(copy_path path, std::uint64_t bytes, std::shared_ptr<lease_core> lease, room slabs,
+             std::unique_ptr<pipeline_step> source, std::unique_ptr<pipeline_step> destination);
+    ~pipeline() override;
+
+private:
+    enum class stage : std::uint8_t { empty, filling, full, draining };
+    struct piece {
+        pipeline::stage stage = stage::empty;
+        std::uint64_t offset = 0, length = 0;
+    };
+    std::optional<result<void>> look() override;
+    void let_go() override;
+    void sleep(std::chrono::milliseconds limit) override;
+    bool advance(unsigned slab);
+    // Whether a step has ended; how the piece goes on.
+    bool settle(piece& each, const std::optional<result<void>>& seen, stage then);
+
+    room room_;
+    std::unique_ptr<pipeline_step> source_, destination_;
+    std::array<piece, most_slabs> pieces_;
+    const std::uint64_t length_;
+    std::uint64_t begun_ = 0, ended_ = 0;
+    std::optional<error> failure_;
+};
+
+// `source`: from its side into the slabs; else out of them.
+std::unique_ptr<pipeline_step> host_step(std::span<std::byte> memory, bool source);
+// The slabs are pinned for the engine, by somebody else or by `pins`, which go with the step.
+std::unique_ptr<pipeline_step> engine_step(std::shared_ptr<copy_core> engine, device_address base,
+                                           bool source, std::vector<pinned_memory> pins = {});
+
+} // namespace gaudi

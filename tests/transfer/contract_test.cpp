@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What every path keeps, for every pair of places that it is for: each byte where it belongs and none beside
+// it, a ticket that tells path and length, one count when it has ended, and "viable" where it is asked.
+#include "tests/transfer/ends.hpp"
+
+namespace {
+
+using namespace testing_support;
+
+enum class memory { host, near, other, foreign, leased }; // near and other: two devices of this process
+
+struct path_case {
+    copy_path path;
+    memory to, from;
+};
+
+std::string test_name(const ::testing::TestParamInfo<path_case>& of) {
+    constexpr const char* paths[] = {"host_copy",    "engine", "owner_context", "peer_dmabuf",
+                                     "nic_loopback", "staged", "owner_proxy"};
+    constexpr const char* memories[] = {"host", "near", "other", "foreign", "leased"};
+    return fmt::format("{}_{}_to_{}", paths[static_cast<int>(of.param.path)],
+                       memories[static_cast<int>(of.param.from)], memories[static_cast<int>(of.param.to)]);
+}
+
+class contract_test : public ipc_test, public ::testing::WithParamInterface<path_case> {
+protected:
+    static constexpr std::size_t largest = 9 * mebibyte + 4099;
+
+    void SetUp() override {
+        ipc_test::SetUp();
+        describe("gaudis = 3\nhcas = 1\ndmabuf_import = yes");
+    }
+    static std::unique_ptr<copy_place> make(memory what) {
+        ipc_settings settings; // what the path needs, and no more
+        if (GetParam().path == copy_path::owner_proxy)
+            settings.give = ipc_give::nothing;
+        else if (GetParam().path == copy_path::nic_loopback || GetParam().path == copy_path::peer_dmabuf)
+            settings.give = ipc_give::dmabuf;
+        switch (what) {
+        case memory::host:
+            return std::make_unique<host_place>(largest);
+        case memory::near:
+            return std::make_unique<device_place>(1, largest);
+        case memory::other:
+            return std::make_unique<device_place>(0, largest);
+        case memory::foreign:
+            return std::make_unique<foreign_place>(2, largest);
+        case memory::leased:
+            return std::make_unique<leased_place>(largest, settings);
+        }
+        return nullptr;
+    }
+};
+
+using enum memory;
+INSTANTIATE_TEST_SUITE_P(every, contract_test,
+                         ::testing::Values(path_case{copy_path::host_copy, host, host},         //
+                                           path_case{copy_path::engine, near, host},            //
+                                           path_case{copy_path::engine, host, near},            //
+                                           path_case{copy_path::engine, near, near},            //
+                                           path_case{copy_path::owner_context, host, leased},   //
+                                           path_case{copy_path::owner_context, leased, host},   //
+                                           path_case{copy_path::peer_dmabuf, near, other},      //
+                                           path_case{copy_path::peer_dmabuf, near, leased},     //
+                                           path_case{copy_path::peer_dmabuf, leased, near},     //
+                                           path_case{copy_path::peer_dmabuf, near, foreign},    //
+                                           path_case{copy_path::peer_dmabuf, foreign, near},    //
+                                           path_case{copy_path::nic_loopback, near, host},      //
+                                           path_case{copy_path::nic_loopback, host, near},      //
+                                           path_case{copy_path::nic_loopback, near, near},      //
+                                           path_case{copy_path::nic_loopback, near, other},     //
+                                           path_case{copy_path::nic_loopback, host, leased},    //
+                                           path_case{copy_path::nic_loopback, leased, host},    //
+                                           path_case{copy_path::nic_loopback, leased, near},    //
+                                           path_case{copy_path::nic_loopback, near, leased},    //
+                                           path_case{copy_path::nic_loopback, host, foreign},   //
+                                           path_case{copy_path::nic_loopback, foreign, host},   //
+                                           path_case{copy_path::nic_loopback, foreign, near},   //
+                                           path_case{copy_path::nic_loopback, near, foreign},   //
+                                           path_case{copy_path::nic_loopback, foreign, leased}, //
+                                           path_case{copy_path::staged, near, other},           //
+                                           path_case{copy_path::staged, near, leased},          //
+                                           path_case{copy_path::staged, leased, near},          //
+                                           path_case{copy_path::owner_proxy, host, leased},     //
+                                           path_case{copy_path::owner_proxy, leased, host},     //
+                                           path_case{copy_path::owner_proxy, near, leased},     //
+                                           path_case{copy_path::owner_proxy, leased, near}),
+                         test_name);
+
+TEST_P(contract_test, is_kept) {
+    const auto to = make(GetParam().to), from = make(GetParam().from);
+    const auto path = GetParam().path;
+    copier copies;
+    const copy_policy only{path};
+    const auto sent = pattern(largest, 5);
+    auto expected = pattern(largest, 6);
+    from->fill(sent);
+    to->fill(expected);
+    const auto verdicts = copies.paths(to->part(0, largest), from->part(0, largest));
+    ASSERT_EQ(verdicts.size(), copy_paths);
+    const auto& verdict = verdicts[static_cast<std::size_t>(path)];
+    EXPECT_EQ(verdict.path, path);
+    EXPECT_FALSE(verdict.why_not) << verdict.why_not->message();
+    ASSERT_EQ(to->bytes(), expected) << "a look at the paths changed something";
+
+    const auto before = copies_by_path().by(path);
+    std::uint64_t count = 0, moved = 0, at = 0;
+    for (const std::size_t size :
+         {std::size_t{1}, std::size_t{64}, std::size_t{4099}, 9 * mebibyte - 10000}) {
+        const auto source = at + 3 * count;
+        auto started = copies.copy(to->part(at, size), from->part(source, size), only);
+        ASSERT_TRUE(started) << size << ": " << started.error().message();
+        EXPECT_EQ(started->path(), path);
+        EXPECT_EQ(started->bytes(), size);
+        const auto done = started->wait();
+        ASSERT_TRUE(done) << size << ": " << done.error().message();
+        EXPECT_TRUE(started->done());
+        std::copy_n(sent.begin() + static_cast<std::ptrdiff_t>(source), size,
+                    expected.begin() + static_cast<std::ptrdiff_t>(at));
+        at += size + 100;
+        moved += size;
+        ++count;
+    }
+    const auto after = copies_by_path().by(path);
+    EXPECT_TRUE(to->bytes() == expected);
+    EXPECT_TRUE(from->bytes() == sent);
+    EXPECT_EQ(after.copies - before.copies, count);
+    EXPECT_EQ(after.bytes - before.bytes, moved);
+}
+
+// Several at a time, driven by the copier alone until they have ended.
+TEST_P(contract_test, is_kept_by_many_at_a_time) {
+    const auto to = make(GetParam().to), from = make(GetParam().from);
+    copier copies;
+    const auto sent = pattern(largest, 7);
+    from->fill(sent);
+    constexpr std::size_t size = 200001, step = 200704;
+    std::vector<copy_ticket> tickets;
+    for (std::uint64_t at = 0; at + size <= largest; at += step) {
+        auto started = copies.copy(to->part(at, size), from->part(at, size), {GetParam().path});
+        if (!started && started.error().code() == errc::too_many_operations) { // the owner has so many slabs
+            while (!tickets.front().finished())
+                copies.poll();
+            tickets.erase(tickets.begin());
+            at -= step;
+            continue;
+        }
+        ASSERT_TRUE(started) << started.error().message();
+        tickets.push_back(std::move(*started));
+    }
+    EXPECT_TRUE(soon_true([&] {
+        copies.poll();
+        return std::all_of(tickets.begin(), tickets.end(), [](auto& each) { return each.finished(); });
+    }));
+    for (auto& each : tickets)
+        EXPECT_TRUE(each.wait(milliseconds(0)));
+    const auto seen = to->bytes();
+    for (std::uint64_t at = 0; at + size <= largest; at += step)
+        ASSERT_TRUE(std::equal(seen.begin() + static_cast<std::ptrdiff_t>(at),
+                               seen.begin() + static_cast<std::ptrdiff_t>(at + size),
+                               sent.begin() + static_cast<std::ptrdiff_t>(at)))
+            << at;
+}
+
+} // namespace

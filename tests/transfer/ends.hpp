@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The kinds of places that copies are made between, each with a look at its bytes by another way than the
+// copier.
+#pragma once
+
+#include <gaudi/gaudi.hpp>
+
+#include "tests/ipc/owner.hpp"
+
+#include <unistd.h>
+
+namespace testing_support {
+
+class copy_place {
+public:
+    virtual ~copy_place() = default;
+    [[nodiscard]] virtual place part(std::uint64_t offset, std::uint64_t length) = 0;
+    virtual void fill(const std::vector<std::byte>& with) = 0;
+    [[nodiscard]] virtual std::vector<std::byte> bytes() = 0;
+};
+
+class host_place : public copy_place {
+public:
+    explicit host_place(std::size_t size) : memory_(size) {}
+    place part(std::uint64_t offset, std::uint64_t length) override {
+        return std::span(memory_).subspan(offset, length);
+    }
+    void fill(const std::vector<std::byte>& with) override { memory_ = with; }
+    std::vector<std::byte> bytes() override { return memory_; }
+
+private:
+    std::vector<std::byte> memory_;
+};
+
+// Memory of a device of this process. Where that has no engine (Gaudi3), a NIC looks at it.
+class device_place : public copy_place {
+public:
+    device_place(unsigned index, std::size_t size)
+        : card_(expect(open_device(by_index{index}))), memory_(expect(card_->heap().allocate(size))) {}
+    place part(std::uint64_t offset, std::uint64_t length) override {
+        return {memory_.address() + offset, length};
+    }
+    void fill(const std::vector<std::byte>& with) override {
+        expect(expect(expect(card_->copies()).write(memory_.address(), with)).wait());
+    }
+    std::vector<std::byte> bytes() override {
+        std::vector<std::byte> seen(memory_.size());
+        expect(expect(expect(card_->copies()).read(seen, memory_.address())).wait());
+        return seen;
+    }
+    [[nodiscard]] device& card() { return *card_; }
+    [[nodiscard]] const device_buffer& memory() const { return memory_; }
+
+private:
+    std::shared_ptr<device> card_;
+    device_buffer memory_;
+};
+
+// A DMA-BUF of which nothing is known but its descriptor: another device's, as a GPU's would be.
+class foreign_place : public device_place {
+public:
+    foreign_place(unsigned index, std::size_t size)
+        : device_place(index, size), window_(expect(card().export_memory(memory().address(), size))) {}
+    ~foreign_place() override { ::close(window_.fd); }
+    place part(std::uint64_t offset, std::uint64_t length) override {
+        return dmabuf_export{window_.fd, window_.offset + offset, {}, length};
+    }
+
+private:
+    dmabuf_export window_;
+};
+
+// Memory of another process.
+class leased_place : public copy_place {
+public:
+    leased_place(std::size_t size, const ipc_settings& settings = {}, unsigned index = 0)
+        : owner_(index, settings), imported_(expect(import_memory(owner_.share(size, 1)))) {}
+    place part(std::uint64_t offset, std::uint64_t length) override { return {imported_, offset, length}; }
+    void fill(const std::vector<std::byte>& with) override {
+        expect(expect(imported_.write(0, with)).wait());
+    }
+    std::vector<std::byte> bytes() override {
+        std::vector<std::byte> seen(imported_.size());
+        expect(expect(imported_.read(seen)).wait());
+        return seen;
+    }
+
+private:
+    owner owner_;
+    imported_buffer imported_;
+};
+
+} // namespace testing_support

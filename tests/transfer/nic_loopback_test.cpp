@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Copies by a NIC that sends to itself: small ones at once, large ones as they come, and what it cannot do.
+#include "tests/transfer/ends.hpp"
+
+#include <sys/mman.h>
+
+namespace {
+
+using namespace testing_support;
+
+class nic_loopback_test : public ipc_test {
+protected:
+    static constexpr std::uint64_t small = 64 * 1024;
+
+    void open() {
+        card = expect(open_device(by_index{0}));
+        copies.emplace(copier_options{.nic_max = small});
+    }
+    void TearDown() override {
+        copies.reset();
+        card.reset();
+        ipc_test::TearDown();
+    }
+    std::shared_ptr<device> card;
+    std::optional<copier> copies;
+};
+
+TEST_F(nic_loopback_test, small_copies_are_done_at_once) {
+    describe("gaudis = 1\nhcas = 1");
+    open();
+    auto engine = expect(card->copies());
+    const auto buffer = expect(card->heap().allocate(mebibyte));
+    for (const std::size_t size : {1UL, 8UL, 63UL, 4096UL, 16384UL, 16385UL, 65536UL}) {
+        const place there(buffer.address() + 13, size);
+        const auto out = pattern(size, static_cast<unsigned>(size));
+        const auto written = expect(copies->copy(there, std::span(out)));
+        EXPECT_EQ(written.path(), copy_path::nic_loopback);
+        EXPECT_TRUE(written.finished());
+        std::vector<std::byte> seen(size), back(size);
+        expect(expect(engine.read(seen, buffer.address() + 13)).wait()); // the device itself
+        EXPECT_EQ(seen, out) << size;
+        const auto other = pattern(size, 77);
+        expect(expect(engine.write(buffer.address() + 13, other)).wait());
+        const auto read = expect(copies->copy(std::span(back), there));
+        EXPECT_EQ(read.path(), copy_path::nic_loopback);
+        EXPECT_TRUE(read.finished());
+        EXPECT_EQ(back, other) << size;
+    }
+    std::vector<std::byte> longer(small + 1);
+    auto writing = expect(copies->copy(place(buffer.address(), longer.size()), longer));
+    EXPECT_EQ(writing.path(), copy_path::engine);
+    expect(writing.wait());
+}
+
+TEST_F(nic_loopback_test, stays_within_an_allocation_that_lives) {
+    describe("gaudis = 1\nhcas = 1");
+    open();
+    auto buffer = expect(card->heap().allocate(4096));
+    const auto beside = expect(card->heap().allocate(4096)); // the chunk stays
+    std::array<std::byte, 8> word{};
+    for (const auto& only : {std::optional<copy_path>(), std::optional(copy_path::nic_loopback)}) {
+        EXPECT_TRUE(copies->copy(place(buffer.address() + 4088, 8), std::span(word), {only}));
+        EXPECT_EQ(copies->copy(place(buffer.address() + 4089, 8), std::span(word), {only}).error().code(),
+                  errc::range_leaves_allocation);
+    }
+    const auto gone = buffer.address();
+    buffer = {};
+    for (const auto& only : {std::optional<copy_path>(), std::optional(copy_path::nic_loopback)}) {
+        EXPECT_EQ(copies->copy(std::span(word), place(gone, 8), {only}).error().code(), errc::not_allocated);
+        auto after = copies->copy(std::span(word), place(beside.address(), 8), {only});
+        ASSERT_TRUE(after);
+        EXPECT_EQ(after->path(), copy_path::nic_loopback) << "a refusal broke it";
+    }
+}
+
+TEST_F(nic_loopback_test, a_chunk_goes_back_although_it_was_used) {
+    describe("gaudis = 2\nhcas = 1");
+    open();
+    const auto other = expect(open_device(by_index{1}));
+    {
+        const auto buffer = expect(card->heap().allocate(4096)),
+                   second = expect(other->heap().allocate(4096));
+        std::array<std::byte, 8> word{};
+        expect(expect(copies->copy(place(buffer.address(), 8), std::span(word))).wait());
+        auto across = expect(copies->copy(place(buffer.address(), 8), place(second.address(), 8)));
+        EXPECT_EQ(across.path(), copy_path::nic_loopback);
+        expect(across.wait());
+    }
+    for (const auto& each : {card, other}) {
+        each->heap().trim();
+        EXPECT_EQ(each->heap().statistics().chunks, 0U);
+    }
+}
+
+TEST_F(nic_loopback_test, a_nic_without_dmabufs_is_no_path) {
+    describe("gaudis = 1\nhcas = 1\n[hca 0]\ndmabuf = no\n");
+    open();
+    const auto buffer = expect(card->heap().allocate(4096));
+    std::array<std::byte, 8> word{};
+    const place there(buffer.address(), 8);
+    auto writing = expect(copies->copy(there, word));
+    EXPECT_EQ(writing.path(), copy_path::engine);
+    expect(writing.wait());
+    const auto refused = copies->copy(there, std::span(word), {copy_path::nic_loopback});
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code(), errc::dmabuf_unsupported) << refused.error().message();
+    EXPECT_NE(refused.error().observed().find("vhca0 port 1: "), std::string::npos)
+        << refused.error().message();
+}
+
+TEST_F(nic_loopback_test, works_over_ethernet) {
+    describe("gaudis = 1\nhcas = 1\nlink_layer = ethernet\n");
+    open();
+    const auto buffer = expect(card->heap().allocate(mebibyte));
+    for (const auto size : {std::size_t{4096}, mebibyte}) {
+        const auto out = pattern(size, 3);
+        std::vector<std::byte> back(size);
+        const copy_policy only{copy_path::nic_loopback};
+        expect(expect(copies->copy(place(buffer.address(), size), std::span(out), only)).wait());
+        expect(expect(copies->copy(std::span(back), place(buffer.address(), size), only)).wait());
+        EXPECT_TRUE(out == back);
+    }
+}
+
+// Memory that a program may only read, such as a mapped file.
+TEST_F(nic_loopback_test, a_source_may_be_read_only) {
+    describe("gaudis = 1\nhcas = 1");
+    open();
+    const auto buffer = expect(card->heap().allocate(mebibyte));
+    auto* const mapped = static_cast<std::byte*>(
+        ::mmap(nullptr, mebibyte, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    ASSERT_NE(mapped, MAP_FAILED);
+    const auto sent = pattern(mebibyte, 4);
+    std::copy(sent.begin(), sent.end(), mapped);
+    ASSERT_EQ(::mprotect(mapped, mebibyte, PROT_READ), 0);
+    const std::span<const std::byte> source(mapped, mebibyte);
+    auto started = copies->copy(place(buffer.address(), mebibyte), source, {copy_path::nic_loopback});
+    ASSERT_TRUE(started) << started.error().message();
+    ASSERT_TRUE(started->wait());
+    std::vector<std::byte> seen(mebibyte);
+    expect(expect(expect(card->copies()).read(seen, buffer.address())).wait());
+    EXPECT_TRUE(seen == sent);
+    ::munmap(mapped, mebibyte);
+}
+
+} // namespace

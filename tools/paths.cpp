@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "tools/commands.hpp"
+#include "tools/self.hpp"
+
+#include <gaudi/gaudi.hpp>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+namespace tools {
+namespace {
+
+using json = nlohmann::ordered_json;
+
+// A little memory where the user said: "host", or a device.
+class named_place {
+public:
+    static gaudi::result<named_place> make(const std::string& name) {
+        named_place made;
+        if (name == "host") {
+            made.host_.resize(bytes);
+            made.title_ = "host memory";
+            return made;
+        }
+        const auto choice = gaudi::parse_device_choice(name);
+        if (!choice || name.empty() || name == "auto")
+            return tl::unexpected(gaudi::error(
+                gaudi::errc::setting_malformed,
+                fmt::format("--paths {}: use host, an index, a PCI bus id or module:<id>", name)));
+        auto opened = gaudi::open_device(*choice);
+        if (!opened)
+            return tl::unexpected(opened.error());
+        auto memory = (*opened)->heap().allocate(bytes);
+        if (!memory)
+            return tl::unexpected(memory.error());
+        made.title_ = fmt::format("gaudi {}", (*opened)->info().index);
+        made.memory_ = std::move(*memory);
+        return made;
+    }
+    [[nodiscard]] gaudi::place place() { return memory_ ? gaudi::place(memory_) : gaudi::place(host_); }
+    [[nodiscard]] const std::string& title() const { return title_; }
+
+private:
+    static constexpr std::size_t bytes = 4096;
+    std::string title_;
+    std::vector<std::byte> host_;
+    gaudi::device_buffer memory_; // which keeps its device open
+};
+
+// What is not the path's nature needs its meaning said.
+std::string why_not(const gaudi::error& reason) {
+    if (reason.code() == gaudi::errc::no_path)
+        return reason.observed();
+    return fmt::format("{} ({})", gaudi::describe(reason.code()).meaning, reason.observed());
+}
+
+json verdict_json(const gaudi::path_verdict& verdict) {
+    return {{"path", gaudi::name_of(verdict.path)},
+            {"viable", !verdict.why_not},
+            {"zero_copy", gaudi::is_zero_copy(verdict.path)},
+            {"why_not", verdict.why_not ? json(why_not(*verdict.why_not)) : json(nullptr)}};
+}
+
+} // namespace
+
+int paths(const info_options& options) {
+    auto from = named_place::make(options.places.at(0));
+    auto to = from ? named_place::make(options.places.at(1)) : tl::unexpected(from.error());
+    if (!to) {
+        std::fflush(stdout); // what was said before stands before it
+        fmt::print(stderr, "gaudi-direct: {}\n", to.error().message());
+        return to.error().code() == gaudi::errc::setting_malformed ? usage : failed;
+    }
+    const auto verdicts = gaudi::copier().paths(to->place(), from->place());
+    bool first = true; // of those that are viable
+    json report = {{"from", from->title()}, {"to", to->title()}, {"paths", json::array()}};
+    if (!options.as_json)
+        fmt::print("from {} to {}, in the order in which paths are tried\n", from->title(), to->title());
+    for (const auto& each : verdicts) {
+        const bool viable = !each.why_not;
+        report["paths"].push_back(verdict_json(each));
+        if (!options.as_json)
+            fmt::print("  {:<27} {}\n", gaudi::name_of(each.path),
+                       !viable ? fmt::format("no: {}", why_not(*each.why_not))
+                               : fmt::format("viable{}{}",
+                                             gaudi::is_zero_copy(each.path) ? "" : ", not zero-copy",
+                                             first ? "; this one is taken" : ""));
+        first = first && !viable;
+    }
+    if (options.as_json)
+        fmt::print("{}\n", report.dump(2));
+    return first ? failed : ok;
+}
+
+} // namespace tools
