@@ -112,8 +112,8 @@ public:
     // and copies nothing.
     [[nodiscard]] std::vector<path_verdict> paths(const place& to, const place& from);
 
-    // Drives all copies of this copier without blocking. Returns how many ended.
-    std::size_t poll();
+    // Drives all copies of this copier without blocking.
+    void poll();
     // Readable when poll() may have something to do, after arm(). The copier's; do not close it.
     [[nodiscard]] result<int> event_fd();
     // The next copy that ends makes event_fd() readable. Look, after this and before you sleep, whether one

@@ -87,6 +87,8 @@ result<std::uint64_t> nic_copier::start(bool write, region near, region far, std
         return tl::unexpected(
             error(errc::size_beyond_memory, fmt::format("copy of {} bytes by a NIC", length)));
     if (posted_ + needed > near_.sends())
+        (void)poll(); // what has landed makes room
+    if (posted_ + needed > near_.sends())
         return tl::unexpected(
             error(errc::too_many_operations, fmt::format("{} requests are on the NIC's queue", posted_)));
     requests_.resize(needed);

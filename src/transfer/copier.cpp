@@ -18,8 +18,8 @@ std::vector<path_verdict> copier::paths(const place& to, const place& from) {
     return core_->paths(to, from);
 }
 
-std::size_t copier::poll() {
-    return core_->poll();
+void copier::poll() {
+    core_->poll();
 }
 
 result<int> copier::event_fd() {

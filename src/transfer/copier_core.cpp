@@ -22,10 +22,11 @@ constexpr std::uint64_t most_now = 64 * 1024;
 std::mutex process_mutex;
 std::shared_ptr<copier_core> process_copier;
 
-// Whether another path is worth a try: not where the request itself is wrong, or one of its sides is gone.
+// Whether another path is worth a try: not where the request itself is wrong, or one of its sides is gone. A
+// broken connection is a NIC's to itself.
 bool is_final(const error& why) {
-    return why.kind() == error_kind::invalid || why.kind() == error_kind::peer_gone ||
-           why.kind() == error_kind::device_lost;
+    return why.kind() == error_kind::invalid || why.kind() == error_kind::device_lost ||
+           (why.kind() == error_kind::peer_gone && why.code() != errc::connection_broken);
 }
 
 bool allows(const copy_policy& policy, copy_path which) {
@@ -74,13 +75,13 @@ result<void> copier_core::look_up_imported(const place& which, copy_end& end, co
         return tl::unexpected(
             error(errc::range_leaves_allocation,
                   fmt::format("{} bytes at {} of {}", which.length_, offset, buffer.length_)));
-    if (job.lease)
-        return tl::unexpected(
-            error(errc::no_path, "both places are memory of other processes: copy through one's own"));
     end.offset = buffer.offset_ + offset;
     end.address = buffer.lease_->base() + end.offset;
     if (buffer.lease_->local())
         return buffer.lease_->enter(); // this process's own memory; nothing is counted
+    if (job.lease)
+        return tl::unexpected(
+            error(errc::no_path, "both places are memory of other processes: copy through one's own"));
     end.what = kind::leased;
     job.lease = buffer.lease_;
     return {};
@@ -139,15 +140,17 @@ result<copy_ticket> copier_core::copy(const place& to, const place& from, const 
         return tl::unexpected(error(errc::forked, "a copier"));
     copy_job job;
     GAUDI_CHECK(look_up(to, from, job));
-    const bool small = job.length <= options_.nic_max && job.between_host_and_device();
-    if (small && job.length <= most_now && !policy.only)
+    bool nic_first = job.length <= options_.nic_max && job.between_host_and_device() && small_->works();
+    if (nic_first && job.length <= most_now && !policy.only) {
         if (auto done = small_->copy_now(job))
-            return done; // else an engine does it, or says what is wrong
+            return done;
+        nic_first = false; // an engine does it, or says what is wrong
+    }
     job.hints = policy.hints;
     if (!job.lease)
-        return start(job, policy, small);
+        return start(job, policy, nic_first);
     GAUDI_CHECK(job.lease->enter());
-    auto started = start(job, policy, small);
+    auto started = start(job, policy, nic_first);
     if (!started)
         job.lease->leave();
     return started;
@@ -211,10 +214,9 @@ std::vector<path_verdict> copier_core::paths(const place& to, const place& from)
     return verdicts;
 }
 
-std::size_t copier_core::poll() {
-    std::size_t ended = 0;
-    devices_.for_each_engine([&](copy_core& each) { ended += each.poll(); });
-    return ended + pending_.poll();
+void copier_core::poll() {
+    devices_.for_each_engine([](copy_core& each) { each.poll(); });
+    pending_.poll();
 }
 
 void copier_core::watch(copy_core& engine) {
@@ -239,8 +241,9 @@ result<int> copier_core::event_fd() {
         return tl::unexpected(system_error("the event descriptor of a copier"));
     epoll_ = std::move(epoll);
     timer_ = std::move(timer);
-    devices_.for_each_engine([&](copy_core& each) { watch(each); });
-    devices_.when_new([&](copy_core& each) { watch(each); });
+    devices_.when_new([this](copy_core& each) { watch(each); });
+    devices_.for_each_engine([this](copy_core& each) { watch(each); });
+    pending_.when_added([this] { set_timer(true); }); // another thread may sleep already
     return epoll_.get();
 }
 
@@ -257,10 +260,14 @@ void copier_core::arm() {
         each.arm();
         each.poll();
     });
+    set_timer(pending_.any());
+}
+
+void copier_core::set_timer(bool soon) const {
     constexpr long pause_ns = 50000;
-    itimerspec soon{};
-    soon.it_value.tv_nsec = pending_.any() ? pause_ns : 0;
-    ::timerfd_settime(timer_.get(), 0, &soon, nullptr);
+    itimerspec when{};
+    when.it_value.tv_nsec = soon ? pause_ns : 0;
+    ::timerfd_settime(timer_.get(), 0, &when, nullptr);
 }
 
 void copier_core::forget(unsigned device_index) {

@@ -28,7 +28,7 @@ public:
 
     result<copy_ticket> copy(const place& to, const place& from, const copy_policy& policy);
     std::vector<path_verdict> paths(const place& to, const place& from);
-    std::size_t poll();
+    void poll();
     result<int> event_fd();
     void arm();
     void forget(unsigned device_index);
@@ -44,6 +44,7 @@ private:
     [[nodiscard]] error nothing_viable(const copy_job& job, const copy_policy& policy,
                                        std::span<const std::pair<copy_path, error>> failures) const;
     void watch(copy_core& engine);
+    void set_timer(bool soon) const;
 
     const copier_options options_;
     const unsigned forks_;

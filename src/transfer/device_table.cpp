@@ -22,12 +22,12 @@ result<std::shared_ptr<copy_core>> device_table::engine_of(unsigned index) {
     if (!owner)
         return tl::unexpected(
             error(errc::not_allocated, fmt::format("device {} is not open in this process", index)));
-    if (known.why_none && known.without_engine.lock() == owner)
+    if (known.why_none && known.without_engine.lock() == owner->core())
         return tl::unexpected(*known.why_none);
     const auto engine = owner->copies(options_.engines);
     if (!engine) {
         if (engine.error().code() == errc::copies_absent) {
-            known.without_engine = owner;
+            known.without_engine = owner->core();
             known.why_none = engine.error();
         }
         return tl::unexpected(engine.error());
@@ -46,15 +46,31 @@ result<std::shared_ptr<device>> device_table::device_of(const copy_end& end, std
     if (!found)
         return tl::unexpected(
             error(errc::not_allocated, fmt::format("{} bytes at {:#x}", length, end.address.value())));
-    if (!found->attached()) // SynapseAI's pool has no allocations that we know of
-        GAUDI_CHECK(known_memory().find(end.address, length));
+    auto index = end.device;
+    if (found->attached()) { // SynapseAI's pool has no allocations that we know of: its window is checked
+        const auto window = known_memory().window_at(end.address);
+        if (!window || length > window->size - (end.address - window->base))
+            return tl::unexpected(
+                error(errc::not_allocated,
+                      fmt::format("{} bytes at {:#x} of SynapseAI's pool", length, end.address.value())));
+        index = window->device_index;
+    } else {
+        GAUDI_TRY(const auto known, known_memory().find(end.address, length));
+        index = known.device_index;
+    }
+    if (index != end.device)
+        return tl::unexpected(
+            error(errc::wrong_device, fmt::format("{} bytes at {:#x} are not memory of {}", length,
+                                                  end.address.value(), found->core()->who().bus_id)));
     return found;
 }
 
 void device_table::forget(unsigned index) {
-    entry gone; // after the lock: an engine may wait for its copies
+    std::shared_ptr<copy_core> gone; // after the lock: an engine may wait for its copies
     const std::lock_guard guard(mutex_);
-    std::swap(gone, at(index));
+    auto& entry_of_device = at(index); // what is known stays: copies under way are driven
+    gone = std::move(entry_of_device.kept);
+    entry_of_device.why_none.reset();
 }
 
 void device_table::drop_lost() {

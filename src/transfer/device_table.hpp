@@ -40,7 +40,7 @@ private:
     struct entry {
         std::shared_ptr<copy_core> kept;
         std::weak_ptr<copy_core> known;
-        std::weak_ptr<device> without_engine; // it has none: asked once
+        std::weak_ptr<hl_device> without_engine; // it has none: asked once
         std::optional<error> why_none;
     };
     entry& at(unsigned index);

@@ -71,16 +71,28 @@ void pending_copy::drop(std::uint32_t slot) {
 copy_ticket pending_copies::add(const std::shared_ptr<pending_copy>& started, copy_path path,
                                 std::uint64_t bytes) {
     const std::lock_guard guard(mutex_);
+    if (all_.size() == all_.capacity()) // who only waits for tickets never polls
+        std::erase_if(all_, [](const auto& each) {
+            const auto copy = each.lock();
+            return !copy || copy->finished(0);
+        });
     all_.push_back(started);
+    if (when_added_)
+        when_added_();
     return {started, 0, path, bytes};
 }
 
-std::size_t pending_copies::poll() {
-    std::vector<std::shared_ptr<pending_copy>> alive; // driven without the lock: a copy may start another
+void pending_copies::when_added(std::function<void()> call) {
+    const std::lock_guard guard(mutex_);
+    when_added_ = std::move(call);
+}
+
+void pending_copies::poll() {
+    std::vector<std::shared_ptr<pending_copy>> alive; // driven without the lock, which add() takes
     {
         const std::lock_guard guard(mutex_);
         if (all_.empty())
-            return 0;
+            return;
         std::erase_if(all_, [&](const auto& each) {
             auto copy = each.lock();
             const bool over = !copy || copy->finished(0);
@@ -89,8 +101,8 @@ std::size_t pending_copies::poll() {
             return over;
         });
     }
-    return static_cast<std::size_t>(
-        std::count_if(alive.begin(), alive.end(), [](const auto& each) { return each->drive(); }));
+    for (const auto& each : alive)
+        each->drive();
 }
 
 bool pending_copies::any() {

@@ -7,6 +7,7 @@
 #include "src/ipc/lease_core.hpp"
 
 #include <atomic>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <vector>
@@ -54,13 +55,16 @@ private:
 class pending_copies {
 public:
     copy_ticket add(const std::shared_ptr<pending_copy>& started, copy_path path, std::uint64_t bytes);
-    // Drives them; how many ended.
-    std::size_t poll();
+    // Drives them.
+    void poll();
     [[nodiscard]] bool any();
+    // Called for each that is added from now on.
+    void when_added(std::function<void()> call);
 
 private:
     std::mutex mutex_;
     std::vector<std::weak_ptr<pending_copy>> all_;
+    std::function<void()> when_added_;
 };
 
 // A copy that one engine makes, with what it holds until it has ended.

@@ -24,7 +24,7 @@ std::string test_name(const ::testing::TestParamInfo<path_case>& of) {
 
 class contract_test : public ipc_test, public ::testing::WithParamInterface<path_case> {
 protected:
-    static constexpr std::size_t largest = 9 * mebibyte + 4099;
+    static constexpr std::size_t largest = 3 * mebibyte + 4099;
 
     void SetUp() override {
         ipc_test::SetUp();
@@ -106,7 +106,7 @@ TEST_P(contract_test, is_kept) {
     const auto before = copies_by_path().by(path);
     std::uint64_t count = 0, moved = 0, at = 0;
     for (const std::size_t size :
-         {std::size_t{1}, std::size_t{64}, std::size_t{4099}, 9 * mebibyte - 10000}) {
+         {std::size_t{1}, std::size_t{64}, std::size_t{4099}, 3 * mebibyte - 10000}) {
         const auto source = at + 3 * count;
         auto started = copies.copy(to->part(at, size), from->part(source, size), only);
         ASSERT_TRUE(started) << size << ": " << started.error().message();

@@ -6,6 +6,7 @@
 #include "tests/support/hlthunk_functions.h"
 #include "tests/transfer/ends.hpp"
 
+#include <malloc.h>
 #include <poll.h>
 
 namespace {
@@ -244,6 +245,48 @@ TEST_F(copier_test, what_a_lost_device_had_is_let_go) {
     card = expect(open_device(by_index{0}));
     buffer = expect(card->heap().allocate(4096));
     EXPECT_TRUE(expect(copies.copy(place(buffer.address(), 4096), std::span(host))).wait());
+}
+
+// Who only waits for tickets and never polls leaves nothing behind.
+TEST_F(copier_test, copies_that_nobody_polls_for_do_not_pile_up) {
+    describe("gaudis = 2\nhcas = 0");
+    device_place to(1, 4096), from(0, 4096);
+    copier copies;
+    const auto copy = [&](int times) {
+        for (int i = 0; i < times; ++i)
+            expect(expect(copies.copy(to.part(0, 64), from.part(0, 64), {copy_path::staged})).wait());
+    };
+    copy(200);
+    const auto before = ::mallinfo2().uordblks;
+    copy(1000);
+    EXPECT_LT(::mallinfo2().uordblks, before + 16384);
+}
+
+TEST_F(copier_test, memory_of_another_device_than_was_named_is_refused_by_every_path) {
+    describe("gaudis = 3\nhcas = 1\ndmabuf_import = yes");
+    device_place to(1, 4096), from(0, 4096);
+    copier copies;
+    const auto theirs = from.memory().address();
+    for (const auto only : {copy_path::peer_dmabuf, copy_path::nic_loopback, copy_path::staged}) {
+        const auto third = expect(open_device(by_index{2}));
+        EXPECT_EQ(copies.copy(to.part(0, 4096), place(theirs, 4096, 2), {only}).error().code(),
+                  errc::wrong_device)
+            << name_of(only);
+    }
+}
+
+// A thread that sleeps is woken for copies that another begins.
+TEST_F(copier_test, a_sleeper_hears_of_copies_that_begin_later) {
+    describe("gaudis = 2\nhcas = 0");
+    device_place to(1, mebibyte), from(0, mebibyte);
+    copier copies;
+    const int descriptor = expect(copies.event_fd());
+    copies.arm();
+    auto ticket = expect(copies.copy(to.part(0, mebibyte), from.part(0, mebibyte)));
+    ASSERT_EQ(ticket.path(), copy_path::staged);
+    pollfd waiting{descriptor, POLLIN, 0};
+    EXPECT_EQ(::poll(&waiting, 1, 30000), 1);
+    expect(ticket.wait());
 }
 
 TEST_F(copier_test, two_places_of_other_processes_are_refused) {

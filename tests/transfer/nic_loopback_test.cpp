@@ -4,6 +4,8 @@
 
 #include <sys/mman.h>
 
+extern "C" int gaudi_lab_hca_arm_faults(const char* script);
+
 namespace {
 
 using namespace testing_support;
@@ -141,6 +143,28 @@ TEST_F(nic_loopback_test, a_source_may_be_read_only) {
     expect(expect(expect(card->copies()).read(seen, buffer.address())).wait());
     EXPECT_TRUE(seen == sent);
     ::munmap(mapped, mebibyte);
+}
+
+// A NIC that cannot talk to itself: copies go on by an engine, and it is not preferred again.
+TEST_F(nic_loopback_test, one_that_fails_is_left_alone) {
+    describe("gaudis = 2\nhcas = 1");
+    open();
+    const auto buffer = expect(card->heap().allocate(4096));
+    std::array<std::byte, 8> word{std::byte{5}}, back{};
+    ASSERT_EQ(gaudi_lab_hca_arm_faults("ibv_modify_qp every errno EINVAL"), 0);
+    auto writing = expect(copies->copy(place(buffer.address(), 8), word));
+    EXPECT_EQ(writing.path(), copy_path::engine);
+    expect(writing.wait());
+    const auto other = expect(open_device(by_index{1}));
+    const auto second = expect(other->heap().allocate(4096));
+    auto across = expect(copies->copy(second, buffer));
+    EXPECT_EQ(across.path(), copy_path::staged);
+    expect(across.wait());
+    gaudi_lab_hca_arm_faults("");
+    auto reading = expect(copies->copy(back, place(second.address(), 8)));
+    EXPECT_EQ(reading.path(), copy_path::engine);
+    expect(reading.wait());
+    EXPECT_EQ(word, back);
 }
 
 } // namespace

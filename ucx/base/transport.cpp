@@ -59,6 +59,8 @@ ucs_status_t transport::event_fd(int* fd) {
 }
 
 ucs_status_t transport::arm() {
+    if (operations_.none_running() && !operations_.idle())
+        return UCS_ERR_BUSY; // requests wait for room that others have: nothing of ours would wake them
     copies_.arm();
     const bool any = operations_.any([](gaudi::copy_ticket& each) { return each.done(); });
     return any ? UCS_ERR_BUSY : UCS_OK; // progress first

@@ -100,6 +100,7 @@ protected:
     void note_failure(uct_ep_h ep, const gaudi::error& why);
     ucs_status_t refused(const gaudi::error& why, std::size_t length, std::uint64_t to, std::uint64_t from);
     void say_what_follows();
+    void wait_for_all();
 
 private:
     void forget_failures(uct_ep_h of) {
@@ -108,7 +109,6 @@ private:
     ucs_log_level_t level_of_failure(const gaudi::error& why);
     // A program that sees the error may open the device again as soon as nothing here is on it any more.
     void tell_of_loss();
-    void wait_for_all();
     ucs_status_t outcome_of(gaudi::copy_ticket& ticket, uct_ep_h ep);
 
     uct_gaudi_module& module_;

@@ -108,9 +108,8 @@ public:
         auto started = start(to, from, length);
         if (!started)
             return refused(started.error(), length, to, from);
-        if (!started->finished())
-            if (const auto done = started->wait(); !done)
-                return refused(done.error(), length, to, from);
+        if (const auto done = started->wait(); !done) // it may have ended already, and badly
+            return refused(done.error(), length, to, from);
         auto& counters = module().counters;
         (which == kind::brief ? counters.short_bytes : counters.bcopy_bytes)
             .fetch_add(length, std::memory_order_relaxed);
@@ -128,6 +127,10 @@ private:
             return gaudi::copy_ticket();
         keep_fence();
         auto started = try_to_start(to, from, length);
+        if (!started && started.error().code() == gaudi::errc::too_many_operations) {
+            wait_for_all(); // UCX's own staging cannot come again
+            started = try_to_start(to, from, length);
+        }
         if (!started && is_there_again(to, from))
             started = try_to_start(to, from, length);
         if (started && started->path() == gaudi::copy_path::nic_loopback)
@@ -153,6 +156,7 @@ private:
                 auto device = gaudi::find_open_device(where.index);
                 if (!was_let_go(device))
                     continue;
+                module().holders.let_go_of_lost(); // of every interface
                 copies().forget(where.index);
                 return attach_again(md_, address);
             }

@@ -85,6 +85,12 @@ private:
         keep_fence();
         const auto mine = number(local.buffer), to = put ? remote : mine, from = put ? mine : remote;
         auto started = start(local, to, from);
+        if (!started && started.error().code() == gaudi::errc::too_many_operations) { // of a NIC's queue
+            if (rkey != UCT_INVALID_RKEY && !under_way().none_running())
+                return UCS_ERR_NO_RESOURCE;
+            wait_for_all();
+            started = start(local, to, from);
+        }
         const auto status = started ? go_on(*started) : tl::unexpected(started.error());
         if (!status)
             return refused(status.error(), local.length, to, from);

@@ -5,6 +5,7 @@
 #include "src/transfer/device_table.hpp"
 #include "src/transfer/pending_copy.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <fmt/format.h>
 #include <thread>
@@ -25,43 +26,48 @@ std::shared_ptr<const void> keep(const std::shared_ptr<nic>& card, mr_handle reg
             }};
 }
 
+} // namespace
+
 class nic_copy final : public pending_copy {
 public:
-    nic_copy(const copy_job& job, std::shared_ptr<std::mutex> mutex, std::shared_ptr<nic_copier> copier,
-             std::shared_ptr<const void> near, std::shared_ptr<const void> far, std::uint64_t number)
-        : pending_copy(copy_path::nic_loopback, job.length, job.lease), mutex_(std::move(mutex)),
-          copier_(std::move(copier)), near_(std::move(near)), far_(std::move(far)), number_(number) {}
+    nic_copy(const copy_job& job, std::shared_ptr<nic_loopback::shared_state> state,
+             nic_loopback::ready prepared, std::uint64_t number)
+        : pending_copy(copy_path::nic_loopback, job.length, job.lease), state_(std::move(state)),
+          prepared_(std::move(prepared)), number_(number) {}
 
 private:
     using clock = std::chrono::steady_clock;
 
     std::optional<result<void>> look() override {
-        const std::lock_guard guard(*mutex_);
-        if (copier_->poll() >= number_)
+        const std::lock_guard guard(state_->mutex);
+        auto& copier = *prepared_.copier;
+        const auto landed = copier.poll();
+        if (landed >= number_)
             return result<void>();
+        if (std::exchange(seen_, landed) != landed)
+            since_ = clock::now();
         // The queue pair's own timeout and retries end sooner, unless the NIC itself is gone and says nothing
         // more.
         constexpr auto patience = std::chrono::seconds(30);
-        if (clock::now() - started_ > patience)
-            copier_->end(error(errc::connection_broken, "the NIC says nothing about a transfer to itself"));
-        if (const auto& why = copier_->broken())
-            return result<void>(tl::unexpected(*why));
-        return std::nullopt;
+        if (clock::now() - since_ > patience)
+            copier.end(error(errc::connection_broken, "the NIC says nothing about a transfer to itself"));
+        if (!copier.broken())
+            return std::nullopt;
+        state_->failed.store(true, std::memory_order_relaxed);
+        return result<void>(tl::unexpected(*copier.broken()));
     }
     void let_go() override {
-        near_.reset();
-        far_.reset();
+        prepared_.near.kept.reset();
+        prepared_.far.kept.reset();
     }
     void sleep(std::chrono::milliseconds) override { std::this_thread::yield(); }
 
-    std::shared_ptr<std::mutex> mutex_;
-    std::shared_ptr<nic_copier> copier_;
-    std::shared_ptr<const void> near_, far_;
+    std::shared_ptr<nic_loopback::shared_state> state_;
+    nic_loopback::ready prepared_;
     const std::uint64_t number_;
-    const clock::time_point started_ = clock::now();
+    std::uint64_t seen_ = 0;
+    clock::time_point since_ = clock::now();
 };
-
-} // namespace
 
 result<std::shared_ptr<nic_loop>> nic_loop::make(const std::shared_ptr<nic>& card) {
     auto made = std::make_shared<nic_loop>();
@@ -116,11 +122,13 @@ result<nic_loopback::entry*> nic_loopback::entry_for(const copy_job& job, std::s
         owner = found.owner.lock();
         if (!owner || owner->lost()) {
             owner = find_open_device(job.end_of(kind::device).device);
-            found = {};
+            if (!owner)
+                return tl::unexpected(error(errc::not_allocated, "memory of a device that was closed"));
+            if (found.core.lock() != owner->core())
+                found = {};
             found.owner = owner;
+            found.core = owner->core();
         }
-        if (!owner)
-            return tl::unexpected(error(errc::not_allocated, "memory of a device that was closed"));
     }
     if (found.loop && !found.loop->small->broken())
         return &found;
@@ -155,14 +163,13 @@ result<void> nic_loopback::move_small(nic_loop& loop, device& owner, const copy_
 }
 
 result<copy_ticket> nic_loopback::copy_now(const copy_job& job) {
-    const std::lock_guard guard(*mutex_);
+    const std::lock_guard guard(state_->mutex);
     std::shared_ptr<device> owner;
     GAUDI_TRY(auto* const known, entry_for(job, owner));
-    if (known->no_small)
-        return tl::unexpected(error(errc::connection_broken, "small copies by this NIC failed before"));
     if (const auto moved = move_small(*known->loop, *owner, job); !moved) {
         const auto kind = moved.error().kind();
-        known->no_small = kind != error_kind::invalid && kind != error_kind::exhausted;
+        if (kind != error_kind::invalid && kind != error_kind::exhausted)
+            state_->failed.store(true, std::memory_order_relaxed);
         return tl::unexpected(moved.error());
     }
     count_copy(which(), job.length);
@@ -230,48 +237,73 @@ result<nic_loopback::reached> nic_loopback::reach_far(nic_loop& loop, const copy
 // Far is what has a remote key by its nature, near what is registered for this process anyway.
 result<nic_loopback::ready> nic_loopback::reach_both(const copy_job& job) {
     ready made;
-    std::shared_ptr<device> owner;
-    GAUDI_TRY(const auto* const known, entry_for(job, owner));
-    made.loop = known->loop;
-    auto& loop = *made.loop;
-    if (!loop.large || loop.large->broken()) {
-        GAUDI_TRY(loop.large, nic_copier::make(loop.card));
+    std::shared_ptr<nic_loop> loop;
+    {
+        const std::lock_guard guard(state_->mutex);
+        std::shared_ptr<device> owner;
+        GAUDI_TRY(const auto* const known, entry_for(job, owner));
+        loop = known->loop;
+        if (!loop->large || loop->large->broken()) {
+            GAUDI_TRY(loop->large, nic_copier::make(loop->card));
+        }
+        made.copier = loop->large;
     }
     const auto* far = &job.from;
     for (const auto first : {kind::host, kind::dmabuf, kind::leased}) // the last that is there counts
         if (job.has(first) && !(first == kind::host && !job.has(kind::device)))
             far = &job.end_of(first);
     made.write = far == &job.to;
-    GAUDI_TRY(made.near, reach_near(loop, job, made.write ? job.from : job.to));
-    GAUDI_TRY(made.far, reach_far(loop, job, *far));
+    GAUDI_TRY(made.near, reach_near(*loop, job, made.write ? job.from : job.to));
+    GAUDI_TRY(made.far, reach_far(*loop, job, *far));
     return made;
 }
 
 result<void> nic_loopback::prepare(const copy_job& job) {
-    const std::lock_guard guard(*mutex_);
     return reach_both(job).map([](const ready&) {});
 }
 
 result<copy_ticket> nic_loopback::start(const copy_job& job) {
-    std::unique_lock lock(*mutex_);
-    GAUDI_TRY(const auto made, reach_both(job));
-    const auto& copier = made.loop->large;
-    GAUDI_TRY(const auto number, copier->start(made.write, made.near.at, made.far.at, job.length));
-    auto started = std::make_shared<nic_copy>(job, mutex_, copier, made.near.kept, made.far.kept, number);
-    lock.unlock(); // a copy that is driven takes it while it holds locks of its own
-    return pending_.add(started, which(), job.length);
+    GAUDI_TRY(auto made, reach_both(job));
+    std::uint64_t number = 0;
+    {
+        const std::lock_guard guard(state_->mutex);
+        GAUDI_TRY(number, made.copier->start(made.write, made.near.at, made.far.at, job.length));
+    }
+    return pending_.add(std::make_shared<nic_copy>(job, state_, std::move(made), number), which(),
+                        job.length);
+}
+
+// A NIC may serve several devices, and keeps what it registered of each.
+void nic_loopback::drop_loops(const std::function<bool(const entry&)>& of) {
+    std::vector<std::shared_ptr<nic_loop>> gone;
+    for (const auto& each : entries_)
+        if (each.loop && of(each))
+            gone.push_back(each.loop);
+    for (auto& each : entries_)
+        if (std::find(gone.begin(), gone.end(), each.loop) != gone.end())
+            each.loop.reset();
 }
 
 void nic_loopback::forget(unsigned device_index) {
-    const std::lock_guard guard(*mutex_);
-    if (device_index + std::size_t{1} < entries_.size())
-        entries_[device_index + std::size_t{1}] = {};
+    const std::lock_guard guard(state_->mutex);
+    const auto index = device_index + std::size_t{1};
+    if (index >= entries_.size())
+        return;
+    drop_loops([&](const entry& each) { return &each == &entries_[index]; });
+    entries_[index] = {};
 }
 
 void nic_loopback::drop_lost() {
-    const std::lock_guard guard(*mutex_);
+    const std::lock_guard guard(state_->mutex);
+    const auto is_gone = [&](const entry& each) {
+        if (&each == &entries_.front()) // of copies without a device
+            return false;
+        const auto core = each.core.lock();
+        return !core || core->lost();
+    };
+    drop_loops(is_gone);
     for (auto& each : entries_)
-        if (const auto owner = each.owner.lock(); owner && owner->lost())
+        if (is_gone(each))
             each = {};
 }
 

@@ -6,6 +6,8 @@
 #include "src/rdma/registration_cache.hpp"
 #include "src/transfer/path.hpp"
 
+#include <atomic>
+#include <functional>
 #include <mutex>
 
 namespace gaudi {
@@ -41,16 +43,18 @@ public:
     result<void> prepare(const copy_job& job) override;
     result<copy_ticket> start(const copy_job& job) override;
     // Between host and device, done when it returns: a few microseconds for a few bytes. One that fails for
-    // another reason than its memory is the last on this device.
+    // another reason than its memory is the last.
     result<copy_ticket> copy_now(const copy_job& job);
+    // Whether none of its transfers has failed: until then it may be preferred.
+    [[nodiscard]] bool works() const { return !state_->failed.load(std::memory_order_relaxed); }
     void forget(unsigned device_index) override;
     void drop_lost() override;
 
 private:
     struct entry {
         std::weak_ptr<device> owner;
+        std::weak_ptr<hl_device> core; // whose it is: buffers may outlive the other
         std::shared_ptr<nic_loop> loop;
-        bool no_small = false;
         std::optional<error> why_none;
     };
     // An end as the NIC addresses it, and what keeps it so.
@@ -59,7 +63,7 @@ private:
         std::shared_ptr<const void> kept;
     };
     struct ready {
-        std::shared_ptr<nic_loop> loop;
+        std::shared_ptr<nic_copier> copier;
         reached near, far;
         bool write = false; // from near to far
     };
@@ -69,14 +73,22 @@ private:
     result<entry*> entry_for(const copy_job& job, std::shared_ptr<device>& owner);
     result<void> make_loop(entry& of, const std::shared_ptr<device>& near_to);
     result<void> move_small(nic_loop& loop, device& owner, const copy_job& job);
+    void drop_loops(const std::function<bool(const entry&)>& of);
+
+    // All without it: an owner may have to be asked, and much memory to be pinned.
     result<ready> reach_both(const copy_job& job);
     result<reached> reach_near(nic_loop& loop, const copy_job& job, const copy_end& end);
     result<reached> reach_far(nic_loop& loop, const copy_job& job, const copy_end& end);
 
     device_table& devices_;
     pending_copies& pending_;
-    // Guards everything here, and the NIC's queues: also those of copies that outlive this object.
-    const std::shared_ptr<std::mutex> mutex_ = std::make_shared<std::mutex>();
+    // Shared with copies that outlive this object.
+    struct shared_state {
+        std::mutex mutex; // guards everything here, and the NIC's queues
+        std::atomic<bool> failed{false};
+    };
+    friend class nic_copy;
+    const std::shared_ptr<shared_state> state_ = std::make_shared<shared_state>();
     std::vector<entry> entries_; // by device; the first: of copies without one
     std::vector<std::weak_ptr<nic_loop>> loops_;
 };

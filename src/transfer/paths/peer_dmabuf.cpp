@@ -117,7 +117,7 @@ private:
                      : other.is(kind::leased)
                          ? of_lease(by->core(), job)
                          : of_descriptor(*by->core(), other.fd, other.offset, job.length);
-        if (!found && found.error().code() == errc::import_unsupported && !job.lease) {
+        if (!found && found.error().code() == errc::import_unsupported && other.is(kind::device)) {
             const std::lock_guard guard(mutex_); // the driver will not learn it
             unsupported_ = found.error();
         }
