@@ -38,8 +38,7 @@ double cpu_seconds() {
 class measurement {
 public:
     explicit measurement(gaudi::device& card)
-        : card_(card), engine_(gaudi::expect(card.copies())),
-          first_(gaudi::expect(card.heap().allocate(large))),
+        : engine_(gaudi::expect(card.copies())), first_(gaudi::expect(card.heap().allocate(large))),
           second_(gaudi::expect(card.heap().allocate(large))), host_(large, std::byte{1}),
           pinned_(gaudi::expect(engine_.pin(host_))) {}
 
@@ -117,7 +116,6 @@ private:
         return median(each);
     }
 
-    gaudi::device& card_;
     gaudi::copy_engine engine_;
     gaudi::device_buffer first_, second_;
     std::vector<std::byte> host_;
