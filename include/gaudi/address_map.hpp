@@ -57,6 +57,10 @@ public:
     [[nodiscard]] std::vector<allocation_view> allocations_of(unsigned device_index) const;
     // The window that holds the address.
     [[nodiscard]] std::optional<memory_window> window_at(device_address address) const noexcept;
+    // The same if it holds all of [address, address + length): all that can be checked of memory whose
+    // allocations are not known, as in SynapseAI's pool.
+    [[nodiscard]] std::optional<memory_window> window_at(device_address address,
+                                                         std::uint64_t length) const noexcept;
 
     // See observe_memory().
     void observe(const std::shared_ptr<memory_observer>& observer);

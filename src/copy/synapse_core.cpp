@@ -92,9 +92,8 @@ error synapse_core::failed(std::string_view call, int status) const {
 
 // SynapseAI's pool has no allocations that we know of: its window is all that can be checked.
 result<void> synapse_core::check(device_address address, std::uint64_t length) const {
-    const auto window = known_ != nullptr ? known_->window_at(address) : std::nullopt;
-    if (known_ == nullptr || (window && window->device_index == device_->who().index &&
-                              length <= window->size - (address - window->base)))
+    const auto window = known_ != nullptr ? known_->window_at(address, length) : std::nullopt;
+    if (known_ == nullptr || (window && window->device_index == device_->who().index))
         return {};
     return tl::unexpected(
         error(errc::not_allocated, fmt::format("{} bytes at {:#x} of SynapseAI's pool on {}", length,

@@ -259,9 +259,9 @@ result<memory_handle> broker::share(device_address address, std::uint64_t length
     auto found = known_memory().find(address, length);
     if (!found) {
         // SynapseAI's pool has no allocations that we know of: the piece itself is shared.
-        const auto pool = known_memory().window_at(address);
+        const auto pool = known_memory().window_at(address, length);
         const auto device = pool ? find_open_device(pool->device_index) : nullptr;
-        if (!device || !device->attached() || length > pool->size - (address - pool->base))
+        if (!device || !device->attached())
             return tl::unexpected(found.error());
         found = allocation_view{address, length, 0, pool->device_index, 0};
     }

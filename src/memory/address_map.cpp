@@ -358,6 +358,12 @@ std::optional<memory_window> address_map::window_at(device_address address) cons
     return memory_window{device_address(where->base), where->size, where->device};
 }
 
+std::optional<memory_window> address_map::window_at(device_address address,
+                                                    std::uint64_t length) const noexcept {
+    const auto window = window_at(address);
+    return window && length <= window->size - (address - window->base) ? window : std::nullopt;
+}
+
 void address_map::observe(const std::shared_ptr<memory_observer>& observer) {
     const std::lock_guard guard(impl_->mutex); // no window comes or goes meanwhile
     {

@@ -204,9 +204,8 @@ result<local_region> registration_cache::of_foreign(device& card, device_address
                                                     std::uint64_t length) {
     if (!card_->ours())
         return tl::unexpected(card_->forked_error());
-    const auto pool = known_memory().window_at(address);
-    if (!pool || pool->device_index != card.core()->who().index ||
-        length > pool->size - (address - pool->base))
+    const auto pool = known_memory().window_at(address, length);
+    if (!pool || pool->device_index != card.core()->who().index)
         return tl::unexpected(error(errc::not_allocated, fmt::format("{} bytes at {:#x} of SynapseAI's pool",
                                                                      length, address.value())));
     const std::lock_guard guard(mutex_);

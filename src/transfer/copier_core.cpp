@@ -91,7 +91,6 @@ result<void> copier_core::look_up(const place& which, copy_end& end, copy_job& j
     switch (which.kind_) {
     case place::kind::host:
         end.host = which.host_;
-        end.read_only = which.read_only_;
         return {};
     case place::kind::dmabuf:
         end.what = kind::dmabuf;
@@ -130,7 +129,7 @@ result<void> copier_core::look_up(const place& to, const place& from, copy_job& 
         return tl::unexpected(error(errc::size_zero, "copy of 0 bytes"));
     GAUDI_CHECK(look_up(to, job.to, job));
     GAUDI_CHECK(look_up(from, job.from, job));
-    if (job.to.read_only)
+    if (to.read_only_)
         return tl::unexpected(error(errc::host_range_invalid, "the destination is const memory"));
     return {};
 }

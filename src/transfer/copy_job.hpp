@@ -12,7 +12,6 @@ struct copy_end {
     enum class kind : std::uint8_t { host, device, leased, dmabuf };
 
     kind what = kind::host;
-    bool read_only = false;
     unsigned device = 0; // index, of memory of this process's devices
     int fd = -1;         // of a DMA-BUF
     std::byte* host = nullptr;

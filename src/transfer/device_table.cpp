@@ -48,8 +48,8 @@ result<std::shared_ptr<device>> device_table::device_of(const copy_end& end, std
             error(errc::not_allocated, fmt::format("{} bytes at {:#x}", length, end.address.value())));
     auto index = end.device;
     if (found->attached()) { // SynapseAI's pool has no allocations that we know of: its window is checked
-        const auto window = known_memory().window_at(end.address);
-        if (!window || length > window->size - (end.address - window->base))
+        const auto window = known_memory().window_at(end.address, length);
+        if (!window)
             return tl::unexpected(
                 error(errc::not_allocated,
                       fmt::format("{} bytes at {:#x} of SynapseAI's pool", length, end.address.value())));

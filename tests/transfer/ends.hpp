@@ -32,7 +32,7 @@ private:
     std::vector<std::byte> memory_;
 };
 
-// Memory of a device of this process. Where that has no engine (Gaudi3), a NIC looks at it.
+// Memory of a device of this process, which has an engine.
 class device_place : public copy_place {
 public:
     device_place(unsigned index, std::size_t size)

@@ -57,7 +57,7 @@ class copy_transport final : public transport {
 public:
     copy_transport(uct_gaudi_copy_md_t& md, const uct_gaudi_copy_iface_config_t& config)
         : transport(*md.module, "copy", options_of(md)), md_(md), config_(config),
-          nic_there_(md.nic_max != 0 && any_nic()) {
+          nic_there_(options_of(md).nic_max != 0) {
         policy_.hints.queues = md.copies.queues; // whoever made the engine may have wanted another number
     }
 
