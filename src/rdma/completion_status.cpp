@@ -6,6 +6,33 @@
 #include <string_view>
 
 namespace gaudi {
+namespace {
+
+const char* explanation_of(ibv_wc_status status) {
+    switch (status) {
+    case IBV_WC_LOC_LEN_ERR:
+        return "a message did not fit";
+    case IBV_WC_LOC_PROT_ERR:
+        return "local memory is no longer registered, or not for this";
+    case IBV_WC_WR_FLUSH_ERR:
+        return "the queue pair was stopped";
+    case IBV_WC_REM_INV_REQ_ERR:
+        return "the peer's NIC found the request invalid";
+    case IBV_WC_REM_OP_ERR:
+        return "the peer's NIC could not carry it out";
+    case IBV_WC_RETRY_EXC_ERR:
+        return "its NIC does not answer: it ended, or no path leads there (subnet, GID type, MTU, firewall "
+               "on UDP 4791, port down)";
+    case IBV_WC_LOC_QP_OP_ERR:
+        return "the NIC here could not carry it out: the port may be down or have lost its address";
+    case IBV_WC_RNR_RETRY_EXC_ERR:
+        return "the peer posts no receive";
+    default: // the name of the status says it all
+        return nullptr;
+    }
+}
+
+} // namespace
 
 std::string name_of(ibv_wc_status status) {
     // In the order of the numbers, which are the interface of libibverbs.
@@ -19,6 +46,15 @@ std::string name_of(ibv_wc_status status) {
     static_assert(IBV_WC_GENERAL_ERR + 1 == names.size());
     const auto number = static_cast<std::size_t>(status);
     return fmt::format("IBV_WC_{} ({})", number < names.size() ? names[number] : "unknown", number);
+}
+
+error failed_completion(ibv_wc_status status, const std::string& peer) {
+    const auto code = status == IBV_WC_RETRY_EXC_ERR    ? errc::peer_gone
+                      : status == IBV_WC_REM_ACCESS_ERR ? errc::remote_access
+                                                        : errc::connection_broken;
+    const auto* explanation = explanation_of(status);
+    return {code, fmt::format("{} from {}{}{}", name_of(status), peer, explanation != nullptr ? ": " : "",
+                              explanation != nullptr ? explanation : "")};
 }
 
 } // namespace gaudi

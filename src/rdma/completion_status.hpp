@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <gaudi/error.hpp>
+
 #include <infiniband/verbs.h>
 #include <string>
 
@@ -8,5 +10,8 @@ namespace gaudi {
 
 // "IBV_WC_REM_ACCESS_ERR (10)".
 [[nodiscard]] std::string name_of(ibv_wc_status status);
+
+// What a failed completion on a connection to `peer` means.
+[[nodiscard]] error failed_completion(ibv_wc_status status, const std::string& peer);
 
 } // namespace gaudi

@@ -45,9 +45,9 @@ nic_copier::~nic_copier() {
 
 result<void> nic_copier::connect() {
     constexpr unsigned timeout = 14, retries = 7; // 67 ms a try: nobody but the NIC itself has to answer
-    const auto near = near_.greeting(), far = far_.greeting();
-    GAUDI_CHECK(near_.join(near, far, timeout, retries));
-    return far_.join(far, near, timeout, retries);
+    const auto near = near_.endpoint(), far = far_.endpoint();
+    GAUDI_CHECK(near_.connect(near, far, timeout, retries));
+    return far_.connect(far, near, timeout, retries);
 }
 
 void nic_copier::end(error why) {

@@ -14,7 +14,7 @@ namespace gaudi {
 namespace {
 
 constexpr unsigned wanted_inline = 64;
-constexpr std::uint8_t receiver_not_ready_delay = 12; // 0.64 ms; grants make it rare
+constexpr std::uint8_t receiver_not_ready_delay = 12; // 0.64 ms; credits make it rare
 constexpr std::uint8_t retry_for_ever = 7;
 
 error refused(const char* call, const nic_core& card, int reason) {
@@ -57,8 +57,9 @@ result<queue_pair> queue_pair::make(const std::shared_ptr<nic_core>& card, unsig
     return made;
 }
 
-hello queue_pair::greeting() const {
-    hello ours;
+qp_endpoint queue_pair::endpoint(std::uint32_t first_psn) const {
+    qp_endpoint ours;
+    ours.first_psn = first_psn;
     ours.ethernet = card_->info().link_layer == link_layer::ethernet;
     ours.mtu = static_cast<std::uint8_t>(card_->port().active_mtu);
     ours.reads_in_flight = static_cast<std::uint8_t>(
@@ -69,7 +70,8 @@ hello queue_pair::greeting() const {
     return ours;
 }
 
-result<void> queue_pair::join(const hello& ours, const hello& theirs, unsigned timeout, unsigned retries) {
+result<void> queue_pair::connect(const qp_endpoint& local, const qp_endpoint& remote, unsigned timeout,
+                                 unsigned retries) {
     const auto modify = [&](const char* step, ibv_qp_attr attributes, int mask) -> result<void> {
         if (const int rc = card_->api().ibv_modify_qp(qp_.get(), &attributes, mask); rc != 0)
             return tl::unexpected(refused(step, *card_, rc));
@@ -85,17 +87,17 @@ result<void> queue_pair::join(const hello& ours, const hello& theirs, unsigned t
 
     ibv_qp_attr receive{};
     receive.qp_state = IBV_QPS_RTR;
-    receive.path_mtu = static_cast<ibv_mtu>(std::min(ours.mtu, theirs.mtu));
-    receive.dest_qp_num = theirs.qp_number;
-    receive.rq_psn = theirs.first_sequence;
-    receive.max_dest_rd_atomic = std::min(ours.reads_in_flight, theirs.reads_in_flight);
+    receive.path_mtu = static_cast<ibv_mtu>(std::min(local.mtu, remote.mtu));
+    receive.dest_qp_num = remote.qp_number;
+    receive.rq_psn = remote.first_psn;
+    receive.max_dest_rd_atomic = std::min(local.reads_in_flight, remote.reads_in_flight);
     receive.min_rnr_timer = receiver_not_ready_delay;
     receive.ah_attr.port_num = port;
-    receive.ah_attr.dlid = theirs.lid;
+    receive.ah_attr.dlid = remote.lid;
     // RoCE has nothing but GIDs; InfiniBand needs them beyond its own subnet.
-    if (theirs.ethernet || std::memcmp(ours.gid.data(), theirs.gid.data(), 8) != 0) {
+    if (remote.ethernet || std::memcmp(local.gid.data(), remote.gid.data(), 8) != 0) {
         receive.ah_attr.is_global = 1;
-        std::memcpy(receive.ah_attr.grh.dgid.raw, theirs.gid.data(), 16);
+        std::memcpy(receive.ah_attr.grh.dgid.raw, remote.gid.data(), 16);
         receive.ah_attr.grh.sgid_index = static_cast<std::uint8_t>(card_->gid_index());
         receive.ah_attr.grh.hop_limit = 64;
     }
@@ -105,7 +107,7 @@ result<void> queue_pair::join(const hello& ours, const hello& theirs, unsigned t
 
     ibv_qp_attr send{};
     send.qp_state = IBV_QPS_RTS;
-    send.sq_psn = ours.first_sequence;
+    send.sq_psn = local.first_psn;
     send.timeout = static_cast<std::uint8_t>(timeout);
     send.retry_cnt = static_cast<std::uint8_t>(retries);
     send.rnr_retry = retry_for_ever;

@@ -1,10 +1,23 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-#include "src/rdma/handshake.hpp"
 #include "src/rdma/nic_core.hpp"
 
+#include <array>
+#include <cstdint>
+
 namespace gaudi {
+
+// What a peer must know of a queue pair to connect its own to it.
+struct qp_endpoint {
+    bool ethernet = false;
+    std::uint8_t mtu = 0; // code of ibv_mtu
+    std::uint8_t reads_in_flight = 0;
+    std::uint16_t lid = 0;
+    std::uint32_t qp_number = 0;
+    std::uint32_t first_psn = 0; // packet sequence number
+    std::array<std::uint8_t, 16> gid{};
+};
 
 // A reliable queue pair with one completion queue for both directions, and a channel to sleep on.
 class queue_pair {
@@ -17,10 +30,10 @@ public:
     queue_pair(queue_pair&&) noexcept = default;
     queue_pair& operator=(queue_pair&&) noexcept = default;
 
-    // What a peer must know of it to join; the rest of the greeting is the connection's.
-    [[nodiscard]] hello greeting() const;
-    // To ready-to-send, towards the peer.
-    result<void> join(const hello& ours, const hello& theirs, unsigned timeout, unsigned retries);
+    [[nodiscard]] qp_endpoint endpoint(std::uint32_t first_psn = 0) const;
+    // Takes the queue pair to ready-to-send.
+    result<void> connect(const qp_endpoint& local, const qp_endpoint& remote, unsigned timeout,
+                         unsigned retries);
     // The NIC touches nothing of it any more when this returns.
     void destroy() { qp_.reset(); }
 

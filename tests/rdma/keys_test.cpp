@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // A hostile peer with a key: what it was not given it must not reach. The victim is a process of its own, in
 // the same lab or on another virtual host, and looks at all of its memory after each attack.
-#include "src/rdma/connection_core.hpp"
+#include "src/connection/connection_core.hpp"
 #include "tests/rdma/rdma_test.hpp"
 #include "tests/support/child.hpp"
 
@@ -504,12 +504,12 @@ TEST_F(keys_test, are_bounded_like_other_registrations) {
     EXPECT_TRUE(expect(region.part(4 * one_page, one_page)).expose(read));
 }
 
-// The words in which the peer's grants arrive are all that a handshake gives away.
-TEST_F(keys_test, of_the_handshake_reach_the_grants_and_no_more) {
+// The words in which the peer's credits arrive are all that a handshake gives away.
+TEST_F(keys_test, of_the_handshake_reach_the_credits_and_no_more) {
     for (const bool reading : {false, true}) {
         make_pair(memory_way::host, memory_way::host, one_page);
-        auto at = left.link->core()->peers_grants();
-        EXPECT_EQ(at.length, 8 * grant::ring_words);
+        const auto& theirs = left.link->core()->link().theirs;
+        remote_region at{theirs.credits_address, sizeof(credit::ring), theirs.credits_key};
         const auto mine = expect(left.nic->region(std::span(left.host).first(8)));
         if (!reading)
             at.address += at.length;
@@ -522,31 +522,31 @@ TEST_F(keys_test, of_the_handshake_reach_the_grants_and_no_more) {
     }
 }
 
-// Slabs that are lent for staged memory: each key opens one slab, in one direction.
-TEST_F(keys_test, to_lent_slabs_open_one_slab_in_one_direction) {
+// Slabs that are granted for staged memory: each key opens one slab, in one direction.
+TEST_F(keys_test, to_granted_slabs_open_one_slab_in_one_direction) {
     equip(left, 0, memory_way::staged, 4 * one_page);
     const auto& card = left.nic->core();
-    std::vector<lend_frame> lent;
+    std::vector<slab_grant> grants;
     for (const bool writing : {false, true}) {
-        lent.clear();
-        auto lends = expect(lender::make(
+        grants.clear();
+        auto staging = expect(remote_staging::make(
             *card, *left.region.staged_from(), one_page,
             [&](frame_kind kind, std::span<const std::byte> body) -> result<void> {
-                if (kind == frame_kind::lend)
-                    lent.push_back(*lend_frame::decode(body));
+                if (kind == frame_kind::slab_grant)
+                    grants.push_back(*decode_frame<slab_grant>(body));
                 return {};
             },
-            [](const ask_frame&) -> result<void> { return {}; }));
-        ASSERT_TRUE(lends->begin({1, writing, 0, left.region.address(), 4 * one_page}));
-        while (lent.size() < 4)
-            (void)expect(lends->progress());
-        EXPECT_NE(lent[0].key, lent[1].key);
+            [](const access_request&) -> result<void> { return {}; }));
+        ASSERT_TRUE(staging->open_access({1, left.region.address(), 4 * one_page, 0, writing}));
+        while (grants.size() < 4)
+            (void)expect(staging->progress());
+        EXPECT_NE(grants[0].key, grants[1].key);
         // A peer's queue pair on the same domain.
         const auto tries = [&](transfer_kind kind, std::uint64_t address, std::uint32_t key) {
             auto a = expect(queue_pair::make(card, 4, 1)), b = expect(queue_pair::make(card, 4, 1));
-            const auto from_a = a.greeting(), from_b = b.greeting();
-            expect(a.join(from_a, from_b, 14, 6));
-            expect(b.join(from_b, from_a, 14, 6));
+            const auto from_a = a.endpoint(), from_b = b.endpoint();
+            expect(a.connect(from_a, from_b, 14, 6));
+            expect(b.connect(from_b, from_a, 14, 6));
             std::vector<std::byte> bytes(64);
             const auto region = expect(card->register_host(bytes));
             ibv_sge entry{reinterpret_cast<std::uintptr_t>(bytes.data()), 64, region->lkey};
@@ -563,10 +563,10 @@ TEST_F(keys_test, to_lent_slabs_open_one_slab_in_one_direction) {
             return done.status;
         };
         const auto allowed = writing ? write_it : read_it, other = writing ? read_it : write_it;
-        EXPECT_EQ(tries(allowed, lent[0].address, lent[0].key), IBV_WC_SUCCESS);
-        EXPECT_EQ(tries(other, lent[0].address, lent[0].key), IBV_WC_REM_ACCESS_ERR);
-        EXPECT_EQ(tries(allowed, lent[1].address, lent[0].key), IBV_WC_REM_ACCESS_ERR);
-        EXPECT_EQ(tries(allowed, lent[0].address + one_page - 63, lent[0].key), IBV_WC_REM_ACCESS_ERR);
+        EXPECT_EQ(tries(allowed, grants[0].address, grants[0].key), IBV_WC_SUCCESS);
+        EXPECT_EQ(tries(other, grants[0].address, grants[0].key), IBV_WC_REM_ACCESS_ERR);
+        EXPECT_EQ(tries(allowed, grants[1].address, grants[0].key), IBV_WC_REM_ACCESS_ERR);
+        EXPECT_EQ(tries(allowed, grants[0].address + one_page - 63, grants[0].key), IBV_WC_REM_ACCESS_ERR);
     }
 }
 

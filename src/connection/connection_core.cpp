@@ -1,0 +1,401 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "src/connection/connection_core.hpp"
+
+#include "src/error/try.hpp"
+#include "src/rdma/completion_status.hpp"
+#include "src/rdma/staging_source.hpp"
+
+#include <algorithm>
+#include <fmt/format.h>
+#include <poll.h>
+#include <sched.h>
+
+namespace gaudi {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+constexpr auto read_frames_every = milliseconds(1);
+constexpr auto longest_sleep = milliseconds(100);
+constexpr auto copy_poll_interval = std::chrono::microseconds(100);
+constexpr auto close_limit = milliseconds(1000);
+constexpr unsigned polls_before_sleep = 32, polls_before_yield = 4096, polls_between_clocks = 64;
+
+// What the peer did not offer is not tried: its NIC would refuse it and break the connection.
+result<void> check_rights(const transfer_request& request) {
+    if (request.remote == nullptr)
+        return {};
+    const auto needed = request.kind == transfer_kind::write  ? remote_access::write
+                        : request.kind == transfer_kind::read ? remote_access::read
+                                                              : remote_access::atomic;
+    if (allows(request.remote->rights, needed))
+        return {};
+    return tl::unexpected(
+        error(errc::remote_access,
+              fmt::format("{} of {} bytes at {:#x}, which the peer offered for: {}", name_of(needed),
+                          request.remote->length, request.remote->address, name_of(request.remote->rights))));
+}
+
+// Hands a frame's content to the part that it concerns.
+template <typename Frame, typename Part>
+result<void> dispatch(const frame& received, Part& part, result<void> (Part::*handler)(const Frame&)) {
+    if (const auto content = decode_frame<Frame>(received.body))
+        return (part.*handler)(*content);
+    return tl::unexpected(
+        error(errc::handshake_refused, fmt::format("a frame of kind {} with {} bytes",
+                                                   static_cast<int>(received.kind), received.body.size())));
+}
+
+} // namespace
+
+connection_core::connection_core(std::unique_ptr<connection_link> link)
+    : link_(std::move(link)), operations_(link_->options.operations),
+      offers_(link_->nic(), link_->control, link_->segment),
+      peer_credits_(link_->words->from_peer, link_->segment), local_credits_(link_->words->to_peer),
+      send_queue_(link_->pair.get(), link_->pair.sends(), peer()),
+      receive_queue_(link_->pair.get(), link_->pair.receives(), peer(), link_->segment, operations_,
+                     local_credits_),
+      initiator_({link_->segment, link_->longest_write, link_->pair.longest_inline()},
+                 {static_cast<std::uint64_t*>(link_->words->atomic_results), link_->words_region->lkey},
+                 operations_, send_queue_, peer_credits_, link_->control) {}
+
+connection_core::~connection_core() {
+    if (link_->nic().ours()) {
+        close();
+        return;
+    }
+    link_->abandon();
+    stagings_.abandon();
+    offers_.abandon();
+}
+
+result<void> connection_core::check_usable() const {
+    if (failure_)
+        return tl::unexpected(*failure_);
+    if (!link_->nic().ours())
+        return tl::unexpected(link_->nic().forked_error());
+    return {};
+}
+
+result<void> connection_core::check(const transfer_request& request) const {
+    const auto* local = request.local;
+    const auto* remote = request.remote;
+    if (local != nullptr && remote != nullptr && local->length() != remote->length)
+        return tl::unexpected(error(errc::length_mismatch, fmt::format("{} bytes here, {} bytes there",
+                                                                       local->length(), remote->length)));
+    GAUDI_CHECK(check_rights(request));
+    if (!request.atomic())
+        return {};
+    if (!link_->atomics)
+        return tl::unexpected(error(errc::atomics_absent, fmt::format("between here and {}", peer())));
+    if (remote->way == memory_way::staged)
+        return tl::unexpected(error(errc::remote_staged, "an atomic operation on staged memory of the peer"));
+    if (remote->length < 8 || remote->address % 8 != 0)
+        return tl::unexpected(
+            error(errc::length_mismatch,
+                  fmt::format("an atomic operation on {} bytes at {:#x}: it takes 8 aligned bytes",
+                              remote->length, remote->address)));
+    return {};
+}
+
+result<std::uint32_t> connection_core::start(const transfer_request& request) {
+    GAUDI_CHECK(check_usable());
+    GAUDI_CHECK(check(request));
+    if (operations_.full()) {
+        progress();
+        GAUDI_CHECK(check_usable());
+    }
+    if (operations_.full())
+        return tl::unexpected(error(errc::too_many_operations,
+                                    fmt::format("{} outstanding to {}", operations_.size(), peer())));
+    staging* stage = nullptr;
+    if (request.local != nullptr && request.local->way() == memory_way::staged) {
+        GAUDI_TRY(stage, stagings_.find_or_make(link_->nic(), request.local->staged_from()->engine(),
+                                                link_->segment));
+    }
+    const auto slot = operations_.add(request, stage);
+    result<void> advanced;
+    if (request.kind == transfer_kind::receive) {
+        receive_queue_.add(slot);
+        advanced = receive_queue_.advance().and_then([this] { return send_credits(); });
+    } else {
+        initiator_.add(slot);
+        advanced = initiator_.advance();
+    }
+    // The first of a burst is posted at once, its followers together.
+    if (advanced && send_queue_.idle())
+        advanced = send_queue_.flush();
+    if (!advanced)
+        fail(advanced.error());
+    return slot;
+}
+
+bool connection_core::done(std::uint32_t slot) {
+    if (operations_[slot].state != operation::state::finished)
+        progress();
+    return operations_[slot].state == operation::state::finished;
+}
+
+result<completion> connection_core::wait(std::uint32_t slot, milliseconds limit) {
+    const auto& waited = operations_[slot];
+    const auto deadline = steady_clock::now() + limit;
+    if (!link_->nic().ours())
+        return tl::unexpected(link_->nic().forked_error());
+    unsigned polls = 0; // without progress
+    for (unsigned turns = 0; waited.state != operation::state::finished; ++turns) {
+        polls = progress() != 0 ? 0 : polls + 1;
+        if (turns % polls_between_clocks == 0 && steady_clock::now() >= deadline &&
+            waited.state != operation::state::finished)
+            return tl::unexpected(
+                error(errc::wait_timeout, fmt::format("{} ms for {}", limit.count(), peer())));
+        if (link_->options.wait == wait_mode::events && polls > polls_before_sleep)
+            sleep_until(deadline);
+        else if (polls > polls_before_yield)
+            ::sched_yield();
+    }
+    if (waited.failure)
+        return tl::unexpected(*waited.failure);
+    return waited.outcome;
+}
+
+std::size_t connection_core::progress() {
+    if (failure_ || !link_->nic().ours())
+        return 0;
+    auto happened = collect();
+    if (happened)
+        if (auto advanced = advance(); !advanced)
+            happened = tl::unexpected(advanced.error());
+    if (!happened) {
+        fail(happened.error());
+        return 0;
+    }
+    if (*happened != 0)
+        return *happened;
+    const bool expecting =
+        link_->options.wait == wait_mode::events || initiator_.awaits_frame() || offers_.busy();
+    const auto now = steady_clock::now();
+    if (!expecting && now - last_read_ < read_frames_every)
+        return 0;
+    last_read_ = now;
+    return read_frames();
+}
+
+result<std::size_t> connection_core::collect() {
+    GAUDI_TRY(const auto completions, collect_completions());
+    GAUDI_TRY(const auto landed, stagings_.collect(operations_));
+    GAUDI_TRY(const auto served, offers_.progress());
+    return completions + landed + served;
+}
+
+result<std::size_t> connection_core::collect_completions() {
+    std::size_t all = 0;
+    ibv_wc entries[16];
+    for (int rounds = 0; rounds < 4; ++rounds) {
+        const int count = ::ibv_poll_cq(link_->pair.completions(), std::size(entries), entries);
+        if (count < 0)
+            return tl::unexpected(
+                error(errc::connection_broken, fmt::format("ibv_poll_cq for {}", peer()), -count));
+        for (const auto& entry : std::span(entries).first(static_cast<std::size_t>(count))) {
+            if (entry.status != IBV_WC_SUCCESS)
+                return tl::unexpected(failed_completion(entry.status, peer()));
+            GAUDI_CHECK((entry.wr_id & receive_queue::wr_id) != 0 ? receive_queue_.completed(entry)
+                                                                  : initiator_.completed(entry.wr_id));
+        }
+        all += static_cast<std::size_t>(count);
+        if (static_cast<std::size_t>(count) < std::size(entries))
+            break;
+    }
+    return all;
+}
+
+result<void> connection_core::advance() {
+    GAUDI_CHECK(receive_queue_.advance());
+    GAUDI_CHECK(initiator_.advance());
+    GAUDI_CHECK(send_credits());
+    return send_queue_.flush();
+}
+
+// By RDMA, or over TCP where the peer sleeps: the stream wakes it.
+result<void> connection_core::send_credits() {
+    if (!local_credits_.due())
+        return {};
+    while (!local_credits_.all_sent()) {
+        auto [index, words] = local_credits_.next_run();
+        if (link_->theirs.sleeps) {
+            std::array<std::byte, 16 * 64> body;
+            words = words.first(std::min(words.size(), body.size() / 16));
+            packer out(body);
+            for (const auto word : words)
+                out.put(index++).put(word);
+            GAUDI_CHECK(link_->control.send(frame_kind::credits, std::span(body).first(words.size() * 16)));
+        } else {
+            if (!send_queue_.has_room_for_credits())
+                return {};
+            const auto offset = index % credit::ring_words * sizeof(std::uint64_t);
+            auto& wr = send_queue_.append(
+                {no_operation, static_cast<std::uint32_t>(words.size_bytes())},
+                {reinterpret_cast<std::uintptr_t>(words.data()), link_->words_region->lkey});
+            wr.opcode = IBV_WR_RDMA_WRITE;
+            wr.wr.rdma.remote_addr = link_->theirs.credits_address + offset;
+            wr.wr.rdma.rkey = link_->theirs.credits_key;
+        }
+        local_credits_.sent(words.size());
+    }
+    return {};
+}
+
+bool connection_core::catch_up() {
+    progress();
+    while (!failure_ && read_frames() != 0) {
+    }
+    return !failure_;
+}
+
+std::size_t connection_core::read_frames() {
+    auto frames = link_->control.receive();
+    if (!frames) {
+        peer_ended(frames.error());
+        return 0;
+    }
+    for (auto& each : *frames)
+        if (!failure_)
+            if (auto handled = handle(each); !handled)
+                fail(handled.error());
+    return frames->size();
+}
+
+result<void> connection_core::handle(frame& received) {
+    switch (received.kind) {
+    case frame_kind::credits:
+        store_credits(received.body);
+        return {};
+    case frame_kind::goodbye: {
+        const std::string reason(reinterpret_cast<const char*>(received.body.data()), received.body.size());
+        peer_ended({errc::peer_gone, reason.empty() ? fmt::format("{} closed the connection", peer())
+                                                    : fmt::format("{} gave up: {}", peer(), reason)});
+        return {};
+    }
+    case frame_kind::access_request:
+        return dispatch(received, offers_, &offer_table::access_requested);
+    case frame_kind::slab_grant:
+        return dispatch(received, initiator_, &initiator::slab_granted);
+    case frame_kind::slab_return:
+        return dispatch(received, offers_, &offer_table::slab_returned);
+    case frame_kind::access_end:
+        return dispatch(received, initiator_, &initiator::access_ended);
+    default:
+        return inbox_.add(std::move(received), peer());
+    }
+}
+
+void connection_core::store_credits(std::span<const std::byte> body) {
+    unpacker in(body);
+    while (in.rest().size() >= 16) {
+        const auto index = in.get<std::uint64_t>();
+        peer_credits_.store(index, in.get<std::uint64_t>());
+    }
+}
+
+void connection_core::sleep_until(time_point deadline) {
+    link_->pair.arm();
+    if (progress() != 0 || failure_)
+        return;
+    std::array<pollfd, 2> waiting{
+        {{link_->pair.descriptor(), POLLIN, 0}, {link_->control.descriptor(), POLLIN, 0}}};
+    // The copy engine's own descriptor is no help: other connections of the device wait for the same one.
+    const bool copying = stagings_.copying() || offers_.copying();
+    const auto left = milliseconds(milliseconds_until(deadline));
+    const auto limit = copying ? std::chrono::nanoseconds(copy_poll_interval)
+                               : std::chrono::nanoseconds(std::min(left, longest_sleep));
+    const timespec relative{limit.count() / 1'000'000'000, limit.count() % 1'000'000'000};
+    (void)::ppoll(waiting.data(), waiting.size(), &relative, nullptr);
+    link_->pair.drain_events();
+}
+
+result<remote_region> connection_core::offer(const local_region& region, remote_access rights) {
+    if (failure_)
+        return tl::unexpected(*failure_);
+    return offers_.offer(region, rights);
+}
+
+result<void> connection_core::send_frame(frame_kind kind, std::span<const std::byte> body) {
+    GAUDI_CHECK(check_usable());
+    if (body.size() > control_channel::longest_body)
+        return tl::unexpected(
+            error(errc::message_too_long, fmt::format("a note of {} bytes; it takes up to {}", body.size(),
+                                                      control_channel::longest_body)));
+    auto sent = link_->control.send(kind, body);
+    if (!sent)
+        fail(sent.error());
+    return sent;
+}
+
+result<std::vector<std::byte>> connection_core::receive_frame(frame_kind kind, milliseconds limit) {
+    if (!link_->nic().ours())
+        return tl::unexpected(link_->nic().forked_error());
+    const auto deadline = steady_clock::now() + limit;
+    for (;;) {
+        if (auto body = inbox_.take(kind))
+            return std::move(*body);
+        if (failure_)
+            return tl::unexpected(*failure_);
+        if (steady_clock::now() >= deadline)
+            return tl::unexpected(
+                error(errc::wait_timeout, fmt::format("no word from {} in {} ms", peer(), limit.count())));
+        // Notes may take milliseconds, but the peer's transfers may need this side meanwhile.
+        if (progress() == 0 && read_frames() == 0 && !failure_)
+            sleep_until(std::min(deadline, steady_clock::now() + milliseconds(1)));
+    }
+}
+
+void connection_core::close() {
+    if (closing_ || failure_ || !link_->nic().ours())
+        return;
+    closing_ = true;
+    const auto deadline = steady_clock::now() + close_limit;
+    if (auto flushed = send_queue_.flush(); !flushed)
+        return fail(flushed.error());
+    while (!failure_ && !send_queue_.empty() && steady_clock::now() < deadline)
+        progress();
+    if (failure_)
+        return;
+    (void)link_->control.send(frame_kind::goodbye, {}, deadline);
+    end({errc::peer_gone, fmt::format("the connection to {} was closed here", peer())});
+}
+
+void connection_core::fail(const error& why) {
+    const auto& words = why.observed(); // the peer puts it into an error of its own
+    (void)link_->control.send(
+        frame_kind::goodbye, std::as_bytes(std::span(words).first(std::min<std::size_t>(words.size(), 1000))),
+        steady_clock::now());
+    end(why);
+}
+
+void connection_core::peer_ended(const error& why) {
+    // What the peer sent before it ended has arrived already, or is being copied from a slab to the device.
+    for (;;) {
+        auto collected = collect_completions();
+        if (collected)
+            collected = stagings_.collect(operations_).map([&](auto landed) { return *collected + landed; });
+        if (!collected)
+            return fail(collected.error());
+        if (*collected == 0 && !stagings_.landing())
+            return end(why);
+    }
+}
+
+void connection_core::end(const error& why) {
+    if (failure_)
+        return;
+    failure_ = why;
+    // The memory of an operation is the caller's again when the operation has finished: no NIC and no copy
+    // engine may touch it any more.
+    link_->pair.destroy();
+    stagings_.settle();
+    offers_.settle();
+    offers_.clear();
+    operations_.fail_pending(why);
+}
+
+} // namespace gaudi

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include "src/connection/connection_link.hpp"
+#include "src/connection/initiator.hpp"
+#include "src/connection/offer_table.hpp"
+#include "src/connection/receive_queue.hpp"
+#include "src/connection/staging.hpp"
+
+namespace gaudi {
+
+// A connection: dispatches the caller's operations, the NIC's completions and the peer's frames to its parts,
+// and ends them together. For one thread at a time; counted by hand, without atomics, by the connection and
+// its tickets.
+class connection_core {
+public:
+    explicit connection_core(std::unique_ptr<connection_link> link);
+    connection_core(const connection_core&) = delete;
+    connection_core& operator=(const connection_core&) = delete;
+
+    void retain() { ++users_; }
+    void release() {
+        if (--users_ == 0)
+            delete this;
+    }
+
+    result<std::uint32_t> start(const transfer_request& request);
+    std::size_t progress();
+    [[nodiscard]] bool done(std::uint32_t slot);
+    result<completion> wait(std::uint32_t slot, std::chrono::milliseconds limit);
+    void drop(std::uint32_t slot) { operations_.drop(slot); }
+
+    // A region as the peer may address it, until withdraw() or the end of the connection.
+    result<remote_region> offer(const local_region& region, remote_access rights);
+    [[nodiscard]] offer_table& offers() { return offers_; }
+    result<void> send_frame(frame_kind kind, std::span<const std::byte> body);
+    result<std::vector<std::byte>> receive_frame(frame_kind kind, std::chrono::milliseconds limit);
+    // Reads everything that the peer has sent so far. Whether the connection is alive.
+    bool catch_up();
+    void close();
+    [[nodiscard]] bool alive() const { return !failure_; }
+    // No operation is pending and no frame of the peer waits.
+    [[nodiscard]] bool idle() const { return operations_.empty() && inbox_.empty(); }
+    [[nodiscard]] const connection_link& link() const { return *link_; }
+    [[nodiscard]] const path_report& report() const { return operations_.report(); }
+    [[nodiscard]] const std::string& peer() const { return link_->control.peer(); }
+
+private:
+    ~connection_core();
+    // Why the connection cannot be used, if it cannot.
+    [[nodiscard]] result<void> check_usable() const;
+    [[nodiscard]] result<void> check(const transfer_request& request) const;
+    result<std::size_t> collect_completions();
+    result<std::size_t> collect();
+    result<void> advance();
+    result<void> send_credits();
+    std::size_t read_frames(); // how many came
+    result<void> handle(frame& received);
+    void store_credits(std::span<const std::byte> body);
+    void sleep_until(time_point deadline);
+    // Ends everything: after a failure here, which the peer is told, or after the peer's own end.
+    void fail(const error& why);
+    void peer_ended(const error& why);
+    void end(const error& why);
+
+    const std::unique_ptr<connection_link> link_;
+    unsigned users_ = 1;
+    operation_table operations_;
+    staging_set stagings_;
+    offer_table offers_;
+    peer_credits peer_credits_;
+    local_credits local_credits_;
+    send_queue send_queue_;
+    receive_queue receive_queue_;
+    initiator initiator_;
+    inbox inbox_;
+    std::optional<error> failure_;
+    bool closing_ = false;
+    time_point last_read_{};
+};
+
+} // namespace gaudi

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "src/connection/connection_link.hpp"
+
+#include "src/error/try.hpp"
+
+#include <algorithm>
+#include <random>
+
+namespace gaudi {
+namespace {
+
+constexpr std::uint32_t wanted_segment = 512U << 10; // the slabs of both directions fit a processor's cache
+constexpr std::uint64_t wanted_write = 1ULL << 30;
+constexpr unsigned most_receives = credit::ring_words / 2 - 8; // each may need two words
+
+connection_options bounded(connection_options options) {
+    options.depth = std::clamp(options.depth, 16U, most_receives);
+    options.operations = std::clamp(options.operations, 1U, 1U << 20);
+    return options;
+}
+
+} // namespace
+
+connection_link::connection_link(std::shared_ptr<gaudi::nic> through, stream joined,
+                                 const connection_options& bounded)
+    : opened_nic(std::move(through)), options(bounded), control(std::move(joined), bounded.deadline) {}
+
+nic_core& connection_link::nic() const {
+    return *opened_nic->core();
+}
+
+result<std::unique_ptr<connection_link>>
+connection_link::establish(const std::shared_ptr<gaudi::nic>& through, stream joined, role side,
+                           const connection_options& options, time_point deadline) {
+    if (!through->core()->ours())
+        return tl::unexpected(through->core()->forked_error());
+    auto made = std::make_unique<connection_link>(through, std::move(joined), bounded(options));
+    GAUDI_CHECK(made->prepare());
+    GAUDI_CHECK(made->shake_hands(side, deadline));
+    return made;
+}
+
+result<void> connection_link::prepare() {
+    GAUDI_TRY(memory, mapping::anonymous(sizeof(shared_words) + options.operations * sizeof(std::uint64_t)));
+    words = reinterpret_cast<shared_words*>(memory.bytes().data());
+    GAUDI_TRY(words_region, nic().register_host(memory.bytes()));
+    GAUDI_TRY(credits_region,
+              nic().register_host(std::as_writable_bytes(std::span(words->from_peer)), remote_access::write));
+    GAUDI_TRY(pair, queue_pair::make(opened_nic->core(), options.depth, options.depth));
+    return {};
+}
+
+hello connection_link::greeting() const {
+    hello ours;
+    ours.endpoint = pair.endpoint(std::random_device{}() & 0xffffff);
+    ours.sleeps = options.wait == wait_mode::events;
+    ours.atomics = nic().atomics();
+    const auto longest = std::max<std::uint64_t>(nic().port().max_msg_sz, 4096);
+    ours.segment = static_cast<std::uint32_t>(std::min<std::uint64_t>(wanted_segment, longest & ~4095ULL));
+    ours.longest_write = std::min<std::uint64_t>(wanted_write, longest & ~4095ULL);
+    ours.credits_address = reinterpret_cast<std::uintptr_t>(&words->from_peer);
+    ours.credits_key = credits_region->rkey;
+    return ours;
+}
+
+result<void> connection_link::shake_hands(role side, time_point deadline) {
+    const auto& line = control.line();
+    const auto ours = greeting();
+    if (side == role::client)
+        GAUDI_CHECK(send_hello(line, ours, deadline));
+    const auto received = receive_hello(line, deadline);
+    if (side == role::server) // also to a peer that we do not understand: it learns our version
+        if (auto sent = send_hello(line, ours, deadline); !sent && received)
+            return sent;
+    if (!received)
+        return tl::unexpected(received.error());
+    theirs = *received;
+    segment = std::min(ours.segment, theirs.segment);
+    longest_write = std::min(ours.longest_write, theirs.longest_write);
+    atomics = ours.atomics && theirs.atomics;
+    result<void> joined;
+    if (ours.endpoint.ethernet != theirs.endpoint.ethernet)
+        joined =
+            tl::unexpected(error(errc::handshake_refused, "one side has InfiniBand, the other Ethernet"));
+    else
+        joined = pair.connect(ours.endpoint, theirs.endpoint, options.timeout, options.retries);
+    GAUDI_CHECK(send_ready(line, joined ? "" : joined.error().message(), deadline));
+    if (!joined)
+        return joined;
+    return receive_ready(line, deadline);
+}
+
+void connection_link::abandon() {
+    pair.abandon();
+    (void)words_region.release();
+    (void)credits_region.release();
+}
+
+} // namespace gaudi

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <gaudi/connection_pool.hpp>
+
+#include "src/connection/connection_core.hpp"
+
+#include "src/error/try.hpp"
+
+namespace gaudi {
+
+connection_pool::lease::lease(connection_pool& home, std::string peer, connection taken)
+    : home_(&home), peer_(std::move(peer)), taken_(std::move(taken)) {}
+
+connection_pool::lease::~lease() {
+    if (taken_ && taken_->core() != nullptr)
+        home_->give_back(peer_, std::move(*taken_));
+}
+
+connection_pool::connection_pool(std::shared_ptr<nic> card, const connection_options& options,
+                                 std::size_t idle_per_peer)
+    : card_(std::move(card)), options_(options), idle_per_peer_(idle_per_peer) {}
+
+result<connection_pool::lease> connection_pool::take(const std::string& peer) {
+    for (;;) {
+        std::optional<connection> waiting;
+        {
+            const std::lock_guard guard(mutex_);
+            if (auto& known = idle_[peer]; !known.empty()) {
+                waiting.emplace(std::move(known.back()));
+                known.pop_back();
+            }
+        }
+        if (!waiting)
+            break;
+        if (waiting->core()->catch_up()) // what the peer did meanwhile
+            return lease(*this, peer, std::move(*waiting));
+    }
+    GAUDI_TRY(auto made, connect(card_, peer, options_));
+    return lease(*this, peer, std::move(made));
+}
+
+void connection_pool::give_back(const std::string& peer, connection returned) {
+    returned.poll();
+    if (!returned.alive() || !returned.core()->idle())
+        return;
+    returned.core()->offers().clear();
+    const std::lock_guard guard(mutex_);
+    if (auto& known = idle_[peer]; known.size() < idle_per_peer_)
+        known.push_back(std::move(returned));
+}
+
+std::size_t connection_pool::idle() const {
+    const std::lock_guard guard(mutex_);
+    std::size_t all = 0;
+    for (const auto& [peer, waiting] : idle_)
+        all += waiting.size();
+    return all;
+}
+
+void connection_pool::clear() {
+    decltype(idle_) gone;
+    const std::lock_guard guard(mutex_);
+    gone.swap(idle_);
+}
+
+} // namespace gaudi

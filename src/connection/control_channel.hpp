@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include "src/connection/stream.hpp"
+
+#include <deque>
+#include <optional>
+#include <vector>
+
+namespace gaudi {
+
+// What the TCP connection carries once the queue pairs are joined: frames, each with a kind and a length.
+enum class frame_kind : std::uint16_t {
+    note = 1,
+    offer = 2,
+    credits = 3,
+    goodbye = 4,
+    access_request = 5, // one-sided access to staged memory, see remote_staging.hpp
+    slab_grant = 6,
+    slab_return = 7,
+    access_end = 8
+};
+constexpr std::uint16_t last_frame_kind = 8;
+
+struct frame {
+    frame_kind kind;
+    std::vector<std::byte> body;
+};
+
+class control_channel {
+public:
+    static constexpr std::size_t longest_body = 64 * 1024;
+
+    // `limit`: how long a frame may take to be sent.
+    control_channel(stream joined, std::chrono::milliseconds limit)
+        : stream_(std::move(joined)), limit_(limit) {}
+
+    // Blocks no longer than the limit, or until the deadline. errc::peer_gone, handshake_timeout: the peer
+    // may have half a frame then and cannot read what follows.
+    result<void> send(frame_kind kind, std::span<const std::byte> body) const {
+        return send(kind, body, std::chrono::steady_clock::now() + limit_);
+    }
+    result<void> send(frame_kind kind, std::span<const std::byte> body, time_point deadline) const;
+    // Whole frames that have come; none where there is none. errc::peer_gone, handshake_refused.
+    result<std::vector<frame>> receive();
+
+    [[nodiscard]] const stream& line() const { return stream_; }
+    [[nodiscard]] int descriptor() const { return stream_.descriptor(); }
+    [[nodiscard]] const std::string& peer() const { return stream_.peer(); }
+
+private:
+    stream stream_;
+    const std::chrono::milliseconds limit_;
+    std::vector<std::byte> pending_; // the beginning of a frame
+};
+
+// Frames that wait until the caller asks for one of their kind: notes and offers.
+class inbox {
+public:
+    static constexpr std::size_t most_bytes = std::size_t{64} << 20;
+
+    // errc::handshake_refused where more than most_bytes wait.
+    result<void> add(frame received, const std::string& peer);
+    // The body of the oldest one of this kind.
+    std::optional<std::vector<std::byte>> take(frame_kind kind);
+    [[nodiscard]] bool empty() const { return frames_.empty(); }
+
+private:
+    std::deque<frame> frames_;
+    std::size_t bytes_ = 0;
+};
+
+} // namespace gaudi

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "src/connection/handshake.hpp"
+
+#include "src/error/try.hpp"
+#include "src/os/byte_order.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <fmt/format.h>
+
+namespace gaudi {
+namespace {
+
+constexpr std::uint64_t magic = 0x676175'6469'7264ULL << 8 | 0x6d; // "gaudirdm"
+constexpr std::uint32_t ready_magic = 0x52454459;                  // "REDY"
+constexpr std::size_t ready_bytes = 256;
+constexpr std::uint32_t shortest_segment = 4096, longest_segment = 1U << 30;
+// Data is numbers in memory: two hosts must agree what they look like.
+constexpr std::uint8_t native_order = std::endian::native == std::endian::little ? 1 : 2;
+
+} // namespace
+
+std::array<std::byte, hello::encoded_bytes> hello::encode() const {
+    std::array<std::byte, encoded_bytes> bytes{};
+    packer out(bytes);
+    out.put(magic).put(version).put(static_cast<std::uint16_t>(encoded_bytes)).put(native_order);
+    out.put(static_cast<std::uint8_t>(endpoint.ethernet ? 1 : 0))
+        .put(static_cast<std::uint8_t>(sleeps ? 1 : 0));
+    out.put(endpoint.mtu)
+        .put(endpoint.reads_in_flight)
+        .put(static_cast<std::uint8_t>(atomics ? 1 : 0))
+        .put(endpoint.lid)
+        .put(endpoint.qp_number)
+        .put(endpoint.first_psn);
+    for (const auto byte : endpoint.gid)
+        out.put(byte);
+    out.put(segment).put(longest_write).put(credits_address).put(credits_key);
+    return bytes;
+}
+
+result<hello> hello::decode(std::span<const std::byte> bytes, const std::string& peer) {
+    const auto refuse = [&](const std::string& what) {
+        return tl::unexpected(error(errc::handshake_refused, fmt::format("{}: {}", peer, what)));
+    };
+    unpacker in(bytes);
+    if (in.get<std::uint64_t>() != magic)
+        return refuse("its first bytes are not ours");
+    hello theirs;
+    theirs.version = in.get<std::uint16_t>();
+    if (theirs.version != protocol_version)
+        return tl::unexpected(
+            error(errc::version_mismatch,
+                  fmt::format("{} speaks protocol {}, we speak {}", peer, theirs.version, protocol_version)));
+    if (const auto length = in.get<std::uint16_t>(); length != encoded_bytes)
+        return refuse(fmt::format("its greeting has {} bytes instead of {}", length, encoded_bytes));
+    if (in.get<std::uint8_t>() != native_order)
+        return refuse("its numbers have the other byte order");
+    theirs.endpoint.ethernet = in.get<std::uint8_t>() != 0;
+    theirs.sleeps = in.get<std::uint8_t>() != 0;
+    theirs.endpoint.mtu = in.get<std::uint8_t>();
+    theirs.endpoint.reads_in_flight = in.get<std::uint8_t>();
+    theirs.atomics = in.get<std::uint8_t>() != 0;
+    theirs.endpoint.lid = in.get<std::uint16_t>();
+    theirs.endpoint.qp_number = in.get<std::uint32_t>();
+    theirs.endpoint.first_psn = in.get<std::uint32_t>();
+    for (auto& byte : theirs.endpoint.gid)
+        byte = in.get<std::uint8_t>();
+    theirs.segment = in.get<std::uint32_t>();
+    theirs.longest_write = in.get<std::uint64_t>();
+    theirs.credits_address = in.get<std::uint64_t>();
+    theirs.credits_key = in.get<std::uint32_t>();
+    if (theirs.endpoint.mtu < 1 || theirs.endpoint.mtu > 5)
+        return refuse(fmt::format("MTU code {}", theirs.endpoint.mtu));
+    if (theirs.endpoint.qp_number >= 1U << 24 || theirs.endpoint.first_psn >= 1U << 24)
+        return refuse(fmt::format("queue pair {:#x}, sequence {:#x}", theirs.endpoint.qp_number,
+                                  theirs.endpoint.first_psn));
+    if (theirs.segment < shortest_segment || theirs.segment > longest_segment || theirs.segment % 4096 != 0)
+        return refuse(fmt::format("segments of {} bytes", theirs.segment));
+    if (theirs.longest_write < theirs.segment || theirs.endpoint.reads_in_flight == 0)
+        return refuse(fmt::format("requests of {} bytes, {} reads in flight", theirs.longest_write,
+                                  theirs.endpoint.reads_in_flight));
+    return theirs;
+}
+
+result<void> send_hello(const stream& to, const hello& ours, time_point deadline) {
+    const auto bytes = ours.encode();
+    return to.send_all(bytes, deadline);
+}
+
+result<hello> receive_hello(const stream& from, time_point deadline) {
+    std::array<std::byte, hello::encoded_bytes> bytes;
+    // Version and magic come first: a peer of another version may send less than we expect.
+    const std::span all(bytes);
+    GAUDI_CHECK(from.receive_all(all.first(12), deadline));
+    std::fill(bytes.begin() + 12, bytes.end(), std::byte{0});
+    if (const auto early = hello::decode(all, from.peer());
+        !early && (early.error().code() == errc::version_mismatch || std::to_integer<int>(bytes[0]) != 'g'))
+        return tl::unexpected(early.error());
+    GAUDI_CHECK(from.receive_all(all.subspan(12), deadline));
+    return hello::decode(all, from.peer());
+}
+
+result<void> send_ready(const stream& to, const std::string& refusal, time_point deadline) {
+    std::array<std::byte, ready_bytes> bytes{};
+    const auto length = std::min(refusal.size(), ready_bytes - 8);
+    packer(bytes).put(ready_magic).put(static_cast<std::uint32_t>(length));
+    std::memcpy(bytes.data() + 8, refusal.data(), length);
+    return to.send_all(bytes, deadline);
+}
+
+result<void> receive_ready(const stream& from, time_point deadline) {
+    std::array<std::byte, ready_bytes> bytes;
+    GAUDI_CHECK(from.receive_all(bytes, deadline));
+    unpacker in(bytes);
+    const bool ours = in.get<std::uint32_t>() == ready_magic;
+    const auto length = in.get<std::uint32_t>();
+    if (!ours || length > ready_bytes - 8)
+        return tl::unexpected(
+            error(errc::handshake_refused, fmt::format("{}: its answer is not ours", from.peer())));
+    if (length != 0)
+        return tl::unexpected(
+            error(errc::handshake_refused,
+                  fmt::format("{} says: {}", from.peer(),
+                              std::string_view(reinterpret_cast<const char*>(bytes.data() + 8), length))));
+    return {};
+}
+
+} // namespace gaudi

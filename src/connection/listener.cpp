@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <gaudi/connection.hpp>
+
+#include "src/connection/connection_core.hpp"
+#include "src/error/try.hpp"
+
+#include <utility>
+
+namespace gaudi {
+
+result<listener> listener::open(std::uint16_t port, const std::string& address) {
+    GAUDI_TRY(auto opened, listen_on(address, port));
+    return listener(socket{opened.fd.release(), opened.port});
+}
+
+void listener::socket::close() noexcept {
+    unique_fd{fd};
+}
+
+result<caller> listener::next(std::chrono::milliseconds limit) const {
+    GAUDI_TRY(auto joined, accept_from(socket_->fd, std::chrono::steady_clock::now() + limit));
+    return caller(std::make_unique<stream>(std::move(joined)));
+}
+
+result<connection> listener::accept(const std::shared_ptr<nic>& card, std::chrono::milliseconds limit,
+                                    const connection_options& options) const {
+    GAUDI_TRY(auto knocking, next(limit));
+    return knocking.welcome(card, options);
+}
+
+caller::caller(std::unique_ptr<stream> joined) : joined_(std::move(joined)), peer_(joined_->peer()) {}
+caller::caller(caller&&) noexcept = default;
+caller& caller::operator=(caller&&) noexcept = default;
+caller::~caller() = default;
+
+const std::string& caller::peer() const {
+    return peer_;
+}
+
+result<connection> caller::welcome(const std::shared_ptr<nic>& card, const connection_options& options) {
+    GAUDI_TRY(auto link,
+              connection_link::establish(card, std::move(*joined_), connection_link::role::server, options,
+                                         std::chrono::steady_clock::now() + options.deadline));
+    return connection(new connection_core(std::move(link)));
+}
+
+} // namespace gaudi

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "src/connection/offer_table.hpp"
+
+#include "src/error/try.hpp"
+#include "src/rdma/registration_cache.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <fmt/format.h>
+
+namespace gaudi {
+namespace {
+
+std::atomic<std::uint64_t> next_holder{1};
+
+bool same_bytes(const local_region& a, const local_region& b) {
+    return a.address() == b.address() && a.length() == b.length() && a.way() == b.way() &&
+           a.lease() == b.lease();
+}
+
+} // namespace
+
+offer_table::offer_table(const nic_core& nic, const control_channel& control, std::uint32_t segment)
+    : nic_(nic), control_(control), segment_(segment), holder_(next_holder.fetch_add(1)) {}
+
+result<remote_region> offer_table::offer(const local_region& region, remote_access rights) {
+    std::erase_if(offers_, [](const offered_region& each) { return !each.region.allocated(); });
+    if (!region.allocated())
+        return tl::unexpected(
+            error(errc::not_allocated, fmt::format("an offer of {} bytes at {:#x}: the buffer was freed",
+                                                   region.length(), region.address())));
+    const auto found = std::find_if(offers_.begin(), offers_.end(), [&](const offered_region& each) {
+        return each.rights == rights && same_bytes(each.region, region);
+    });
+    const auto* same = found != offers_.end() ? &*found : nullptr;
+    if (region.way() == memory_way::staged)
+        return offer_staged(region, rights, same);
+    if (same != nullptr && same->key.valid())
+        return same->key.region();
+    const auto cache = region.lease()->cache();
+    if (!cache)
+        return tl::unexpected(error(errc::not_allocated, "an offer of a region of a NIC that was closed"));
+    GAUDI_TRY(auto key, cache->expose(region, rights, holder_));
+    offers_.push_back({region, rights, std::move(key), 0});
+    return offers_.back().key.region();
+}
+
+result<remote_region> offer_table::offer_staged(const local_region& region, remote_access rights,
+                                                const offered_region* same) {
+    if (rights == remote_access::none || !allows(remote_access::all, rights))
+        return tl::unexpected(error(errc::rights_invalid, "an offer of staged memory"));
+    const auto& source = *region.staged_from();
+    if (std::none_of(stagings_.begin(), stagings_.end(),
+                     [&](const auto& each) { return each->memory().serves(source.engine()); })) {
+        const auto send = [this](frame_kind kind, auto body) { return control_.send(kind, body); };
+        const auto permitted = [this](const access_request& request) {
+            return find(request).map([](const auto*) {});
+        };
+        GAUDI_TRY(auto made, remote_staging::make(nic_, source, segment_, send, permitted));
+        stagings_.push_back(std::move(made));
+    }
+    const auto number = same != nullptr ? same->number : next_number_++;
+    if (same == nullptr)
+        offers_.push_back({region, rights, remote_key(), number});
+    return remote_region{region.address(), region.length(), number, memory_way::staged, rights};
+}
+
+void offer_table::withdraw(const local_region& region) {
+    settle();
+    std::erase_if(offers_, [&](const offered_region& each) { return same_bytes(each.region, region); });
+}
+
+result<const offer_table::offered_region*> offer_table::find(const access_request& request) const {
+    const auto refuse = [](std::string why) {
+        return tl::unexpected(error(errc::remote_access, std::move(why)));
+    };
+    const auto found = std::find_if(offers_.begin(), offers_.end(), [&](const offered_region& each) {
+        return each.region.way() == memory_way::staged && each.number == request.key;
+    });
+    if (found == offers_.end())
+        return refuse(fmt::format("no region with key {}", request.key));
+    const auto& region = found->region;
+    const auto offset = request.address - region.address();
+    if (request.address < region.address() || offset > region.length() ||
+        request.length > region.length() - offset || request.length == 0)
+        return refuse(fmt::format("{} bytes at {:#x} of a region of {} at {:#x}", request.length,
+                                  request.address, region.length(), region.address()));
+    if (!allows(found->rights, request.writing ? remote_access::write : remote_access::read))
+        return refuse(fmt::format("a {} of memory that was offered for: {}",
+                                  request.writing ? "write" : "read", name_of(found->rights)));
+    if (!region.allocated())
+        return refuse(fmt::format("the buffer at {:#x} was freed", region.address()));
+    return &*found;
+}
+
+result<void> offer_table::access_requested(const access_request& request) {
+    const auto refuse = [&](std::string why) {
+        return control_.send(frame_kind::access_end, encode_frame(access_end{request.id, std::move(why)}));
+    };
+    const auto offered = find(request);
+    if (!offered)
+        return refuse(offered.error().observed());
+    const auto& engine = (*offered)->region.staged_from()->engine();
+    for (const auto& each : stagings_)
+        if (each->memory().serves(engine) && !each->open_access(request))
+            return refuse("requested twice, or more requests than this side takes at once");
+    return {};
+}
+
+result<void> offer_table::slab_returned(const slab_return& returned) {
+    for (const auto& each : stagings_) {
+        GAUDI_TRY(const bool taken, each->return_slab(returned));
+        if (taken)
+            return {};
+    }
+    return tl::unexpected(
+        error(errc::handshake_refused,
+              fmt::format("{} returned slab {}, which it does not have", control_.peer(), returned.slab)));
+}
+
+result<std::size_t> offer_table::progress() {
+    std::size_t ended = 0;
+    for (const auto& each : stagings_)
+        if (each->busy()) {
+            GAUDI_TRY(const auto count, each->progress());
+            ended += count;
+        }
+    return ended;
+}
+
+bool offer_table::busy() const {
+    return std::any_of(stagings_.begin(), stagings_.end(), [](const auto& each) { return each->busy(); });
+}
+
+bool offer_table::copying() const {
+    return std::any_of(stagings_.begin(), stagings_.end(), [](const auto& each) { return each->copying(); });
+}
+
+void offer_table::settle() {
+    for (const auto& each : stagings_)
+        each->settle();
+}
+
+void offer_table::abandon() {
+    for (auto& each : stagings_)
+        (void)each.release();
+}
+
+} // namespace gaudi

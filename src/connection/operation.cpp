@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "src/connection/operation.hpp"
+
+namespace gaudi {
+
+operation_table::operation_table(unsigned slots) : slots_(slots) {
+    free_.reserve(slots);
+    for (unsigned slot = slots; slot > 0; --slot)
+        free_.push_back(slot - 1);
+}
+
+std::uint32_t operation_table::add(const transfer_request& request, staging* stage) {
+    const auto slot = free_.back();
+    free_.pop_back();
+    auto& added = slots_[slot];
+    added = {};
+    added.kind = request.kind;
+    added.state = operation::state::pending;
+    added.stage = stage;
+    added.immediate = request.immediate;
+    added.operand = request.operand;
+    added.compare = request.compare;
+    if (request.local != nullptr) {
+        added.way = request.local->way();
+        added.lease = request.local->lease();
+        added.address = request.local->address();
+        added.length = request.local->length();
+        added.local_key = request.local->local_key();
+    }
+    if (request.remote != nullptr) {
+        added.remote_address = request.remote->address;
+        added.remote_key = request.remote->key;
+        added.remote_staged = request.remote->way == memory_way::staged && added.length != 0;
+    }
+    if (added.remote_staged) {
+        added.way = memory_way::staged;
+        added.serial = ++last_serial_;
+    }
+    if (stage != nullptr)
+        report_.why_staged = request.local->reason();
+    else if (added.remote_staged)
+        report_.why_staged = "the peer's memory is staged";
+    return slot;
+}
+
+std::optional<std::uint32_t> operation_table::find(std::uint64_t id) const {
+    const auto slot = static_cast<std::uint32_t>(id);
+    if (slot >= slots_.size() || id_of(slot) != id || slots_[slot].state != operation::state::pending)
+        return {};
+    return slot;
+}
+
+void operation_table::part_completed(std::uint32_t slot, std::uint64_t bytes) {
+    auto& owner = slots_[slot];
+    owner.completed += bytes;
+    if (--owner.outstanding == 0 && owner.fully_posted)
+        finish(slot);
+}
+
+void operation_table::fully_posted(std::uint32_t slot) {
+    slots_[slot].fully_posted = true;
+    if (slots_[slot].outstanding == 0)
+        finish(slot);
+}
+
+void operation_table::finish(std::uint32_t slot) {
+    auto& finished = slots_[slot];
+    if (finished.kind != transfer_kind::receive)
+        finished.outcome.bytes = finished.completed;
+    if (!finished.failure) {
+        auto& count = finished.way == memory_way::host        ? report_.host
+                      : finished.way == memory_way::zero_copy ? report_.zero_copy
+                                                              : report_.staged;
+        ++count.operations;
+        count.bytes += finished.completed;
+    }
+    finished.lease.reset();
+    finished.state = operation::state::finished;
+    free_if_abandoned(slot);
+}
+
+void operation_table::fail_pending(const error& why) {
+    for (std::uint32_t slot = 0; slot < slots_.size(); ++slot)
+        if (auto& each = slots_[slot]; each.state == operation::state::pending) {
+            each.failure = why;
+            each.lease.reset();
+            each.state = operation::state::finished;
+            free_if_abandoned(slot);
+        }
+}
+
+void operation_table::drop(std::uint32_t slot) {
+    slots_[slot].abandoned = true;
+    free_if_abandoned(slot);
+}
+
+void operation_table::free_if_abandoned(std::uint32_t slot) {
+    if (!slots_[slot].abandoned || slots_[slot].state != operation::state::finished)
+        return;
+    slots_[slot].state = operation::state::unused;
+    free_.push_back(slot);
+}
+
+} // namespace gaudi

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "src/connection/receive_queue.hpp"
+
+#include "src/connection/staging.hpp"
+#include "src/error/try.hpp"
+
+#include <algorithm>
+#include <arpa/inet.h>
+#include <fmt/format.h>
+
+namespace gaudi {
+
+receive_queue::receive_queue(ibv_qp* qp, unsigned depth, std::string peer, std::uint32_t segment,
+                             operation_table& operations, local_credits& credits)
+    : qp_(qp), depth_(depth), peer_(std::move(peer)), segment_(segment), operations_(operations),
+      credits_(credits), waiting_(operations.size()), posted_(depth) {}
+
+// A receive is announced with its whole length, then part by part as they are posted.
+result<void> receive_queue::advance() {
+    while (!waiting_.empty()) {
+        const auto slot = waiting_.front();
+        auto& first = operations_[slot];
+        do {
+            if (posted_.size() >= depth_ || (first.stage != nullptr && !first.stage->can_receive()))
+                return {};
+            const auto bytes =
+                static_cast<std::uint32_t>(std::min<std::uint64_t>(segment_, first.length - first.posted));
+            local_part part{first.address + first.posted, first.local_key};
+            if (first.stage != nullptr)
+                part = first.stage->memory().part(first.stage->take_in());
+            GAUDI_CHECK(post({slot, bytes, part.slab, first.posted}, part));
+            if (!first.started)
+                credits_.announce(credit::kind::receive, first.length);
+            first.started = true;
+            credits_.announce(credit::kind::part, bytes);
+            first.posted += bytes;
+            ++first.outstanding;
+        } while (first.posted < first.length);
+        first.fully_posted = true;
+        waiting_.pop();
+    }
+    return {};
+}
+
+result<void> receive_queue::post(const posted_request& request, const local_part& part) {
+    ibv_sge entry{part.address, request.bytes, part.key};
+    ibv_recv_wr wr{};
+    wr.wr_id = wr_id;
+    wr.sg_list = &entry;
+    wr.num_sge = request.bytes != 0 ? 1 : 0;
+    ibv_recv_wr* refused = nullptr;
+    if (const int rc = ::ibv_post_recv(qp_, &wr, &refused); rc != 0)
+        return tl::unexpected(error(errc::connection_broken, fmt::format("ibv_post_recv for {}", peer_), rc));
+    posted_.push(request);
+    return {};
+}
+
+result<void> receive_queue::completed(const ibv_wc& entry) {
+    const auto request = posted_.pop();
+    auto& owner = operations_[request.slot];
+    credits_.consume(request.offset == 0 ? 2 : 1); // the first part of a receive also had its length
+    if ((entry.wc_flags & IBV_WC_WITH_IMM) != 0)
+        owner.outcome.immediate = ntohl(entry.imm_data);
+    // A write with immediate consumes a receive and leaves its memory alone.
+    const bool has_data = entry.opcode != IBV_WC_RECV_RDMA_WITH_IMM && entry.byte_len != 0;
+    owner.outcome.bytes += entry.byte_len;
+    if (request.slab != no_slab) {
+        const auto slab = static_cast<unsigned>(request.slab);
+        if (has_data)
+            return owner.stage->land(slab, request.slot, device_address(owner.address + request.offset),
+                                     entry.byte_len);
+        owner.stage->release_in(slab);
+    }
+    operations_.part_completed(request.slot, has_data ? entry.byte_len : 0);
+    return {};
+}
+
+} // namespace gaudi

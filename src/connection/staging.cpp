@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "src/connection/staging.hpp"
+
+#include "src/copy/copy_core.hpp"
+#include "src/error/try.hpp"
+
+#include <algorithm>
+
+namespace gaudi {
+
+staging::staging(slab_memory memory)
+    : memory_(std::move(memory)), free_out_(slabs_each_way), free_in_(slabs_each_way),
+      filling_(slabs_each_way), landing_(2ULL * slabs_each_way) {
+    for (unsigned i = 0; i < slabs_each_way; ++i) {
+        free_out_.push(i);
+        free_in_.push(slabs_each_way + i);
+    }
+}
+
+result<std::unique_ptr<staging>> staging::make(const nic_core& card, const copy_engine& engine,
+                                               std::uint32_t slab_bytes) {
+    GAUDI_TRY(auto memory, slab_memory::make(card, engine, 2 * slabs_each_way, slab_bytes));
+    return std::unique_ptr<staging>(new staging(std::move(memory)));
+}
+
+staging::~staging() {
+    settle(); // copies still use the memory
+}
+
+void staging::settle() {
+    for (auto* queue : {&filling_, &landing_})
+        while (!queue->empty())
+            (void)queue->pop().copy.wait();
+}
+
+result<void> staging::fill(std::uint32_t operation, device_address from, std::uint32_t bytes) {
+    const auto slab = free_out_.pop();
+    auto ticket = read_step(memory_.engine(), memory_.of(slab, bytes), from);
+    if (!ticket) {
+        free_out_.push(slab);
+        return tl::unexpected(ticket.error());
+    }
+    filling_.push({slab, operation, bytes, std::move(*ticket)});
+    return {};
+}
+
+bool staging::filled() {
+    return !filling_.empty() && filling_.front().copy.done();
+}
+
+result<staging::part> staging::take_filled() {
+    auto taken = filling_.pop();
+    if (auto outcome = taken.copy.wait(); !outcome) {
+        free_out_.push(taken.slab);
+        return tl::unexpected(outcome.error());
+    }
+    return taken;
+}
+
+result<void> staging::land(unsigned slab, std::uint32_t operation, device_address to, std::uint32_t bytes) {
+    GAUDI_TRY(auto ticket, write_step(memory_.engine(), to, memory_.of(slab, bytes)));
+    landing_.push({slab, operation, bytes, std::move(ticket)});
+    return {};
+}
+
+bool staging::landed() {
+    return !landing_.empty() && landing_.front().copy.done();
+}
+
+result<staging::part> staging::take_landed() {
+    auto taken = landing_.pop();
+    (taken.slab < slabs_each_way ? free_out_ : free_in_).push(taken.slab);
+    GAUDI_CHECK(taken.copy.wait());
+    return taken;
+}
+
+result<staging*> staging_set::find_or_make(const nic_core& nic, const copy_engine& engine,
+                                           std::uint32_t slab_bytes) {
+    for (const auto& each : stagings_)
+        if (each->memory().serves(engine))
+            return each.get();
+    GAUDI_TRY(auto made, staging::make(nic, engine, slab_bytes));
+    return stagings_.emplace_back(std::move(made)).get();
+}
+
+result<std::size_t> staging_set::collect(operation_table& operations) {
+    std::size_t collected = 0;
+    for (const auto& each : stagings_)
+        for (; each->landed(); ++collected) {
+            GAUDI_TRY(const auto part, each->take_landed());
+            operations.part_completed(part.operation, part.bytes);
+        }
+    return collected;
+}
+
+bool staging_set::landing() const {
+    return std::any_of(stagings_.begin(), stagings_.end(), [](const auto& each) { return each->landing(); });
+}
+
+bool staging_set::copying() const {
+    return std::any_of(stagings_.begin(), stagings_.end(), [](const auto& each) { return each->copying(); });
+}
+
+void staging_set::settle() {
+    for (const auto& each : stagings_)
+        each->settle();
+}
+
+void staging_set::abandon() {
+    for (auto& each : stagings_)
+        (void)each.release();
+}
+
+} // namespace gaudi
