@@ -18,43 +18,33 @@ lease_reach::~lease_reach() {
     regions.clear();
     imports.clear();
     dmabuf.reset();
-    wire_request request;
-    request.head.ask = wire_ask::let_go;
-    request.lease = slot;
-    link->tell(request);
+    link->post_unanswered(release_dmabuf_request{slot});
 }
 
 lease_core::lease_core(const handle_record& handle) : handle_(handle), forks_(fork_count()) {}
 
 result<std::shared_ptr<lease_core>> lease_core::open(const std::shared_ptr<owner_link>& link,
                                                      const handle_record& handle) {
-    wire_request request;
-    request.head.ask = wire_ask::open_lease;
-    request.handle = handle;
-    request.wants = link->board() == nullptr ? wants_board : 0;
-    GAUDI_TRY(auto answer, link->ask(request));
-    const auto& reply = answer.reply;
-    if ((reply.given & wants_board) != 0)
-        GAUDI_CHECK(link->take_board(std::move(answer.passed[0])));
-    if ((reply.given & gives_bell) != 0)
-        link->take_bell(std::move(answer.passed[1]));
-    if (link->board() == nullptr || reply.lease >= leases_per_client)
-        return tl::unexpected(error(errc::handle_invalid, fmt::format("lease {} of the owner", reply.lease)));
+    GAUDI_TRY(auto answer, link->ask(open_lease_request{handle, link->table() == nullptr ? 1U : 0U}));
+    const auto [slot, passed] = answer.body;
+    if ((passed & opened_lease::table) != 0)
+        GAUDI_CHECK(link->set_table(std::move(answer.passed[0])));
+    if ((passed & opened_lease::revoke_socket) != 0)
+        link->set_revoke_socket(std::move(answer.passed[1]));
+    if (link->table() == nullptr || slot >= leases_per_client)
+        return tl::unexpected(error(errc::handle_invalid, fmt::format("lease {} of the owner", slot)));
     auto made = std::make_shared<lease_core>(handle);
     made->link_ = link;
-    made->slot_ = reply.lease;
-    made->word_ = link->board() + reply.lease;
+    made->slot_ = slot;
+    made->word_ = link->table() + slot;
     return made;
 }
 
 lease_core::~lease_core() {
     if (!link_ || forks_ != fork_count())
         return;
-    reach_.reset(); // before the owner hears that nobody has the memory
-    wire_request request;
-    request.head.ask = wire_ask::close_lease;
-    request.lease = slot_;
-    link_->tell(request);
+    reach_.reset(); // before the owner hears that the lease is closed
+    link_->post_unanswered(close_lease_request{slot_});
 }
 
 bool lease_core::forked() const {
@@ -123,10 +113,7 @@ result<void> lease_core::fetch_dmabuf(lease_reach& reach) {
     reach.link = link_;
     reach.slot = slot_;
     reach.forks = fork_count();
-    wire_request request;
-    request.head.ask = wire_ask::open_dmabuf;
-    request.lease = slot_;
-    auto answer = link_->ask(request);
+    auto answer = link_->ask(open_dmabuf_request{slot_});
     if (!answer) {
         const auto kind = answer.error().kind();
         if (kind == error_kind::not_permitted || kind == error_kind::unsupported) // it stays so
@@ -134,8 +121,8 @@ result<void> lease_core::fetch_dmabuf(lease_reach& reach) {
         return tl::unexpected(answer.error());
     }
     reach.dmabuf = lone_fd(std::move(answer->passed[0]));
-    reach.skip = answer->reply.skip;
-    reach.window = answer->reply.window;
+    reach.skip = answer->body.skip;
+    reach.window = answer->body.window;
     if (!lies_within(reach.skip, handle_.length, reach.window)) {
         reach.dmabuf.reset();
         return tl::unexpected(

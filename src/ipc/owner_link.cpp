@@ -17,7 +17,7 @@ namespace {
 
 using clock = std::chrono::steady_clock;
 
-error error_of(const wire_reply& reply, const process_identity& owner) {
+error error_of(const answer_head& reply, const process_identity& owner) {
     constexpr auto codes = static_cast<std::uint32_t>(errc::system_call_failed) + 1;
     const auto code = reply.failed <= codes ? static_cast<errc>(reply.failed - 1) : errc::handle_invalid;
     const auto length = ::strnlen(reply.observed, sizeof(reply.observed));
@@ -61,7 +61,7 @@ result<std::shared_ptr<owner_link>> owner_link::connect(std::string_view name, c
 
 owner_link::~owner_link() {
     if (const auto service = broker::running())
-        for (const auto* each : {&socket_, &bell_})
+        for (const auto* each : {&socket_, &revoke_socket_})
             if (*each)
                 service->unwatch(each->get());
 }
@@ -94,39 +94,34 @@ error owner_link::gone_error() const {
     return {errc::peer_gone, fmt::format("process {}, the owner of the memory, has ended", owner_.pid)};
 }
 
-result<std::uint64_t> owner_link::post(wire_request& request, std::span<const int> passed) {
+result<void> owner_link::send(const message_bytes& message, std::span<const int> passed) {
     if (gone())
         return tl::unexpected(gone_error());
     const std::lock_guard guard(mutex_);
-    request.head.id = next_id_++;
     const auto deadline = clock::now() + settings_.patience;
     (void)send_unsent(deadline);
-    const auto sent = send_message(socket_.get(), std::as_bytes(std::span(&request, 1)), passed, deadline);
+    auto sent = send_message(socket_.get(), message, passed, deadline);
     if (!sent && sent.error().code() == errc::peer_gone) {
         const auto said = collect(); // it may have said why
         return tl::unexpected(said ? gone_error() : said.error());
     }
-    if (!sent)
-        return tl::unexpected(sent.error());
-    return request.head.id;
+    return sent;
 }
 
 bool owner_link::send_unsent(channel_deadline deadline) {
     for (; !unsent_.empty(); unsent_.pop_front())
-        if (const auto sent =
-                send_message(socket_.get(), std::as_bytes(std::span(&unsent_.front(), 1)), {}, deadline);
+        if (const auto sent = send_message(socket_.get(), unsent_.front(), {}, deadline);
             !sent && sent.error().code() == errc::peer_silent)
             return false;
-    return true; // or the connection is gone, and nobody will miss it
+    return true; // or the connection is gone, and the owner has no use for it
 }
 
-void owner_link::tell(const wire_request& request) {
+void owner_link::send_later(message_bytes message) {
     if (gone())
         return;
     {
         const std::lock_guard guard(mutex_);
-        unsent_.push_back(request);
-        unsent_.back().head.id = next_id_++;
+        unsent_.push_back(std::move(message));
         if (send_unsent({}))
             return;
     }
@@ -139,9 +134,14 @@ bool owner_link::flush() {
     return gone() || send_unsent({});
 }
 
-result<owner_link::answered> owner_link::fetched(const wire_reply& reply, received_message& with) {
-    answered made{reply, std::move(with.passed)};
-    if (reply.fetch == 0)
+// With the descriptors of the answer, which are fetched where the owner could not pass them.
+result<owner_link::raw_answer> owner_link::complete(const answer_head& head, std::span<const std::byte> body,
+                                                    received_message& with) {
+    if (with.descriptors_lost)
+        return tl::unexpected(
+            error(errc::descriptors_exhausted, "descriptors that another process passed", EMFILE));
+    raw_answer made{{body.begin(), body.end()}, std::move(with.passed)};
+    if (head.fetch == 0)
         return made;
     // The pid in the handle is another process's where the owner lives in another pid namespace; the kernel
     // says which one it is here, or 0.
@@ -150,9 +150,9 @@ result<owner_link::answered> owner_link::fetched(const wire_reply& reply, receiv
     const bool known =
         ::getsockopt(socket_.get(), SOL_SOCKET, SO_PEERCRED, &owner, &length) == 0 && owner.pid > 0;
     const unique_fd process(known ? static_cast<int>(::syscall(SYS_pidfd_open, owner.pid, 0)) : -1);
-    for (std::uint32_t i = 0; i < std::min<std::uint32_t>(reply.fetch, most_passed); ++i) {
+    for (std::uint32_t i = 0; i < std::min<std::uint32_t>(head.fetch, most_passed); ++i) {
         made.passed[i] = unique_fd(
-            process ? static_cast<int>(::syscall(SYS_pidfd_getfd, process.get(), reply.numbers[i], 0)) : -1);
+            process ? static_cast<int>(::syscall(SYS_pidfd_getfd, process.get(), head.numbers[i], 0)) : -1);
         if (!made.passed[i])
             return tl::unexpected(
                 error(errc::peer_refused,
@@ -167,8 +167,8 @@ result<owner_link::answered> owner_link::fetched(const wire_reply& reply, receiv
 // Everything that came, without waiting. With the mutex held.
 result<void> owner_link::collect() {
     for (;;) {
-        wire_reply reply;
-        auto got = receive_message(socket_.get(), std::as_writable_bytes(std::span(&reply, 1)), {});
+        std::array<std::byte, longest_answer> bytes;
+        auto got = receive_message(socket_.get(), bytes, {});
         if (!got) {
             if (got.error().code() == errc::peer_silent)
                 return {};
@@ -176,35 +176,35 @@ result<void> owner_link::collect() {
                 return tl::unexpected(gone_error());
             return tl::unexpected(got.error());
         }
-        if (got->bytes != sizeof(reply) || reply.head.magic != wire_head::magic_value)
-            return tl::unexpected(error(errc::handle_invalid, "an answer that makes no sense"));
-        if (reply.head.id == 0 && reply.failed != 0) // it serves somebody else
-            return tl::unexpected(error_of(reply, owner_));
-        if (reply.head.id == 0 || reply.head.id >= next_id_)
-            return tl::unexpected(error(errc::handle_invalid, "an answer that nobody asked for"));
-        if (const auto late = abandoned_.find(reply.head.id); late != abandoned_.end()) {
-            if (late->second == wire_ask::open_lease && reply.failed == 0) {
-                wire_request request; // nobody will use it
-                request.head.ask = wire_ask::close_lease;
-                request.lease = reply.lease;
-                (void)send_message(socket_.get(), std::as_bytes(std::span(&request, 1)), {}, {});
-            }
+        const auto message = std::span<const std::byte>(bytes).first(got->bytes);
+        const auto head = read_as<answer_head>(message.first(std::min(message.size(), sizeof(answer_head))));
+        if (!head || head->magic != request_head::magic_value)
+            return tl::unexpected(error(errc::handle_invalid, "bytes that are no answer"));
+        if (head->id == 0 && head->failed != 0) // it refuses the connection
+            return tl::unexpected(error_of(*head, owner_));
+        if (head->id == 0 || head->id >= next_id_)
+            return tl::unexpected(error(errc::handle_invalid, "an answer without a request"));
+        const auto body = message.subspan(sizeof(answer_head));
+        if (const auto late = abandoned_.find(head->id); late != abandoned_.end()) {
+            answer_came_late(late->second, *head, body);
             abandoned_.erase(late);
             continue;
         }
-        answers_.erase(reply.head.id);
-        if (reply.failed != 0)
-            answers_.emplace(reply.head.id, tl::unexpected(error_of(reply, owner_)));
-        else if (got->descriptors_lost)
-            answers_.emplace(reply.head.id,
-                             tl::unexpected(error(errc::descriptors_exhausted,
-                                                  "descriptors that another process passed", EMFILE)));
-        else
-            answers_.emplace(reply.head.id, fetched(reply, *got));
+        answers_.erase(head->id);
+        answers_.emplace(head->id, head->failed != 0 ? tl::unexpected(error_of(*head, owner_))
+                                                     : complete(*head, body, *got));
     }
 }
 
-std::optional<result<owner_link::answered>> owner_link::answer_to(std::uint64_t id) {
+void owner_link::answer_came_late(bool opened, const answer_head& head, std::span<const std::byte> body) {
+    const auto lease = read_as<opened_lease>(body);
+    if (!opened || head.failed != 0 || !lease)
+        return;
+    const auto message = request_message(next_id_++, close_lease_request{lease->lease}); // no one will use it
+    (void)send_message(socket_.get(), message, {}, {});
+}
+
+std::optional<result<owner_link::raw_answer>> owner_link::take_answer(std::uint64_t id) {
     const std::lock_guard guard(mutex_);
     auto collected = collect();
     if (const auto found = answers_.find(id); found != answers_.end()) {
@@ -215,8 +215,14 @@ std::optional<result<owner_link::answered>> owner_link::answer_to(std::uint64_t 
     if (!collected) {
         if (collected.error().code() != errc::peer_gone)
             give_up(); // nothing that it says can be relied upon
-        return result<answered>(tl::unexpected(collected.error()));
+        return result<raw_answer>(tl::unexpected(collected.error()));
     }
+    return std::nullopt;
+}
+
+std::optional<result<void>> owner_link::answer_to(std::uint64_t id) {
+    if (const auto answer = take_answer(id))
+        return answer->map([](const raw_answer&) {});
     return std::nullopt;
 }
 
@@ -225,15 +231,16 @@ void owner_link::wait(std::chrono::milliseconds limit) {
     ::poll(&waiting, 1, static_cast<int>(limit.count()));
 }
 
-result<owner_link::answered> owner_link::ask(wire_request& request, std::span<const int> passed) {
-    GAUDI_TRY(const auto id, post(request, passed));
+result<owner_link::raw_answer> owner_link::send_and_wait(std::uint64_t id, const message_bytes& message,
+                                                         std::span<const int> passed, bool opens_lease) {
+    GAUDI_CHECK(send(message, passed));
     for (const auto deadline = clock::now() + settings_.patience;;) {
-        if (auto answer = answer_to(id))
+        if (auto answer = take_answer(id))
             return std::move(*answer);
         const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - clock::now());
         if (left.count() <= 0) {
             const std::lock_guard guard(mutex_);
-            abandoned_.emplace(id, request.head.ask);
+            abandoned_.emplace(id, opens_lease);
             return tl::unexpected(error(errc::peer_silent, fmt::format("process {}, waited {} ms", owner_.pid,
                                                                        settings_.patience.count())));
         }
@@ -242,45 +249,46 @@ result<owner_link::answered> owner_link::ask(wire_request& request, std::span<co
     }
 }
 
-lease_word* owner_link::board() {
-    return board_.load(std::memory_order_acquire);
+lease_word* owner_link::table() {
+    return table_.load(std::memory_order_acquire);
 }
 
-result<void> owner_link::take_board(unique_fd descriptor) {
+result<void> owner_link::set_table(unique_fd descriptor) {
     const std::lock_guard guard(mutex_);
-    if (board() != nullptr)
+    if (table() != nullptr)
         return {};
     GAUDI_TRY(auto memory, shared_memory::of(std::move(descriptor), leases_per_client * sizeof(lease_word)));
     memory.drop_descriptor();
-    board_memory_ = std::move(memory);
-    board_.store(reinterpret_cast<lease_word*>(board_memory_.data()), std::memory_order_release);
+    table_memory_ = std::move(memory);
+    table_.store(reinterpret_cast<lease_word*>(table_memory_.data()), std::memory_order_release);
     return {};
 }
 
-void owner_link::take_bell(unique_fd descriptor) {
+void owner_link::set_revoke_socket(unique_fd descriptor) {
     int domain = 0;
     socklen_t length = sizeof(domain);
     const auto service = broker::running();
     const std::lock_guard guard(mutex_);
-    bell_ = lone_fd(std::move(descriptor));
-    const bool socket = ::getsockopt(bell_.get(), SOL_SOCKET, SO_DOMAIN, &domain, &length) == 0;
-    if (!service || !socket || domain != AF_UNIX || !service->watch_bell(bell_.get()))
-        bell_.reset(); // the owner finds nobody there, and does not wait
+    revoke_socket_ = lone_fd(std::move(descriptor));
+    const bool socket = ::getsockopt(revoke_socket_.get(), SOL_SOCKET, SO_DOMAIN, &domain, &length) == 0;
+    if (!service || !socket || domain != AF_UNIX || !service->watch_revoke_socket(revoke_socket_.get()))
+        revoke_socket_.reset(); // the owner finds no reader, and does not wait
 }
 
 result<std::shared_ptr<hl_device>> owner_link::join(const std::shared_ptr<const hlthunk_api>& api,
-                                                    answered& passed, std::shared_ptr<void> host) {
-    GAUDI_TRY(auto ledger, context_ledger::of(std::move(passed.passed[1])));
+                                                    answered<opened_context>& answer,
+                                                    std::shared_ptr<void> host) {
+    GAUDI_TRY(auto ledger, context_ledger::of(std::move(answer.passed[1])));
     GAUDI_TRY(const auto devices, discover(*api));
-    const auto bus_id = bus_id_of(*api, passed.passed[0].get());
+    const auto bus_id = bus_id_of(*api, answer.passed[0].get());
     const auto info = std::find_if(devices.begin(), devices.end(),
                                    [&](const device_info& each) { return each.bus_id == bus_id; });
     if (info == devices.end())
         return tl::unexpected(error(errc::no_path, "the owner's device cannot be seen from here"));
-    const int descriptor = passed.passed[0].get();
+    const int descriptor = answer.passed[0].get();
     GAUDI_TRY(auto guest, attach(api, descriptor, *info, tenancy::guest));
-    (void)passed.passed[0].release(); // it is the guest's now
-    guest->join(ledger, passed.reply.place, std::move(host));
+    (void)answer.passed[0].release(); // it is the guest's now
+    guest->join(ledger, answer.body.member, std::move(host));
     return guest;
 }
 
@@ -290,10 +298,7 @@ result<copy_engine> owner_link::guest_engine(std::uint64_t node, std::uint32_t l
         return found->second;
     if (const auto found = refused_.find(node); found != refused_.end())
         return tl::unexpected(found->second);
-    wire_request request;
-    request.head.ask = wire_ask::open_context;
-    request.lease = lease;
-    auto answer = ask(request);
+    auto answer = ask(open_context_request{lease});
     if (!answer) {
         const auto kind = answer.error().kind();
         if (kind == error_kind::not_permitted || kind == error_kind::unsupported) // it stays so
@@ -314,11 +319,8 @@ result<std::optional<owner_link::slab>> owner_link::take_slab() {
     const std::lock_guard guard(guests_mutex_);
     if (slab_memory_.data() == nullptr) {
         GAUDI_TRY(auto memory, shared_memory::make("gaudi-direct slabs", slabs * slab_bytes));
-        wire_request request;
-        request.head.ask = wire_ask::attach_slab;
-        request.length = slabs * slab_bytes;
         const int passed[] = {memory.descriptor()};
-        GAUDI_CHECK(ask(request, passed));
+        GAUDI_CHECK(ask(attach_slab_request{slabs * slab_bytes}, passed));
         memory.drop_descriptor();
         slab_memory_ = std::move(memory);
         for (std::uint64_t i = 0; i < slabs; ++i)

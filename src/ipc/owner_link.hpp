@@ -26,33 +26,55 @@ public:
         : owner_(owner), settings_(settings), socket_(std::move(socket)) {}
     ~owner_link() override;
 
+    using descriptors = std::array<unique_fd, most_passed>;
+    template <typename Answer>
     struct answered {
-        wire_reply reply;
-        std::array<unique_fd, most_passed> passed;
+        Answer body;
+        descriptors passed;
     };
-    // Asks and waits for the answer. errc::peer_gone, peer_silent, and whatever the owner says.
-    result<answered> ask(wire_request& request, std::span<const int> passed = {});
-    // Asks; the number to look for the answer with. Nothing: it is not there yet.
-    result<std::uint64_t> post(wire_request& request, std::span<const int> passed = {});
-    std::optional<result<answered>> answer_to(std::uint64_t id);
-    // Sleeps until something came, or the time is over.
+    // Sends a request and waits for its answer. errc::peer_gone, peer_silent, and the owner's own errors.
+    template <typename Request>
+    result<answered<typename Request::answer>> ask(const Request& request, std::span<const int> passed = {}) {
+        const auto id = next_id_++;
+        auto raw = send_and_wait(id, request_message(id, request), passed,
+                                 std::is_same_v<Request, open_lease_request>);
+        if (!raw)
+            return tl::unexpected(raw.error());
+        const auto body = read_as<typename Request::answer>(raw->body);
+        if (!body)
+            return tl::unexpected(error(errc::handle_invalid, "an answer of another size"));
+        return answered<typename Request::answer>{*body, std::move(raw->passed)};
+    }
+    // Sends a request; the id to look for its answer with, which is empty until it has come.
+    template <typename Request>
+    result<std::uint64_t> post(const Request& request) {
+        const auto id = next_id_++;
+        return send(request_message(id, request), {}).map([id] { return id; });
+    }
+    std::optional<result<void>> answer_to(std::uint64_t id);
+    // Sleeps until something has come, or time runs out.
     void wait(std::chrono::milliseconds limit);
-    // No answer is expected. Does not wait: what the owner has no room for is sent later.
-    void tell(const wire_request& request);
+    // Sends a request without an answer. Does not wait: what the owner has no room for is sent later.
+    template <typename Request>
+    void post_unanswered(const Request& request) {
+        static_assert(std::is_void_v<typename Request::answer>);
+        send_later(request_message(next_id_++, request));
+    }
     bool flush() override;
 
     [[nodiscard]] bool gone() const { return gone_.load(std::memory_order_acquire); }
     [[nodiscard]] error gone_error() const;
     [[nodiscard]] const process_identity& owner() const { return owner_; }
     [[nodiscard]] const ipc_settings& settings() const { return settings_; }
-    // The board, once the first lease brought it.
-    [[nodiscard]] lease_word* board();
-    result<void> take_board(unique_fd descriptor);
-    // What the owner rings when it takes a lease back.
-    void take_bell(unique_fd descriptor);
-    // The context that an answer passed: descriptor, ledger and place.
+    // The lease table, once the first lease has brought it.
+    [[nodiscard]] lease_word* table();
+    result<void> set_table(unique_fd descriptor);
+    // The socket on which the owner announces that it revokes a lease.
+    void set_revoke_socket(unique_fd descriptor);
+    // The context that an answer passed: the device's descriptor and the shared context.
     static result<std::shared_ptr<hl_device>> join(const std::shared_ptr<const hlthunk_api>& api,
-                                                   answered& passed, std::shared_ptr<void> host = {});
+                                                   answered<opened_context>& answer,
+                                                   std::shared_ptr<void> host = {});
     // An engine on the owner's device, by the lease of memory on it.
     result<copy_engine> guest_engine(std::uint64_t node, std::uint32_t lease);
     // Room that both sides see, for copies that the owner makes.
@@ -72,24 +94,35 @@ private:
     static result<std::shared_ptr<owner_link>> connect(std::string_view name, const process_identity& owner,
                                                        const ipc_settings& settings,
                                                        std::function<void()> when_gone);
+    struct raw_answer {
+        message_bytes body;
+        descriptors passed;
+    };
+    result<void> send(const message_bytes& message, std::span<const int> passed);
+    void send_later(message_bytes message);
+    result<raw_answer> send_and_wait(std::uint64_t id, const message_bytes& message,
+                                     std::span<const int> passed, bool opens_lease);
+    std::optional<result<raw_answer>> take_answer(std::uint64_t id);
     result<void> collect();
+    void answer_came_late(bool opened_lease, const answer_head& head, std::span<const std::byte> body);
     // With the mutex held. False: there is more, and no room for it in time.
     bool send_unsent(channel_deadline deadline);
-    result<answered> fetched(const wire_reply& reply, received_message& with);
+    result<raw_answer> complete(const answer_head& head, std::span<const std::byte> body,
+                                received_message& with);
 
     const process_identity owner_;
     const ipc_settings settings_;
-    lone_fd socket_, bell_;
+    lone_fd socket_, revoke_socket_;
     std::function<void()> when_gone_; // called once
     std::optional<error> refusal_;    // set before gone_
     std::atomic<bool> gone_{false};
     std::mutex mutex_;
-    std::uint64_t next_id_ = 1;
-    std::deque<wire_request> unsent_; // in their order, before anything else
-    std::map<std::uint64_t, result<answered>> answers_;
-    std::map<std::uint64_t, wire_ask> abandoned_; // whose answers nobody waits for any more
-    std::atomic<lease_word*> board_{nullptr};
-    shared_memory board_memory_;
+    std::atomic<std::uint64_t> next_id_{1};
+    std::deque<message_bytes> unsent_; // in their order, before anything else
+    std::map<std::uint64_t, result<raw_answer>> answers_;
+    std::map<std::uint64_t, bool> abandoned_; // requests that timed out; whether they open a lease
+    std::atomic<lease_word*> table_{nullptr};
+    shared_memory table_memory_;
     std::mutex guests_mutex_;
     std::map<std::uint64_t, copy_engine> guests_; // by node
     std::map<std::uint64_t, error> refused_;      // contexts that the owner does not give

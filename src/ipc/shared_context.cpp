@@ -16,10 +16,7 @@ result<std::shared_ptr<hl_device>> join_shared_context(const std::shared_ptr<con
     if (node == 0)
         return tl::unexpected(error(errc::peer_gone, fmt::format("{} cannot be seen", info.bus_id)));
     GAUDI_TRY(const auto link, owner_link::connect_to_device(node, settings));
-    wire_request request;
-    request.head.ask = wire_ask::open_device;
-    request.offset = node;
-    GAUDI_TRY(auto answer, link->ask(request));
+    GAUDI_TRY(auto answer, link->ask(open_device_request{node}));
     return owner_link::join(api, answer, link);
 }
 

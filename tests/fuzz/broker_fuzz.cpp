@@ -77,14 +77,13 @@ service& served() {
 void check_service() {
     auto& all = served();
     const auto socket = all.other.connect(all.name);
-    wire_request asked;
-    asked.head.id = 7;
-    asked.handle = all.handle;
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(5);
-    expect(send_message(socket.get(), std::as_bytes(std::span(&asked, 1)), {}, deadline));
-    wire_reply reply;
-    const auto got = receive_message(socket.get(), std::as_writable_bytes(std::span(&reply, 1)), deadline);
-    if (!got || got->bytes != sizeof(reply) || reply.head.id != 7 || reply.failed != 0)
+    expect(send_message(socket.get(), request_message(7, open_lease_request{all.handle}), {}, deadline));
+    std::array<std::byte, longest_answer> bytes;
+    const auto got = receive_message(socket.get(), bytes, deadline);
+    const auto head = read_as<answer_head>(std::span(bytes).first(sizeof(answer_head)));
+    if (!got || got->bytes != sizeof(answer_head) + sizeof(opened_lease) || head->id != 7 ||
+        head->failed != 0)
         std::abort();
 }
 
@@ -97,31 +96,43 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         const auto socket = all.other.connect(all.name);
         const auto soon = std::chrono::steady_clock::now() + std::chrono::milliseconds(5);
         while (size > 0) {
-            const auto how = *data;
-            const auto wanted = std::min(size - 1, sizeof(wire_request) * (how & amount) / amount);
-            ++data;
-            --size;
-            wire_request request;
-            std::memcpy(static_cast<void*>(&request), data, wanted);
-            if ((how & with_head) != 0) { // past the first look
-                request.head.magic = wire_head::magic_value;
-                request.head.version = wire_head::current_version;
-            }
-            if ((how & with_handle) != 0) // and past the second
-                request.handle = all.handle;
+            const auto how = *data++;
+            const auto wanted = std::min(--size, longest_request * (how & amount) / amount);
+            message_bytes message(wanted);
+            std::memcpy(message.data(), data, wanted);
             data += wanted;
             size -= wanted;
+            // The rest of the byte takes a message past the first check, and past the second.
+            const auto body = [&](std::size_t length) {
+                message.resize(sizeof(request_head) + length);
+                return message.data() + sizeof(request_head);
+            };
+            request_head head;
+            std::memcpy(static_cast<void*>(&head), message.data(), std::min(wanted, sizeof(head)));
+            head.magic = request_head::magic_value;
+            head.version = request_head::current_version;
+            if ((how & with_handle) != 0) {
+                head.kind = kind_of<open_lease_request>();
+                std::memcpy(body(sizeof(open_lease_request)), &all.handle, sizeof(all.handle));
+            } else if ((how & with_head) != 0) {
+                constexpr std::size_t sizes[] = {
+                    sizeof(open_lease_request),  sizeof(close_lease_request),   sizeof(open_context_request),
+                    sizeof(attach_slab_request), sizeof(copy_request),          sizeof(open_dmabuf_request),
+                    sizeof(open_device_request), sizeof(release_dmabuf_request)};
+                head.kind = static_cast<std::uint16_t>(head.kind % std::size(sizes) + 1);
+                (void)body(sizes[head.kind - 1]);
+            }
+            if ((how & (with_head | with_handle)) != 0)
+                std::memcpy(message.data(), &head, sizeof(head));
             const int passed[] = {all.slab.descriptor()};
-            if (!send_message(socket.get(),
-                              std::as_bytes(std::span(&request, 1))
-                                  .first((how & (with_head | with_handle)) != 0 ? sizeof(request) : wanted),
+            if (!send_message(socket.get(), message,
                               (how & with_descriptor) != 0 ? std::span<const int>(passed)
                                                            : std::span<const int>(),
                               soon))
                 break; // it hung up
         }
-        wire_reply reply;
-        while (receive_message(socket.get(), std::as_writable_bytes(std::span(&reply, 1)), soon)) {
+        std::array<std::byte, longest_answer> answer;
+        while (receive_message(socket.get(), answer, soon)) {
         }
     }
     if (++runs % 64 == 0)

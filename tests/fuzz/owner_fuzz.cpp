@@ -4,7 +4,7 @@
 // and for success, then the bytes.
 #include <gaudi/gaudi.hpp>
 
-#include "src/ipc/wire.hpp"
+#include "src/ipc/messages.hpp"
 #include "src/os/channel.hpp"
 #include "src/os/shared_memory.hpp"
 
@@ -29,29 +29,36 @@ void answer(int listener, answers given, int descriptor) {
     const auto soon = [] { return std::chrono::steady_clock::now() + std::chrono::milliseconds(50); };
     const unique_fd socket(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     while (socket && given.size > 0) {
-        wire_request asked;
-        if (!receive_message(socket.get(), std::as_writable_bytes(std::span(&asked, 1)), soon()))
+        std::array<std::byte, longest_request> asked;
+        if (!receive_message(socket.get(), asked, soon()))
             return;
+        const auto request = read_as<request_head>(std::span(asked).first(sizeof(request_head)));
         const auto how = *given.data++;
-        --given.size;
-        const auto wanted = std::min(given.size, sizeof(wire_reply) * (how & amount) / amount);
-        wire_reply reply;
-        std::memcpy(static_cast<void*>(&reply), given.data, wanted);
+        const auto wanted = std::min(--given.size, longest_answer * (how & amount) / amount);
+        message_bytes message(wanted);
+        std::memcpy(message.data(), given.data, wanted);
         given.data += wanted;
         given.size -= wanted;
-        if ((how & with_head) != 0) {
-            const auto id = asked.head.id;
-            reply.head = {};
-            reply.head.id = id;
+        if ((how & with_head) != 0) { // an answer of the size that is expected
+            answer_head head;
+            std::memcpy(static_cast<void*>(&head), message.data(), std::min(wanted, sizeof(head)));
+            head.magic = request_head::magic_value;
+            head.version = request_head::current_version;
+            head.id = request->id;
+            if ((how & with_success) != 0)
+                head.failed = 0;
+            const auto kind = request->kind;
+            message.resize(sizeof(head) + (kind == kind_of<open_lease_request>()     ? sizeof(opened_lease)
+                                           : kind == kind_of<open_dmabuf_request>()  ? sizeof(opened_dmabuf)
+                                           : kind == kind_of<open_context_request>() ? sizeof(opened_context)
+                                                                                     : sizeof(nothing_more)));
+            std::memcpy(message.data(), &head, sizeof(head));
         }
-        if ((how & with_success) != 0)
-            reply.failed = 0;
         const int passed[] = {descriptor, descriptor};
-        (void)send_message(
-            socket.get(),
-            std::as_bytes(std::span(&reply, 1)).first((how & with_head) != 0 ? sizeof(reply) : wanted),
-            (how & with_descriptor) != 0 ? std::span(passed).first(1 + how % 2) : std::span<const int>(),
-            soon());
+        (void)send_message(socket.get(), message,
+                           (how & with_descriptor) != 0 ? std::span(passed).first(1 + how % 2)
+                                                        : std::span<const int>(),
+                           soon());
     }
 }
 

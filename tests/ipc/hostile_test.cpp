@@ -3,8 +3,8 @@
 #include "tests/ipc/owner.hpp"
 
 #include "src/hl/hl_device.hpp"
+#include "src/ipc/messages.hpp"
 #include "src/ipc/settings.hpp"
-#include "src/ipc/wire.hpp"
 #include "src/os/channel.hpp"
 #include "src/os/shared_memory.hpp"
 #include "src/rdma/nic_core.hpp"
@@ -121,31 +121,32 @@ TEST_F(ipc_test, garbage_disturbs_nobody) {
     std::vector<unique_fd> silent;
     for (int round = 0; round < 200; ++round) {
         auto socket = expect(connect_to(name));
-        wire_request request;
-        auto bytes = std::as_writable_bytes(std::span(&request, 1));
-        std::size_t size = sizeof(request);
+        message_bytes bytes = request_message(1, open_lease_request{});
         switch (round % 5) {
         case 0: // anything
             for (auto& each : bytes)
                 each = static_cast<std::byte>(random());
             break;
         case 1: // too short
-            size = random() % sizeof(request);
+            bytes.resize(random() % bytes.size());
             break;
         case 2: // another version
-            request.head.version = static_cast<std::uint16_t>(random());
+            bytes = message_of(request_head{.version = static_cast<std::uint16_t>(random())}, nothing_more{});
             break;
-        case 3: // a request that is none, leases and slabs that are not there
-            request.head.ask = static_cast<wire_ask>(random() % 12);
-            request.lease = static_cast<std::uint32_t>(random());
-            request.offset = request.length = random() * 0x100000001ULL;
+        case 3: { // a request that is none, or of another size; leases and slabs that are not there
+            const auto lease = static_cast<std::uint32_t>(random());
+            const auto far = random() * 0x100000001ULL;
+            const auto kind = static_cast<std::uint16_t>(random() % 12);
+            bytes = random() % 2 == 0 ? request_message(1, copy_request{lease, lease % 2, far, far, far})
+                                      : message_of(request_head{.kind = kind}, open_context_request{lease});
             break;
+        }
         case 4: // and one that says nothing
             silent.push_back(std::move(socket));
             continue;
         }
         const int passed[] = {socket.get()};
-        (void)send_message(socket.get(), bytes.first(size),
+        (void)send_message(socket.get(), bytes,
                            round % 2 == 0 ? std::span<const int>(passed) : std::span<const int>(), {});
         expect(expect(imported.read(seen)).wait());
         ASSERT_EQ(seen, pattern(4096, 1));
@@ -247,33 +248,45 @@ TEST_F(ipc_test, an_owner_without_a_descriptor_left) {
 class raw_client {
 public:
     explicit raw_client(const memory_handle& handle)
-        : socket_(expect(connect_to(broker_name(record_of(handle).owner())))) {
-        request_.head.ask = wire_ask::open_lease;
-        std::memcpy(&request_.handle, handle.bytes.data(), handle.bytes.size());
-    }
-    wire_request& request() { return request_; }
+        : handle_(record_of(handle)), socket_(expect(connect_to(broker_name(handle_.owner())))) {}
     // Whether there was room for it.
-    bool ask(std::span<const int> descriptors = {}) {
-        ++request_.head.id;
-        return send_message(socket_.get(), std::as_bytes(std::span(&request_, 1)), descriptors, {})
-            .has_value();
+    template <typename Request>
+    bool send(const Request& request, std::span<const int> descriptors = {}) {
+        return send_message(socket_.get(), request_message(++last_id_, request), descriptors, {}).has_value();
     }
-    // The answer to something, or that there is none.
-    std::optional<wire_reply> answer(milliseconds limit) {
-        wire_reply reply;
-        auto got = receive_message(socket_.get(), std::as_writable_bytes(std::span(&reply, 1)),
-                                   std::chrono::steady_clock::now() + limit);
+    bool open_lease() { return send(open_lease_request{handle_}); }
+    // The next answer, or that there is none.
+    std::optional<answer_head> answer(milliseconds limit) {
+        std::array<std::byte, longest_answer> bytes;
+        auto got = receive_message(socket_.get(), bytes, std::chrono::steady_clock::now() + limit);
         if (!got)
             return std::nullopt;
         passed = std::move(got->passed);
-        return reply;
+        body.assign(bytes.begin() + sizeof(answer_head),
+                    bytes.begin() + static_cast<std::ptrdiff_t>(got->bytes));
+        return read_as<answer_head>(std::span(bytes).first(sizeof(answer_head)));
     }
+    // What a request fails with: 0, or the error's number + 1.
+    template <typename Request>
+    std::uint32_t failure_of(const Request& request, std::span<const int> descriptors = {}) {
+        EXPECT_TRUE(send(request, descriptors));
+        return answer(std::chrono::seconds(20)).value().failed;
+    }
+    // An answer that must come.
+    template <typename Request>
+    typename Request::answer ask(const Request& request, std::span<const int> descriptors = {}) {
+        EXPECT_EQ(failure_of(request, descriptors), 0U);
+        return read_as<typename Request::answer>(body).value();
+    }
+    [[nodiscard]] const handle_record& handle() const { return handle_; }
 
     std::array<unique_fd, most_passed> passed; // with the last answer
+    message_bytes body;                        // of the last answer
 
 private:
+    handle_record handle_;
     unique_fd socket_;
-    wire_request request_;
+    std::uint64_t last_id_ = 0;
 };
 
 // A handle of a part of a buffer: neither a changed handle nor messages of one's own reach the rest of it.
@@ -293,16 +306,8 @@ TEST_F(ipc_test, a_handle_of_a_part_opens_that_part_alone) {
         EXPECT_EQ(import_memory(forged.seal()).error().code(), errc::handle_stale);
 
         raw_client hostile(part);
-        const auto tell = [&] {
-            EXPECT_TRUE(hostile.ask());
-            return hostile.answer(std::chrono::seconds(20)).value();
-        };
-        const auto lease = tell();
-        EXPECT_EQ(lease.failed, 0U);
-        hostile.request().lease = lease.lease;
-        hostile.request().head.ask = wire_ask::open_dmabuf;
-        const auto given = tell();
-        EXPECT_EQ(given.failed, 0U);
+        const auto lease = hostile.ask(open_lease_request{hostile.handle()}).lease;
+        const auto given = hostile.ask(open_dmabuf_request{lease});
         EXPECT_EQ(given.window, 4096U) << "a DMA-BUF of the part's page alone";
         EXPECT_EQ(given.skip, 0U);
         const auto nic = expect(open_nic());
@@ -316,21 +321,14 @@ TEST_F(ipc_test, a_handle_of_a_part_opens_that_part_alone) {
         EXPECT_FALSE(registers(4096, 4096));
 
         auto slab = expect(shared_memory::make("slab", 8192));
-        hostile.request().head.ask = wire_ask::attach_slab;
-        hostile.request().length = 8192;
         const int descriptor[] = {slab.descriptor()};
-        EXPECT_TRUE(hostile.ask(descriptor));
-        EXPECT_EQ(hostile.answer(std::chrono::seconds(20)).value().failed, 0U);
-        for (const auto ask : {wire_ask::copy_out, wire_ask::copy_in})
-            for (const std::uint64_t offset : {0ULL, 4095ULL, 4097ULL, 8192ULL, ~0ULL - 4095}) {
-                hostile.request().head.ask = ask;
-                hostile.request().offset = offset;
-                hostile.request().length = 4096;
-                EXPECT_EQ(tell().failed, static_cast<std::uint32_t>(errc::range_leaves_allocation) + 1)
+        EXPECT_EQ(hostile.failure_of(attach_slab_request{8192}, descriptor), 0U);
+        for (const std::uint32_t to_slab : {0U, 1U})
+            for (const std::uint64_t offset : {0ULL, 4095ULL, 4097ULL, 8192ULL, ~0ULL - 4095})
+                EXPECT_EQ(hostile.failure_of(copy_request{lease, to_slab, offset, 4096, 0}),
+                          static_cast<std::uint32_t>(errc::range_leaves_allocation) + 1)
                     << offset;
-            }
-        hostile.request().offset = 4096;
-        EXPECT_EQ(tell().failed, 0U);
+        EXPECT_EQ(hostile.failure_of(copy_request{lease, 1, 4096, 4096, 0}), 0U);
         return ::testing::Test::HasFailure() ? 1 : 0;
     });
     EXPECT_EQ(importer.wait(), 0);
@@ -345,11 +343,7 @@ TEST_F(ipc_test, memory_that_a_hostile_importer_keeps_is_not_handed_out_again) {
     gate opened, done;
     child importer([&] {
         raw_client hostile(handle);
-        EXPECT_TRUE(hostile.ask());
-        hostile.request().lease = hostile.answer(std::chrono::seconds(20)).value().lease;
-        hostile.request().head.ask = wire_ask::open_dmabuf;
-        EXPECT_TRUE(hostile.ask());
-        EXPECT_EQ(hostile.answer(std::chrono::seconds(20)).value().failed, 0U);
+        (void)hostile.ask(open_dmabuf_request{hostile.ask(open_lease_request{hostile.handle()}).lease});
         opened.open();
         return done.wait() && !::testing::Test::HasFailure() ? 0 : 1;
     });
@@ -372,7 +366,7 @@ TEST_F(ipc_test, who_never_reads_is_let_go) {
     const auto enough = std::chrono::steady_clock::now() + std::chrono::seconds(20);
     unsigned asked = 0;
     for (bool connected = true; connected && std::chrono::steady_clock::now() < enough;) {
-        asked += deaf.ask() ? 1U : 0U;
+        asked += deaf.open_lease() ? 1U : 0U;
         if (asked % 64 == 0) {
             expect(expect(imported.read(seen)).wait());
             ASSERT_EQ(seen, pattern(4096, 1)) << "the others are served meanwhile";
@@ -390,7 +384,7 @@ TEST_F(ipc_test, a_flood_of_requests_keeps_nobody_out) {
     child flood([&] {
         raw_client eager(handle);
         for (unsigned asked = 0;; ++asked) {
-            while (eager.ask())
+            while (eager.open_lease())
                 ;
             while (eager.answer(milliseconds(0)))
                 ;
@@ -420,7 +414,7 @@ TEST_F(ipc_test, one_process_cannot_take_every_place) {
         unsigned served = 0, refused = 0;
         for (int i = 0; i < 100; ++i) {
             all.push_back(std::make_unique<raw_client>(handle));
-            (void)all.back()->ask();
+            (void)all.back()->open_lease();
             const auto reply = all.back()->answer(std::chrono::seconds(30));
             ASSERT_TRUE(reply) << i;
             if (reply->failed == 0)
@@ -471,13 +465,11 @@ TEST_F(ipc_test, an_offered_device_is_for_its_own_user_alone) {
         if (::setresuid(somebody, somebody, somebody) != 0)
             return 77;
         const auto socket = expect(connect_to(name));
-        wire_request asked;
-        asked.head.ask = wire_ask::open_device;
-        asked.offset = node;
         const auto soon = std::chrono::steady_clock::now() + std::chrono::seconds(30);
-        expect(send_message(socket.get(), std::as_bytes(std::span(&asked, 1)), {}, soon));
-        wire_reply reply;
-        expect(receive_message(socket.get(), std::as_writable_bytes(std::span(&reply, 1)), soon));
+        expect(send_message(socket.get(), request_message(1, open_device_request{node}), {}, soon));
+        std::array<std::byte, longest_answer> bytes;
+        expect(receive_message(socket.get(), bytes, soon));
+        const auto reply = read_as<answer_head>(std::span(bytes).first(sizeof(answer_head))).value();
         return reply.failed == static_cast<std::uint32_t>(errc::peer_refused) + 1 ? 0 : 2;
     });
     EXPECT_EQ(guest.wait(), 0);

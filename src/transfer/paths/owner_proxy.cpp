@@ -23,12 +23,8 @@ public:
         std::copy(slab_offsets.begin(), slab_offsets.end(), slab_offsets_.begin());
     }
     result<void> start(unsigned slab, std::span<std::byte> bytes, std::uint64_t offset) override {
-        wire_request request;
-        request.head.ask = source_ ? wire_ask::copy_out : wire_ask::copy_in;
-        request.lease = lease_->slot();
-        request.offset = offset_ + offset;
-        request.length = bytes.size();
-        request.slab_offset = slab_offsets_[slab];
+        const copy_request request{lease_->slot(), source_ ? 1U : 0U, offset_ + offset, bytes.size(),
+                                   slab_offsets_[slab]};
         GAUDI_TRY(ids_[slab], lease_->link()->post(request));
         asked_[slab] = clock::now();
         return {};

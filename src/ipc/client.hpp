@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <gaudi/device.hpp>
+
+#include "src/ipc/lease_set.hpp"
+
+#include <chrono>
+#include <list>
+#include <sys/socket.h>
+
+namespace gaudi {
+
+class hl_device;
+
+// One importer's connection, as the broker of the owner keeps it.
+struct client {
+    using clock = std::chrono::steady_clock;
+    // A copy for an importer that has no descriptor of the memory.
+    struct proxy_copy {
+        copy_ticket ticket;
+        std::uint64_t request_id = 0;
+        lease_set::slot_number lease = 0;
+    };
+    // A device context that the importer shares.
+    struct membership {
+        std::shared_ptr<hl_device> context;
+        unsigned member = 0;
+    };
+    struct slab_pin {
+        copy_engine engine;
+        pinned_memory pinned;
+    };
+
+    client(unique_fd connected, const ucred& peer);
+
+    // Sends an answer. Descriptors that cannot be passed at the moment are parked, where the importer may
+    // fetch them with pidfd_getfd. False where the connection is broken.
+    bool send(answer_head head, std::span<const std::byte> body, std::span<const int> descriptors);
+    template <typename Answer>
+    bool send(const answer_head& head, const Answer& body, std::span<const int> descriptors = {}) {
+        return send(head, std::as_bytes(std::span(&body, 1)), descriptors);
+    }
+    // Whether nothing that the importer began can touch memory any more.
+    [[nodiscard]] bool is_harmless() const;
+    // After its end: gives back its places in shared contexts and its pins. False while some of it remains.
+    bool give_back();
+    // Drops what it has of devices that were reset, which cannot be opened again before. False: a context
+    // that the importer has a descriptor of is among them, so that it must be disconnected.
+    bool drop_lost_devices();
+
+    lone_fd socket, process; // process: a pidfd, where the kernel gives one
+    ucred credentials{};
+    clock::time_point since; // it connected, or was disconnected
+    bool greeted = false, disconnected = false;
+    bool unresponsive = false; // it did not release revoked memory in time, and has sent nothing since
+    lease_set leases;
+    std::vector<membership> memberships;
+    shared_memory slab;
+    std::map<unsigned, slab_pin> slab_pins; // by device
+    std::list<proxy_copy> copies;
+    std::vector<unique_fd> parked; // until the importer has fetched them
+};
+
+} // namespace gaudi

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "src/ipc/client_list.hpp"
+
+#include "src/os/channel.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <fmt/format.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <thread>
+#include <unistd.h>
+
+namespace gaudi {
+namespace {
+
+constexpr auto time_to_greet = std::chrono::seconds(2);
+
+void refuse(int socket, const error& why) {
+    answer_head refusal;
+    refusal.set_failure(why);
+    (void)send_message(socket, message_of(refusal, nothing_more{}), {}, {});
+}
+
+bool ungreeted(const client& each) {
+    return !each.greeted && !each.disconnected;
+}
+
+} // namespace
+
+client_list::client_list(const poller& events, const ipc_settings& settings)
+    : events_(events), settings_(settings) {
+    keep_spare();
+}
+
+bool client_list::serves(std::uint32_t user) const {
+    return user == ::geteuid() ||
+           std::find(settings_.allow.begin(), settings_.allow.end(), user) != settings_.allow.end();
+}
+
+void client_list::accept_from(int listener) {
+    for (int accepted = 0; accepted < 16; ++accepted) { // then the others get their turn
+        unique_fd socket(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+        if (!socket) {
+            if (errno == EMFILE || errno == ENFILE)
+                refuse_for_want_of_descriptors(listener);
+            return;
+        }
+        ucred peer{};
+        socklen_t length = sizeof(peer);
+        if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 ||
+            peer.pid == ::getpid())
+            continue;
+        if (!serves(peer.uid)) {
+            refuse(socket.get(),
+                   {errc::peer_refused, fmt::format("user {}, the owner is {}", peer.uid, ::geteuid())});
+            continue;
+        }
+        if (!spare_)
+            keep_spare();
+        // Those whose connection has ended and whose leases have not count as well.
+        const auto of_the_same = std::count_if(clients_.begin(), clients_.end(), [&](const client& each) {
+            return each.credentials.pid == peer.pid;
+        });
+        if (clients_.size() >= most_clients || (peer.pid != 0 && of_the_same >= most_of_one_process)) {
+            refuse(socket.get(),
+                   {errc::leases_exhausted, fmt::format("{} connections are served, {} of one process",
+                                                        most_clients, most_of_one_process)});
+            continue;
+        }
+        make_room_for_ungreeted();
+        if (!events_.add(socket.get(), EPOLLIN | EPOLLRDHUP))
+            continue;
+        const auto& added = clients_.emplace_back(std::move(socket), peer);
+        if (added.process)
+            (void)events_.add(added.process.get(), EPOLLIN);
+    }
+}
+
+// Clients that connect and ask for nothing must not keep others out: the oldest is disconnected.
+void client_list::make_room_for_ungreeted() {
+    if (std::count_if(clients_.begin(), clients_.end(), ungreeted) >= most_ungreeted)
+        disconnect(*std::find_if(clients_.begin(), clients_.end(), ungreeted));
+}
+
+// With the descriptor that is kept for this the client hears why, instead of waiting.
+void client_list::refuse_for_want_of_descriptors(int listener) {
+    spare_.reset();
+    if (const unique_fd socket(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)); socket)
+        refuse(socket.get(), {errc::descriptors_exhausted, "the owner can open no more files"});
+    else // the listening socket stays ready: do not spin on it
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    keep_spare();
+}
+
+void client_list::keep_spare() {
+    spare_ = lone_fd(unique_fd(::eventfd(0, EFD_CLOEXEC)));
+}
+
+client* client_list::find(int descriptor) {
+    const auto found = std::find_if(clients_.begin(), clients_.end(), [&](const client& each) {
+        return !each.disconnected && (each.socket.get() == descriptor || each.process.get() == descriptor);
+    });
+    return found != clients_.end() ? &*found : nullptr;
+}
+
+void client_list::disconnect(client& ended) {
+    if (std::exchange(ended.disconnected, true))
+        return;
+    ended.since = client::clock::now();
+    for (auto* each : {&ended.socket, &ended.process})
+        if (*each)
+            events_.remove(each->get());
+}
+
+void client_list::disconnect_ungreeted() {
+    for (auto& each : clients_)
+        if (ungreeted(each) && client::clock::now() - each.since > time_to_greet)
+            disconnect(each);
+}
+
+void client_list::reap(const std::function<bool(client&)>& finished) {
+    std::erase_if(clients_, [&](client& each) { return each.disconnected && finished(each); });
+}
+
+} // namespace gaudi

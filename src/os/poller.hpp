@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <gaudi/error.hpp>
+
+#include "src/os/close_on_fork.hpp"
+
+#include <array>
+#include <cstdint>
+#include <span>
+
+namespace gaudi {
+
+// Waits for many descriptors at a time (epoll). wake() and the calls that add and remove may come from any
+// thread; wait() is for one.
+class poller {
+public:
+    // errc::descriptors_exhausted
+    static result<poller> make();
+
+    // errc::system_call_failed
+    result<void> add(int fd, std::uint32_t events) const;
+    void remove(int fd) const;
+    // Ends the wait that runs, or the next one.
+    void wake() const;
+    // The descriptors that are ready, until the next call. -1: no limit.
+    std::span<const int> wait(int milliseconds);
+
+private:
+    lone_fd epoll_, event_;
+    std::array<int, 32> ready_{};
+};
+
+} // namespace gaudi
