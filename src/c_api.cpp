@@ -75,7 +75,7 @@ gaudi_status copy(gaudi_device& device, const gaudi::place& to, const gaudi::pla
 
 // Memory of this device; what is another's is refused.
 gaudi::place memory_of(const gaudi_device& device, uint64_t address, uint64_t size) {
-    return {gaudi::device_address(address), size, device.open->core()->who().index};
+    return {gaudi::device_address(address), size, device.open->core()->identity().index};
 }
 
 } // namespace

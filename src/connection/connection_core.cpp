@@ -61,7 +61,7 @@ connection_core::connection_core(std::unique_ptr<connection_link> link)
                  operations_, send_queue_, peer_credits_, link_->control) {}
 
 connection_core::~connection_core() {
-    if (link_->nic().ours()) {
+    if (link_->nic().valid_in_this_process()) {
         close();
         return;
     }
@@ -73,7 +73,7 @@ connection_core::~connection_core() {
 result<void> connection_core::check_usable() const {
     if (failure_)
         return tl::unexpected(*failure_);
-    if (!link_->nic().ours())
+    if (!link_->nic().valid_in_this_process())
         return tl::unexpected(link_->nic().forked_error());
     return {};
 }
@@ -140,7 +140,7 @@ bool connection_core::done(std::uint32_t slot) {
 result<completion> connection_core::wait(std::uint32_t slot, milliseconds limit) {
     const auto& waited = operations_[slot];
     const auto deadline = steady_clock::now() + limit;
-    if (!link_->nic().ours())
+    if (!link_->nic().valid_in_this_process())
         return tl::unexpected(link_->nic().forked_error());
     unsigned polls = 0; // without progress
     for (unsigned turns = 0; waited.state != operation::state::finished; ++turns) {
@@ -160,7 +160,7 @@ result<completion> connection_core::wait(std::uint32_t slot, milliseconds limit)
 }
 
 std::size_t connection_core::progress() {
-    if (failure_ || !link_->nic().ours())
+    if (failure_ || !link_->nic().valid_in_this_process())
         return 0;
     auto happened = collect();
     if (happened)
@@ -332,7 +332,7 @@ result<void> connection_core::send_frame(frame_kind kind, std::span<const std::b
 }
 
 result<std::vector<std::byte>> connection_core::receive_frame(frame_kind kind, milliseconds limit) {
-    if (!link_->nic().ours())
+    if (!link_->nic().valid_in_this_process())
         return tl::unexpected(link_->nic().forked_error());
     const auto deadline = steady_clock::now() + limit;
     for (;;) {
@@ -350,7 +350,7 @@ result<std::vector<std::byte>> connection_core::receive_frame(frame_kind kind, m
 }
 
 void connection_core::close() {
-    if (closing_ || failure_ || !link_->nic().ours())
+    if (closing_ || failure_ || !link_->nic().valid_in_this_process())
         return;
     closing_ = true;
     const auto deadline = steady_clock::now() + close_limit;

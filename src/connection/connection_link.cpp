@@ -32,7 +32,7 @@ nic_core& connection_link::nic() const {
 result<std::unique_ptr<connection_link>>
 connection_link::establish(const std::shared_ptr<gaudi::nic>& through, stream joined, role side,
                            const connection_options& options, time_point deadline) {
-    if (!through->core()->ours())
+    if (!through->core()->valid_in_this_process())
         return tl::unexpected(through->core()->forked_error());
     auto made = std::make_unique<connection_link>(through, std::move(joined), bounded(options));
     GAUDI_CHECK(made->prepare());

@@ -32,7 +32,7 @@ result<command_ring> command_ring::make(const std::shared_ptr<hl_device>& device
 }
 
 void command_ring::driver_buffer::close() noexcept {
-    if (device->ours())
+    if (device->valid_in_this_process())
         device->api().destroy_command_buffer(device->fd(), handle);
 }
 

@@ -39,7 +39,7 @@ result<std::uint32_t> copy_core::write(device_address to, std::span<const std::b
 result<std::uint32_t> copy_core::write_unchecked(device_address to, std::span<const std::byte> from,
                                                  const copy_hints& hints, counted_as counted) {
     if (device_->lost())
-        return tl::unexpected(device_->lost_error("copy to the device"));
+        return tl::unexpected(device_->loss().describe("copy to the device"));
     const std::lock_guard guard(mutex_);
     const auto slot = begin_operation(from.size(), counted);
     // The engine only reads the source; the driver pins it for writing all the same.
@@ -62,7 +62,7 @@ result<std::uint32_t> copy_core::read(std::span<std::byte> to, device_address fr
 result<std::uint32_t> copy_core::read_unchecked(std::span<std::byte> to, device_address from,
                                                 const copy_hints& hints, counted_as counted) {
     if (device_->lost())
-        return tl::unexpected(device_->lost_error("copy from the device"));
+        return tl::unexpected(device_->loss().describe("copy from the device"));
     const std::lock_guard guard(mutex_);
     const auto slot = begin_operation(to.size(), counted);
     const auto destination = reach_host(slot, to, false);
@@ -89,7 +89,7 @@ result<std::uint32_t> copy_core::copy_unchecked(device_address to, device_addres
                                                 copy_direction direction, const copy_hints& hints,
                                                 counted_as counted) {
     if (device_->lost())
-        return tl::unexpected(device_->lost_error("copy"));
+        return tl::unexpected(device_->loss().describe("copy"));
     const std::lock_guard guard(mutex_);
     return start(begin_operation(length, counted), from.value(), to.value(), length, direction, hints);
 }
@@ -109,8 +109,8 @@ bool copy_core::done(std::uint32_t slot) {
 result<void> copy_core::wait(std::uint32_t slot, std::chrono::milliseconds limit) {
     using clock = std::chrono::steady_clock;
     const auto deadline = clock::now() + limit;
-    if (!device_->ours())
-        return tl::unexpected(error(errc::forked, fmt::format("a copy on {}", device_->who().bus_id)));
+    if (!device_->valid_in_this_process())
+        return tl::unexpected(error(errc::forked, fmt::format("a copy on {}", device_->identity().bus_id)));
     for (;; poll()) {
         {
             const std::lock_guard guard(mutex_);
@@ -126,7 +126,7 @@ result<void> copy_core::wait(std::uint32_t slot, std::chrono::milliseconds limit
         if (left.count() <= 0)
             return tl::unexpected(
                 error(errc::copy_timeout,
-                      fmt::format("copy on {}, waited {} ms", device_->who().bus_id, limit.count())));
+                      fmt::format("copy on {}, waited {} ms", device_->identity().bus_id, limit.count())));
         sleep(slot, left);
     }
 }
@@ -176,7 +176,7 @@ result<int> copy_core::event_fd(event_when when) {
 }
 
 void copy_core::arm() {
-    if (!device_->ours())
+    if (!device_->valid_in_this_process())
         return;
     const std::lock_guard guard(mutex_);
     armed_ = true;

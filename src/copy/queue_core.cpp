@@ -22,7 +22,7 @@ result<std::shared_ptr<queue_core>> queue_core::make(const std::shared_ptr<hl_de
     if (traits.down_queues.empty())
         return tl::unexpected(error(errc::copies_absent,
                                     fmt::format("the driver of {} ({}) offers no queue for user submissions",
-                                                device->who().bus_id, name_of(traits.generation))));
+                                                device->identity().bus_id, name_of(traits.generation))));
     if (device->api().command_submission == nullptr || device->api().wait_for_cs == nullptr)
         return tl::unexpected(
             error(errc::copies_absent, fmt::format("{} has no submission functions", device->api().path())));
@@ -53,7 +53,8 @@ queue_core::queue_core(std::shared_ptr<hl_device> device, const address_map* kno
 }
 
 queue_core::~queue_core() {
-    if (!device_->ours()) { // a forked child: neither the watcher nor whoever holds the mutex exists here
+    if (!device_->valid_in_this_process()) { // a forked child: neither the watcher nor whoever holds the
+                                             // mutex exists here
         abandon_watcher();
         return;
     }
@@ -95,16 +96,16 @@ result<void> queue_core::check(device_address address, std::uint64_t length) con
     if (known_ == nullptr)
         return {};
     GAUDI_TRY(const auto known, known_->find(address, length));
-    if (known.device_index != device_->who().index)
+    if (known.device_index != device_->identity().index)
         return tl::unexpected(
             error(errc::wrong_device,
                   fmt::format("{} bytes at {:#x} belong to device {}, this engine to {}", length,
-                              address.value(), known.device_index, device_->who().index)));
+                              address.value(), known.device_index, device_->identity().index)));
     return {};
 }
 
 std::size_t queue_core::poll() {
-    if (!device_->ours())
+    if (!device_->valid_in_this_process())
         return 0;
     const std::lock_guard guard(mutex_);
     const auto finished = collect();

@@ -94,7 +94,7 @@ private:
     std::size_t end_operation(std::uint32_t slot);
     std::size_t fail_all(const error& why);
     [[nodiscard]] bool room_in_flight();
-    [[nodiscard]] bool room_among_guests(const context_ledger& ledger);
+    [[nodiscard]] bool room_among_members(const shared_context& shared);
     [[nodiscard]] std::span<const std::uint32_t> queues_of(copy_direction direction) const;
 
     const copy_options options_;

@@ -49,19 +49,19 @@ void queue_core::enqueue(std::uint32_t slot, std::uint64_t source, std::uint64_t
 bool queue_core::room_in_flight() {
     if (free_slots_.empty())
         return false;
-    if (const auto* ledger = device_->ledger(); ledger != nullptr)
-        return room_among_guests(*ledger);
+    if (const auto* shared = device_->sharing().shared(); shared != nullptr)
+        return room_among_members(*shared);
     // The driver's table is a ring: what counts is the distance to the oldest unfinished submission.
     return flights_.empty() ||
            flights_.back().sequence + 1 - flights_.front().sequence < device_->traits().max_in_flight;
 }
 
 // Others submit on the same context. Each of them may be about to.
-bool queue_core::room_among_guests(const context_ledger& ledger) {
-    const auto latest = ledger.latest();
+bool queue_core::room_among_members(const shared_context& shared) {
+    const auto latest = shared.latest();
     const std::uint64_t room = device_->traits().max_in_flight;
     finished_ = std::max(finished_, latest > room ? latest - room : 0); // the driver let the latest in
-    while (latest + 1 + ledger.participants() - finished_ > room) {
+    while (latest + 1 + shared.participants() - finished_ > room) {
         std::uint32_t status = HL_WAIT_CS_STATUS_BUSY;
         if (device_->api().wait_for_cs(device_->fd(), finished_ + 1, 0, &status) == 0 &&
             status == HL_WAIT_CS_STATUS_BUSY)
@@ -80,7 +80,7 @@ void queue_core::submit_waiting(bool all) {
 
 // Takes pieces off the queue, as many as fit, and writes their packets grouped by queue.
 std::size_t queue_core::gather(flight& into, std::vector<hl_cs_chunk>& chunks) {
-    const auto kind = device_->who().generation;
+    const auto kind = device_->identity().generation;
     const bool single = !device_->traits().user_command_buffers; // a driver's buffer serves one queue
     const std::size_t most = waiting_.front().batch;
     const auto count = std::min<std::size_t>(waiting_.size(), options_.batch);
@@ -138,7 +138,7 @@ bool queue_core::submit_one() {
     if (const int rc = device_->api().command_submission(device_->fd(), &in, &out); rc != 0) {
         const auto why = device_->failed(errc::copy_refused,
                                          fmt::format("hlthunk_command_submission of {} chunks on {}",
-                                                     chunks.size(), device_->who().bus_id),
+                                                     chunks.size(), device_->identity().bus_id),
                                          -rc);
         if (device_->lost()) {
             flights_.push_back(std::move(next)); // fails with the rest
@@ -157,7 +157,7 @@ bool queue_core::submit_one() {
     }
     free_slots_.pop_back();
     next.sequence = out.seq;
-    device_->submitted(out.seq);
+    device_->sharing().submitted(out.seq);
     for (const auto slot : next.operations)
         operations_[slot].last_sequence = out.seq;
     flights_.push_back(std::move(next));
@@ -237,12 +237,12 @@ std::size_t queue_core::collect() {
             continue;
         }
         if (rc != 0) {
-            device_->mark_lost(fmt::format("hlthunk_wait_for_cs of submission {}: {} ({})", next->sequence,
-                                           std::strerror(-rc),
-                                           rc == -EIO         ? "aborted"
-                                           : rc == -ETIMEDOUT ? "timed out"
-                                                              : "refused"));
-            return finished + fail_all(device_->lost_error("copy"));
+            device_->loss().mark(fmt::format("hlthunk_wait_for_cs of submission {}: {} ({})", next->sequence,
+                                             std::strerror(-rc),
+                                             rc == -EIO         ? "aborted"
+                                             : rc == -ETIMEDOUT ? "timed out"
+                                                                : "refused"));
+            return finished + fail_all(device_->loss().describe("copy"));
         }
         for (const auto slot : next->operations)
             if (--operations_[slot].pieces_left == 0)

@@ -37,7 +37,7 @@ result<std::shared_ptr<copy_core>> synapse_core::make(const std::shared_ptr<hl_d
     const auto absent = [&](std::string_view why) {
         return tl::unexpected(
             error(errc::copies_absent, fmt::format("the queues of {} belong to SynapseAI in this process, {}",
-                                                   device->who().bus_id, why)));
+                                                   device->identity().bus_id, why)));
     };
     GAUDI_TRY(const auto holder, device->synapse_side());
     const auto api = find_synapse_copies();
@@ -59,7 +59,7 @@ synapse_core::synapse_core(std::shared_ptr<hl_device> device, const address_map*
     : copy_core(std::move(device), known, std::move(slab)), api_(api), id_(id) {}
 
 synapse_core::~synapse_core() {
-    if (!device_->ours()) { // a forked child: SynapseAI is its parent's
+    if (!device_->valid_in_this_process()) { // a forked child: SynapseAI is its parent's
         abandon_watcher();
         return;
     }
@@ -82,22 +82,22 @@ synapse_core::~synapse_core() {
 
 error synapse_core::failed(std::string_view call, int status) const {
     if (status == synapse_copies::device_reset)
-        device_->mark_lost(fmt::format("{} answers synDeviceReset", call));
+        device_->loss().mark(fmt::format("{} answers synDeviceReset", call));
     if (const auto held = device_->synapse_side(); !held)
         return held.error();
     if (device_->lost())
-        return device_->lost_error("copy");
-    return {errc::copy_refused, fmt::format("{} on {} answers {}", call, device_->who().bus_id, status)};
+        return device_->loss().describe("copy");
+    return {errc::copy_refused, fmt::format("{} on {} answers {}", call, device_->identity().bus_id, status)};
 }
 
 // SynapseAI's pool has no allocations that we know of: its window is all that can be checked.
 result<void> synapse_core::check(device_address address, std::uint64_t length) const {
     const auto window = known_ != nullptr ? known_->window_at(address, length) : std::nullopt;
-    if (known_ == nullptr || (window && window->device_index == device_->who().index))
+    if (known_ == nullptr || (window && window->device_index == device_->identity().index))
         return {};
     return tl::unexpected(
         error(errc::not_allocated, fmt::format("{} bytes at {:#x} of SynapseAI's pool on {}", length,
-                                               address.value(), device_->who().bus_id)));
+                                               address.value(), device_->identity().bus_id)));
 }
 
 std::uint32_t synapse_core::new_operation() {
@@ -215,7 +215,7 @@ std::size_t synapse_core::collect() {
 }
 
 std::size_t synapse_core::poll() {
-    if (!device_->ours())
+    if (!device_->valid_in_this_process())
         return 0;
     const std::lock_guard guard(mutex_);
     return collect();

@@ -20,7 +20,7 @@ device::device(std::shared_ptr<hl_device> opened, std::shared_ptr<heap_core> hea
 device::~device() = default;
 
 device_info device::info() const {
-    const auto& who = core_->who();
+    const auto& who = core_->identity();
     device_info made;
     made.index = who.index;
     made.generation = who.generation;
@@ -33,18 +33,18 @@ device_info device::info() const {
 }
 
 result<copy_engine> device::copies(const copy_options& options) {
-    const std::lock_guard guard(core_->engine_mutex);
-    auto core = std::static_pointer_cast<copy_core>(core_->engine.lock());
+    const std::lock_guard guard(core_->engine.mutex);
+    auto core = core_->engine.core.lock();
     if (!core) {
         GAUDI_TRY(core, copy_core::make(core_, &registry::self().map(), options));
-        core_->engine = core;
+        core_->engine.core = core;
     }
     return copy_engine(core);
 }
 
 std::optional<copy_engine> device::copies_in_use() const {
-    const std::lock_guard guard(core_->engine_mutex);
-    auto core = std::static_pointer_cast<copy_core>(core_->engine.lock());
+    const std::lock_guard guard(core_->engine.mutex);
+    auto core = core_->engine.core.lock();
     return core ? std::optional(copy_engine(std::move(core))) : std::nullopt;
 }
 
@@ -82,7 +82,7 @@ result<dmabuf_export> device::export_foreign(device_address address, std::uint64
         return tl::unexpected(
             error(errc::not_allocated,
                   fmt::format("{} bytes at {:#x}: {}", length, address.value(), found.error().observed())));
-    GAUDI_TRY(const auto plan, plan_export({core_->who().generation, memory_origin::foreign_pool,
+    GAUDI_TRY(const auto plan, plan_export({core_->identity().generation, memory_origin::foreign_pool,
                                             found->pool_base, found->pool_size, address, length}));
     GAUDI_TRY(auto fd, core_->export_dmabuf(plan));
     return dmabuf_export{fd.release(), plan.dmabuf_offset, plan.iova, plan.length};

@@ -165,14 +165,14 @@ result<std::shared_ptr<hl_device>> registry::open_or_attach(const std::shared_pt
     for (std::uint32_t id = 0; id < most_synapse_devices; ++id)
         if (const auto found = find_synapse_device(id);
             found && bus_id_of(*table, found->fd) == info.bus_id) {
-            auto attached = attach(table, found->fd, info, tenancy::synapse);
+            auto attached = attach(table, found->fd, info, context_owner::synapse);
             if (attached)
                 GAUDI_CHECK(map_.add_window(found->pool_base, found->pool_size, info.index));
             return attached;
         }
     auto opened = borrowed ? result<std::shared_ptr<hl_device>>(borrowed) : open_for_compute(table, info);
     if (opened)
-        GAUDI_CHECK(map_.add_window((*opened)->slice_begin(), (*opened)->slice_size(), info.index));
+        GAUDI_CHECK(map_.add_window((*opened)->slice().begin(), (*opened)->slice().size(), info.index));
     return opened;
 }
 
@@ -196,14 +196,14 @@ result<std::shared_ptr<device>> registry::open_alone(const device_info& info,
     auto context = known.context.lock();
     if (context && context->lost())
         return tl::unexpected(
-            context->lost_error("opening it again while something of it is still in use here"));
+            context->loss().describe("opening it again while something of it is still in use here"));
     if (auto alive = known.whole.lock())
         return alive;
     if (!context) {
         GAUDI_TRY(context, open_or_attach(table, info, borrowed));
     }
-    if (known.heap.expired() && context->owned() && !map_.device_of(context->slice_begin()))
-        GAUDI_CHECK(map_.add_window(context->slice_begin(), context->slice_size(), info.index));
+    if (known.heap.expired() && context->owned() && !map_.device_of(context->slice().begin()))
+        GAUDI_CHECK(map_.add_window(context->slice().begin(), context->slice().size(), info.index));
     return assemble(known, context);
 }
 
@@ -213,7 +213,7 @@ std::shared_ptr<device> registry::assemble(in_use& known, const std::shared_ptr<
     if (!heap)
         heap = std::make_shared<heap_core>(context, map_);
     auto made = std::make_shared<device>(context, heap);
-    known = {context->who().index, made, context, heap};
+    known = {context->identity().index, made, context, heap};
     return made;
 }
 

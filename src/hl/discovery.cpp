@@ -129,8 +129,8 @@ result<void> check_generation(const device_info& info) {
     return {};
 }
 
-result<hl_device::identity> identify(const hlthunk_api& api, int fd, const device_info& info) {
-    hl_device::identity who;
+result<device_identity> identify(const hlthunk_api& api, int fd, const device_info& info) {
+    device_identity who;
     who.index = info.index;
     who.generation = *info.generation;
     who.bus_id = info.bus_id;
@@ -222,7 +222,7 @@ result<std::shared_ptr<hl_device>> open_for_compute(const std::shared_ptr<const 
                 api->close(fd);
                 return tl::unexpected(who.error());
             }
-            return std::make_shared<hl_device>(api, fd, tenancy::opened, std::move(*who));
+            return std::make_shared<hl_device>(api, fd, context_owner::this_process, std::move(*who));
         }
         // -1 is also what some calls give instead of -errno; errno is set in both cases.
         const int reason = errno;
@@ -242,7 +242,7 @@ result<std::shared_ptr<hl_device>> open_for_compute(const std::shared_ptr<const 
 }
 
 result<std::shared_ptr<hl_device>> attach(const std::shared_ptr<const hlthunk_api>& api, int fd,
-                                          const device_info& info, tenancy whose) {
+                                          const device_info& info, context_owner whose) {
     GAUDI_CHECK(check_generation(info));
     GAUDI_TRY(auto who, identify(*api, fd, info));
     return std::make_shared<hl_device>(api, fd, whose, std::move(who));

@@ -21,7 +21,7 @@ namespace gaudi {
 open_for_compute(const std::shared_ptr<const hlthunk_api>& api, const device_info& info);
 // Wraps a descriptor that somebody else opened; one of a guest is taken over where this succeeds.
 [[nodiscard]] result<std::shared_ptr<hl_device>> attach(const std::shared_ptr<const hlthunk_api>& api, int fd,
-                                                        const device_info& info, tenancy whose);
+                                                        const device_info& info, context_owner whose);
 // The number that every process knows the device by; 0: it cannot be seen.
 [[nodiscard]] std::uint64_t node_of_device(const hlthunk_api& api, const device_info& info);
 [[nodiscard]] std::string bus_id_of(const hlthunk_api& api, int fd);

@@ -16,41 +16,19 @@
 namespace gaudi {
 namespace {
 
-constexpr std::uint64_t low_bits = (1ULL << 48) - 1;
-
-// The driver's alignment counts in the low 48 bits; its page need not be a power of two.
-std::uint64_t align_address(std::uint64_t address, std::uint64_t page) {
-    return (address & ~low_bits) | round_up(address & low_bits, page);
-}
-
-// First gap of `size` bytes between taken ranges within [begin, end); 0 if none.
-std::uint64_t first_gap(const std::map<std::uint64_t, std::uint64_t>& taken, std::uint64_t begin,
-                        std::uint64_t end, std::uint64_t size) {
-    auto cursor = begin;
-    for (auto next = taken.lower_bound(begin); next != taken.end() && next->first < end; ++next) {
-        if (next->first - cursor >= size)
-            return cursor;
-        cursor = next->first + next->second;
-    }
-    return cursor < end && end - cursor >= size ? cursor : 0;
+// The addresses that a context hands out.
+address_slice slice_of(const device_identity& identity, std::uint64_t page) {
+    const auto& traits = traits_of(identity.generation);
+    if (traits.exports == export_call::physical)
+        return {identity.hw.dram_base_address, identity.hw.dram_base_address + identity.hw.dram_size, 1};
+    const auto begin = traits.slice_base + identity.index * traits.slice_size;
+    return {begin, begin + traits.slice_size, page};
 }
 
 std::uint64_t node_of_descriptor(int fd, const std::string& bus_id) {
     struct stat status {};
     return ::fstat(fd, &status) == 0 ? hl_device::node_of(status, bus_id) : 0;
 }
-
-constexpr std::string_view event_names[] = {"TPC assert",
-                                            "undefined opcode",
-                                            "device reset",
-                                            "submission timeout",
-                                            "device unavailable",
-                                            "engine error",
-                                            "hardware error",
-                                            "RAZWI",
-                                            "page fault",
-                                            "critical hardware error",
-                                            "critical firmware error"};
 
 } // namespace
 
@@ -62,42 +40,30 @@ std::uint64_t hl_device::node_of(const struct stat& status, const std::string& b
     return mix(parts, sizeof(parts));
 }
 
-hl_device::hl_device(std::shared_ptr<const hlthunk_api> api, int fd, tenancy whose, identity who)
-    : api_(std::move(api)), fd_(fd), forks_(fork_count()), whose_(whose), who_(std::move(who)),
-      node_(node_of_descriptor(fd, who_.bus_id)) {
-    const auto& row = traits();
-    if (row.exports == export_call::physical) {
-        slice_begin_ = device_address(who_.hw.dram_base_address);
-        slice_size_ = who_.hw.dram_size;
-    } else {
-        const auto first = align_address(row.slice_base + who_.index * row.slice_size, page_size());
-        slice_begin_ = device_address(first);
-        slice_size_ = row.slice_base + (who_.index + 1) * row.slice_size - first;
-    }
-    // Whoever asks to be told is given time to close after a fault; whoever does not is killed by the driver.
-    if (whose_ == tenancy::opened && api_->notifier_create != nullptr)
-        notifier_ = api_->notifier_create(fd_);
-}
+hl_device::hl_device(std::shared_ptr<const hlthunk_api> api, int fd, context_owner owner,
+                     device_identity identity)
+    : api_(std::move(api)), fd_(fd), forks_(fork_count()), owner_(owner), identity_(std::move(identity)),
+      node_(node_of_descriptor(fd, identity_.bus_id)),
+      loss_(api_, fd, owner == context_owner::this_process, identity_.bus_id),
+      slice_(slice_of(identity_, page_size())) {}
 
 hl_device::~hl_device() {
-    if (whose_ == tenancy::synapse)
+    if (owner_ == context_owner::synapse)
         return;
-    if (!ours()) {
+    if (!valid_in_this_process()) {
         ::close(fd_);
         return;
     }
-    // A release that fails has not closed the descriptor.
-    if (notifier_ >= 0 && (api_->notifier_release == nullptr || api_->notifier_release(fd_, notifier_) != 0))
-        ::close(notifier_);
+    loss_.close_notifier();
     api_->close(fd_);
 }
 
-bool hl_device::ours() const {
+bool hl_device::valid_in_this_process() const {
     return forks_ == fork_count();
 }
 
 std::uint64_t hl_device::page_size() const {
-    const auto& hw = who_.hw;
+    const auto& hw = identity_.hw;
     return hw.device_mem_alloc_default_page_size != 0 ? hw.device_mem_alloc_default_page_size
                                                       : std::max<std::uint64_t>(hw.dram_page_size, 4096);
 }
@@ -111,16 +77,16 @@ hlthunk_dram_usage_info hl_device::usage() const {
 
 result<device_memory> hl_device::allocate(std::uint64_t size) {
     if (lost())
-        return tl::unexpected(lost_error("allocation"));
+        return tl::unexpected(loss_.describe("allocation"));
     if (!owned())
         return tl::unexpected(
             error(errc::memory_exhausted, "SynapseAI owns this device and all of its memory"));
     if (size == 0)
         return tl::unexpected(error(errc::size_zero, "allocation of 0 bytes"));
-    if (size > who_.hw.dram_size)
+    if (size > identity_.hw.dram_size)
         return tl::unexpected(
-            error(errc::size_beyond_memory,
-                  fmt::format("{} bytes asked of {}, which has {}", size, who_.bus_id, who_.hw.dram_size)));
+            error(errc::size_beyond_memory, fmt::format("{} bytes asked of {}, which has {}", size,
+                                                        identity_.bus_id, identity_.hw.dram_size)));
     return traits().exports == export_call::physical ? allocate_physical(size) : allocate_mapped(size);
 }
 
@@ -135,29 +101,28 @@ result<device_memory> hl_device::allocate_mapped(std::uint64_t size) {
     if (made.handle == 0)
         return tl::unexpected(failed(errc::memory_exhausted,
                                      fmt::format("hlthunk_device_memory_alloc of {} bytes on {}, {} free",
-                                                 made.size, who_.bus_id, usage().dram_free_mem),
+                                                 made.size, identity_.bus_id, usage().dram_free_mem),
                                      errno));
-    // The owner of a context takes addresses from below; its guests have parts of the upper half.
-    const auto part =
-        whose_ == tenancy::guest
-            ? round_up(slice_size_ / 2 + slice_size_ / 2 / context_ledger::guests * place_, page_size())
-            : 0;
+    // The owner of a context takes addresses from below; its members have parts of the upper half.
+    const auto half = slice_.size() / 2;
     const auto hint =
-        first_gap(taken_, slice_begin_.value() + part, slice_begin_.value() + slice_size_, made.size);
+        slice_.find_gap(made.size, owner_ == context_owner::other_process
+                                       ? half + half / shared_context::members * sharing_.member()
+                                       : 0);
     const auto address = api_->device_memory_map(fd_, made.handle, hint);
     if (address == 0) {
         const int reason = errno;
         api_->device_memory_free(fd_, made.handle);
         return tl::unexpected(failed(
             errc::map_failed,
-            fmt::format("hlthunk_device_memory_map of {} bytes on {}", made.size, who_.bus_id), reason));
+            fmt::format("hlthunk_device_memory_map of {} bytes on {}", made.size, identity_.bus_id), reason));
     }
     if (auto noted = note_mapping(address, made.handle); !noted) {
         api_->memory_unmap(fd_, address);
         api_->device_memory_free(fd_, made.handle);
         return tl::unexpected(noted.error());
     }
-    taken_[address] = made.size;
+    slice_.take(address, made.size);
     made.address = device_address(address);
     made.device = shared_from_this();
     return device_memory(std::move(made));
@@ -166,26 +131,25 @@ result<device_memory> hl_device::allocate_mapped(std::uint64_t size) {
 result<device_memory> hl_device::allocate_physical(std::uint64_t size) {
     device_memory::allocation made;
     made.size = round_up(size, page_size());
-    if (whose_ == tenancy::guest)
+    if (owner_ == context_owner::other_process)
         return tl::unexpected(error(errc::memory_exhausted,
                                     fmt::format("{} has no allocator in its driver: only the process that "
                                                 "opened it can allocate its memory",
-                                                who_.bus_id)));
+                                                identity_.bus_id)));
     const std::lock_guard guard(mutex_);
-    const auto address =
-        first_gap(taken_, slice_begin_.value(), slice_begin_.value() + slice_size_, made.size);
+    const auto address = slice_.find_gap(made.size);
     if (address == 0)
         return tl::unexpected(
             error(errc::memory_exhausted, fmt::format("{} bytes of physical memory on {}: no gap that large",
-                                                      made.size, who_.bus_id)));
-    taken_[address] = made.size;
+                                                      made.size, identity_.bus_id)));
+    slice_.take(address, made.size);
     made.address = device_address(address);
     made.device = shared_from_this();
     return device_memory(std::move(made));
 }
 
 result<void> hl_device::free_memory(std::uint64_t handle, device_address address, std::uint64_t size) {
-    if (!ours())
+    if (!valid_in_this_process())
         return {};
     const std::lock_guard guard(mutex_);
     if (handle != 0 && !lost()) {
@@ -197,19 +161,19 @@ result<void> hl_device::free_memory(std::uint64_t handle, device_address address
                     size, address.value()),
                 -rc));
         // Unmapped, it is gone for us, whatever freeing answers: the driver takes it back at close.
-        forget_mapping(address.value());
-        taken_.erase(address.value());
+        sharing_.forget_mapping(address.value());
+        slice_.give_back(address.value());
         if (const int rc = api_->device_memory_free(fd_, handle); rc != 0)
             (void)failed(errc::not_allocated, fmt::format("hlthunk_device_memory_free of handle {}", handle),
                          -rc);
     }
-    taken_.erase(address.value());
+    slice_.give_back(address.value());
     return {};
 }
 
 result<host_mapping> hl_device::map_host(std::span<std::byte> memory) {
     if (lost())
-        return tl::unexpected(lost_error("mapping host memory"));
+        return tl::unexpected(loss_.describe("mapping host memory"));
     if (memory.empty())
         return tl::unexpected(error(errc::size_zero, "mapping of 0 bytes of host memory"));
     const auto address = api_->host_memory_map(fd_, memory.data(), 0, memory.size());
@@ -229,50 +193,23 @@ result<host_mapping> hl_device::map_host(std::span<std::byte> memory) {
 }
 
 void hl_device::unmap(device_address address) {
-    if (!lost() && ours()) {
-        forget_mapping(address.value());
+    if (!lost() && valid_in_this_process()) {
+        sharing_.forget_mapping(address.value());
         api_->memory_unmap(fd_, address.value());
     }
 }
 
 result<void> hl_device::note_mapping(std::uint64_t address, std::uint64_t handle) {
-    if (whose_ == tenancy::guest && !ledger()->hold(place_, address, handle))
-        return tl::unexpected(error(errc::map_failed, fmt::format("a guest on {} may map {} ranges",
-                                                                  who_.bus_id, context_ledger::most_held)));
-    return {};
-}
-
-void hl_device::forget_mapping(std::uint64_t address) {
-    if (whose_ == tenancy::guest)
-        ledger()->let_go(place_, address);
-}
-
-result<context_ledger*> hl_device::open_ledger() {
-    const std::lock_guard guard(mutex_);
-    if (auto* known = ledger(); known != nullptr)
-        return known;
-    GAUDI_TRY(auto made, context_ledger::make());
-    join(made, 0);
-    made->submitted(last_sequence_.load());
-    return made.get();
-}
-
-void hl_device::join(std::shared_ptr<context_ledger> ledger, unsigned place, std::shared_ptr<void> host) {
-    host_ = std::move(host);
-    place_ = place;
-    kept_ledger_ = std::move(ledger);
-    ledger_.store(kept_ledger_.get(), std::memory_order_release);
-}
-
-void hl_device::submitted(std::uint64_t sequence) {
-    last_sequence_.store(sequence);
-    if (auto* shared = ledger(); shared != nullptr)
-        shared->submitted(sequence);
+    if (sharing_.note_mapping(address, handle))
+        return {};
+    return tl::unexpected(
+        error(errc::map_failed, fmt::format("a guest on {} may map {} ranges", identity_.bus_id,
+                                            shared_context::most_mappings)));
 }
 
 result<unique_fd> hl_device::export_dmabuf(const export_plan& plan) {
     if (lost())
-        return tl::unexpected(lost_error("DMA-BUF export"));
+        return tl::unexpected(loss_.describe("DMA-BUF export"));
     const bool physical = plan.call == export_call::physical;
     const auto* name =
         physical ? "hlthunk_device_memory_export_dmabuf_fd" : "hlthunk_device_mapped_memory_export_dmabuf_fd";
@@ -288,14 +225,14 @@ result<unique_fd> hl_device::export_dmabuf(const export_plan& plan) {
         return tl::unexpected(
             failed(code_of(-fd, errc::export_refused),
                    fmt::format("{} of {} bytes at {:#x}, offset {:#x}, on {}", name, plan.call_size,
-                               plan.call_address, plan.call_offset, who_.bus_id),
+                               plan.call_address, plan.call_offset, identity_.bus_id),
                    -fd));
     return unique_fd(fd);
 }
 
 result<imported_memory> hl_device::import_dmabuf(int dmabuf, std::uint64_t length) {
     if (lost())
-        return tl::unexpected(lost_error("DMA-BUF import"));
+        return tl::unexpected(loss_.describe("DMA-BUF import"));
     hl_mem_args args{};
     args.in.argument[0] = static_cast<std::uint64_t>(dmabuf);
     args.in.argument[1] = length;
@@ -307,52 +244,24 @@ result<imported_memory> hl_device::import_dmabuf(int dmabuf, std::uint64_t lengt
         // The upstream driver answers EINVAL to an operation it does not know, older interfaces ENOTTY.
         return tl::unexpected(
             failed(reason == EINVAL || reason == ENOTTY ? errc::import_unsupported : errc::import_refused,
-                   fmt::format("REG_DMABUF_FD of {} bytes on {}", length, who_.bus_id), reason));
+                   fmt::format("REG_DMABUF_FD of {} bytes on {}", length, identity_.bus_id), reason));
     }
     return imported_memory({shared_from_this(), device_address(args.out.device_virt_addr)});
-}
-
-std::string hl_device::pending_events() {
-    std::uint64_t events = 0, count = 0;
-    constexpr std::uint32_t patience_ms = 100; // work is aborted first, the notice follows
-    if (notifier_ < 0 || api_->notifier_recv == nullptr ||
-        api_->notifier_recv(fd_, notifier_, &events, &count, 0, patience_ms) != 0 || count == 0)
-        return {};
-    std::string text;
-    for (std::size_t bit = 0; bit < std::size(event_names); ++bit)
-        if ((events >> bit & 1) != 0)
-            text += fmt::format("{}{}", text.empty() ? "" : ", ", event_names[bit]);
-    return text;
-}
-
-void hl_device::mark_lost(std::string reason) {
-    const std::lock_guard guard(lost_mutex_);
-    if (lost_)
-        return;
-    if (const auto events = pending_events(); !events.empty())
-        reason += fmt::format(" (driver reports: {})", events);
-    lost_reason_ = std::move(reason);
-    lost_.store(true, std::memory_order_release);
 }
 
 result<synapse_device> hl_device::synapse_side() {
     if (const auto found = find_synapse_device_of(fd_))
         return *found;
-    mark_lost("SynapseAI in this process has let go of it");
+    loss_.mark("SynapseAI in this process has let go of it");
     return tl::unexpected(
-        error(errc::not_allocated, fmt::format("no SynapseAI in this process owns {}", who_.bus_id)));
-}
-
-error hl_device::lost_error(std::string_view during) const {
-    const std::lock_guard guard(lost_mutex_);
-    return {errc::device_lost, fmt::format("{} on {}: {}", during, who_.bus_id, lost_reason_)};
+        error(errc::not_allocated, fmt::format("no SynapseAI in this process owns {}", identity_.bus_id)));
 }
 
 error hl_device::failed(errc code, std::string observed, int system_error) {
     const auto status = api_->get_device_status_info(fd_);
     if (system_error == EBUSY && status != HL_DEVICE_STATUS_OPERATIONAL) {
-        mark_lost(fmt::format("{}; device status {}", observed, static_cast<int>(status)));
-        return lost_error("driver call");
+        loss_.mark(fmt::format("{}; device status {}", observed, static_cast<int>(status)));
+        return loss_.describe("driver call");
     }
     return {code, std::move(observed), system_error};
 }

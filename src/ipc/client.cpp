@@ -52,15 +52,15 @@ bool client::is_harmless() const {
         return true;
     // It lives and only its connection is gone: what it has mapped and begun is still its own.
     return leases.quiet() && std::all_of(memberships.begin(), memberships.end(), [](const membership& each) {
-               return each.context->ledger()->holds_nothing(each.member);
+               return each.context->sharing().shared()->holds_nothing(each.member);
            });
 }
 
 bool client::give_back() {
     std::erase_if(memberships, [](const membership& each) {
         auto& device = *each.context;
-        return device.lost() ||
-               device.ledger()->reap(device.api(), device.fd(), each.member, device.traits().max_in_flight);
+        return device.lost() || device.sharing().shared()->reap(device.api(), device.fd(), each.member,
+                                                                device.traits().max_in_flight);
     });
     if (!memberships.empty())
         return false;

@@ -14,9 +14,9 @@
 namespace gaudi {
 
 result<void> device_offers::add(const std::shared_ptr<hl_device>& context) {
-    if (context->whose() != tenancy::opened || context->traits().exports == export_call::physical)
-        return tl::unexpected(error(errc::copies_absent,
-                                    fmt::format("{} is not this process's to share", context->who().bus_id)));
+    if (context->owner() != context_owner::this_process || context->traits().exports == export_call::physical)
+        return tl::unexpected(error(errc::copies_absent, fmt::format("{} is not this process's to share",
+                                                                     context->identity().bus_id)));
     drop_closed();
     if (offers_.contains(context->node()))
         return {};

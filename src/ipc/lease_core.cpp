@@ -11,7 +11,7 @@ namespace gaudi {
 
 lease_reach::~lease_reach() {
     for (auto& [card, region] : regions)
-        if (!region.first->core()->ours())
+        if (!region.first->core()->valid_in_this_process())
             (void)region.second.release(); // a child of fork leaves it alone
     if (!link || forks != fork_count())
         return;

@@ -278,7 +278,7 @@ void owner_link::set_revoke_socket(unique_fd descriptor) {
 result<std::shared_ptr<hl_device>> owner_link::join(const std::shared_ptr<const hlthunk_api>& api,
                                                     answered<opened_context>& answer,
                                                     std::shared_ptr<void> host) {
-    GAUDI_TRY(auto ledger, context_ledger::of(std::move(answer.passed[1])));
+    GAUDI_TRY(auto shared, shared_context::of(std::move(answer.passed[1])));
     GAUDI_TRY(const auto devices, discover(*api));
     const auto bus_id = bus_id_of(*api, answer.passed[0].get());
     const auto info = std::find_if(devices.begin(), devices.end(),
@@ -286,9 +286,9 @@ result<std::shared_ptr<hl_device>> owner_link::join(const std::shared_ptr<const 
     if (info == devices.end())
         return tl::unexpected(error(errc::no_path, "the owner's device cannot be seen from here"));
     const int descriptor = answer.passed[0].get();
-    GAUDI_TRY(auto guest, attach(api, descriptor, *info, tenancy::guest));
+    GAUDI_TRY(auto guest, attach(api, descriptor, *info, context_owner::other_process));
     (void)answer.passed[0].release(); // it is the guest's now
-    guest->join(ledger, answer.body.member, std::move(host));
+    guest->sharing().join(shared, answer.body.member, std::move(host));
     return guest;
 }
 

@@ -126,7 +126,7 @@ request_handler::carry_out(client& from, const open_context_request& request, re
     if (settings_.give != ipc_give::context)
         return tl::unexpected(error(errc::not_given, "the owner does not give its device's descriptor away"));
     const auto owner = use_device(leased.allocation->device_index);
-    if (!owner || (*owner)->core()->whose() != tenancy::opened)
+    if (!owner || (*owner)->core()->owner() != context_owner::this_process)
         return tl::unexpected(error(errc::copies_absent, "the device's context is not the owner's to give"));
     return admit(from, (*owner)->core());
 }
@@ -144,18 +144,18 @@ request_handler::carry_out(client& from, const open_device_request& request, rec
 
 result<request_handler::outgoing<opened_context>>
 request_handler::admit(client& from, const std::shared_ptr<hl_device>& context) {
-    GAUDI_TRY(const auto ledger, context->open_ledger());
+    GAUDI_TRY(const auto shared, context->sharing().open());
     from.leases.importer_has_descriptors();
     const auto passed = [&](unsigned member) {
-        return outgoing<opened_context>{{member}, {context->fd(), ledger->descriptor()}};
+        return outgoing<opened_context>{{member}, {context->fd(), shared->descriptor()}};
     };
     for (const auto& each : from.memberships)
         if (each.context == context)
             return passed(each.member);
-    const auto member = ledger->admit();
+    const auto member = shared->admit();
     if (!member)
-        return tl::unexpected(
-            error(errc::leases_exhausted, fmt::format("a context serves {} guests", context_ledger::guests)));
+        return tl::unexpected(error(errc::leases_exhausted,
+                                    fmt::format("a context serves {} guests", shared_context::members)));
     from.memberships.push_back({context, *member});
     return passed(*member);
 }

@@ -26,13 +26,13 @@ heap_core::heap_core(std::shared_ptr<hl_device> device, address_map& map)
     : device_(std::move(device)), map_(map) {}
 
 heap_core::~heap_core() {
-    if (!device_->ours())
+    if (!device_->valid_in_this_process())
         return;
-    for (const auto& left : map_.allocations_of(device_->who().index)) // given up and never freed
-        (void)map_.announce(left.base, left.length);                   // the device goes with it
+    for (const auto& left : map_.allocations_of(device_->identity().index)) // given up and never freed
+        (void)map_.announce(left.base, left.length);                        // the device goes with it
     for (const auto& leaving : chunks_)
         announce(leaving);
-    map_.remove_device(device_->who().index);
+    map_.remove_device(device_->identity().index);
 }
 
 void heap_core::observe(const std::shared_ptr<chunk_observer>& observer) {
@@ -66,8 +66,8 @@ result<heap_core::chunk*> heap_core::new_chunk(std::uint64_t at_least) {
         return tl::unexpected(memory.error());
     // The driver may have ignored the hint: then this chunk gets a window of its own.
     const auto begin = memory->address();
-    if (map_.device_of(begin) != device_->who().index)
-        GAUDI_CHECK(map_.add_window(begin, memory->size(), device_->who().index));
+    if (map_.device_of(begin) != device_->identity().index)
+        GAUDI_CHECK(map_.add_window(begin, memory->size(), device_->identity().index));
     return &chunks_.emplace_front(std::move(*memory));
 }
 
@@ -78,12 +78,13 @@ result<heap_core::allocated> heap_core::allocate(std::uint64_t size, std::uint64
     if (!std::has_single_bit(alignment) || alignment > max_alignment)
         return tl::unexpected(
             error(errc::alignment_invalid, fmt::format("alignment of {} bytes", alignment)));
-    if (size > device_->who().hw.dram_size)
+    if (size > device_->identity().hw.dram_size)
         return tl::unexpected(
-            error(errc::size_beyond_memory, fmt::format("buffer of {} bytes on {}, which has {}", size,
-                                                        device_->who().bus_id, device_->who().hw.dram_size)));
+            error(errc::size_beyond_memory,
+                  fmt::format("buffer of {} bytes on {}, which has {}", size, device_->identity().bus_id,
+                              device_->identity().hw.dram_size)));
     if (device_->lost())
-        return tl::unexpected(device_->lost_error("buffer allocation"));
+        return tl::unexpected(device_->loss().describe("buffer allocation"));
     alignment = std::max(
         {alignment, device_heap::granule, size >= page || whole_pages ? page : device_heap::granule});
     const auto taken = whole_pages ? round_up(size, page) : size;
@@ -142,7 +143,7 @@ bool heap_core::give_back(std::list<chunk>::iterator position) {
 }
 
 void heap_core::free(block* returned, device_address address, std::uint64_t generation) {
-    if (!device_->ours())
+    if (!device_->valid_in_this_process())
         return;
     const auto found = map_.find(address);
     if (!found || found->generation != generation)
@@ -160,15 +161,15 @@ void heap_core::give_up(block* released) {
 
 error heap_core::wrong_device(device_address address, std::uint64_t length) const {
     return {errc::wrong_device, fmt::format("{} bytes at {:#x} are not memory of {}", length, address.value(),
-                                            device_->who().bus_id)};
+                                            device_->identity().bus_id)};
 }
 
 result<heap_core::block*> heap_core::given_up(device_address address) {
     const auto found = map_.find(address);
-    if (!found || found->base != address || found->device_index != device_->who().index)
+    if (!found || found->base != address || found->device_index != device_->identity().index)
         return tl::unexpected(
-            error(errc::not_allocated,
-                  fmt::format("no buffer of {} begins at {:#x}", device_->who().bus_id, address.value())));
+            error(errc::not_allocated, fmt::format("no buffer of {} begins at {:#x}",
+                                                   device_->identity().bus_id, address.value())));
     auto* where = reinterpret_cast<block*>(found->tag);
     if (!where->released)
         return tl::unexpected(
@@ -197,7 +198,7 @@ result<void> heap_core::export_chunk(chunk& which) {
     if (which.dmabuf)
         return {};
     GAUDI_TRY(const auto plan,
-              plan_export({device_->who().generation, memory_origin::own, which.memory.address(),
+              plan_export({device_->identity().generation, memory_origin::own, which.memory.address(),
                            which.memory.size(), which.memory.address(), which.memory.size()}));
     GAUDI_TRY(which.dmabuf, device_->export_dmabuf(plan));
     return {};
@@ -213,7 +214,7 @@ result<dmabuf_export> heap_core::dmabuf(const block* of, device_address address,
 result<dmabuf_export> heap_core::dmabuf(device_address address, std::uint64_t length) {
     const std::lock_guard guard(mutex_);
     GAUDI_TRY(const auto known, map_.find_pages(address, length));
-    if (known.device_index != device_->who().index)
+    if (known.device_index != device_->identity().index)
         return tl::unexpected(wrong_device(address, length));
     auto* home = static_cast<chunk*>(reinterpret_cast<block*>(known.tag)->owner);
     const auto offset = address - home->memory.address(); // chunks begin and end with a page
@@ -224,11 +225,11 @@ result<dmabuf_export> heap_core::dmabuf(device_address address, std::uint64_t le
 result<dmabuf_export> heap_core::window(device_address address, std::uint64_t length) {
     const std::lock_guard guard(mutex_);
     GAUDI_TRY(const auto known, map_.find(address, length));
-    if (known.device_index != device_->who().index)
+    if (known.device_index != device_->identity().index)
         return tl::unexpected(wrong_device(address, length));
     const auto& home = static_cast<chunk*>(reinterpret_cast<block*>(known.tag)->owner)->memory;
-    GAUDI_TRY(const auto plan, plan_export({device_->who().generation, memory_origin::own, home.address(),
-                                            home.size(), address, length}));
+    GAUDI_TRY(const auto plan, plan_export({device_->identity().generation, memory_origin::own,
+                                            home.address(), home.size(), address, length}));
     GAUDI_TRY(auto fd, device_->export_dmabuf(plan));
     return dmabuf_export{fd.release(), plan.dmabuf_offset, address, length};
 }
@@ -246,7 +247,7 @@ result<chunk_view> heap_core::chunk_of(const block* of) {
 result<chunk_view> heap_core::chunk_at(device_address address, std::uint64_t length) {
     const std::lock_guard guard(mutex_);
     GAUDI_TRY(const auto known, map_.find(address, length));
-    if (known.device_index != device_->who().index)
+    if (known.device_index != device_->identity().index)
         return tl::unexpected(wrong_device(address, length));
     auto view = view_of(*static_cast<chunk*>(reinterpret_cast<block*>(known.tag)->owner));
     if (view)

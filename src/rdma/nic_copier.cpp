@@ -35,7 +35,7 @@ result<std::unique_ptr<nic_copier>> nic_copier::make(const std::shared_ptr<nic>&
 }
 
 nic_copier::~nic_copier() {
-    if (card_->core()->ours())
+    if (card_->core()->valid_in_this_process())
         return;
     near_.abandon(); // a child of fork has no part in them
     far_.abandon();

@@ -140,7 +140,7 @@ result<void> nic_core::choose_gid(const std::optional<unsigned>& wanted) {
 }
 
 nic_core::~nic_core() {
-    if (ours())
+    if (valid_in_this_process())
         return;
     (void)loopback_pd_.release(); // the parent's
     (void)pd_.release();
@@ -163,7 +163,7 @@ int nic_core::access_flags(remote_access rights) const {
            (allows(rights, remote_access::atomic) && atomics() ? IBV_ACCESS_REMOTE_ATOMIC : 0);
 }
 
-bool nic_core::ours() const {
+bool nic_core::valid_in_this_process() const {
     return forks_ == fork_count();
 }
 
@@ -172,7 +172,7 @@ error nic_core::forked_error() const {
 }
 
 result<mr_handle> nic_core::register_range(void* begin, std::size_t length, int flags, ibv_pd* domain) const {
-    if (!ours())
+    if (!valid_in_this_process())
         return tl::unexpected(forked_error());
     mr_handle made(api_->ibv_reg_mr(domain != nullptr ? domain : pd_.get(), begin, length, flags), {api_});
     if (!made)
@@ -194,7 +194,7 @@ result<mr_handle> nic_core::register_source(std::span<const std::byte> memory, i
 
 result<mr_handle> nic_core::register_dmabuf(const dmabuf_export& window, remote_access rights,
                                             ibv_pd* domain) const {
-    if (!ours())
+    if (!valid_in_this_process())
         return tl::unexpected(forked_error());
     if (!info_.dmabuf)
         return tl::unexpected(

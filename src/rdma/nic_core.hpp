@@ -38,7 +38,7 @@ public:
     // The flags of a registration or queue pair. A NIC without atomic operations may refuse their flag.
     [[nodiscard]] int access_flags(remote_access rights) const;
     // A child of fork has no part in it.
-    [[nodiscard]] bool ours() const;
+    [[nodiscard]] bool valid_in_this_process() const;
     [[nodiscard]] error forked_error() const;
 
     // Without a domain: in that of the connections. errc::registration_refused

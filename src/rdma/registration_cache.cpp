@@ -15,13 +15,13 @@ registration::registration(std::weak_ptr<registration_cache> cache, std::shared_
       local_key_(region_->lkey), remote_key_(region_->rkey), bytes_(bytes) {}
 
 registration::~registration() {
-    if (!card_->ours())
+    if (!card_->valid_in_this_process())
         (void)region_.release();
 }
 
 void registration::end() const {
     const std::lock_guard guard(mutex_);
-    if (card_->ours())
+    if (card_->valid_in_this_process())
         region_.reset();
 }
 
@@ -128,22 +128,22 @@ registration_cache::add(std::uint64_t bytes, Register&& ask_the_nic,
 }
 
 result<local_region> registration_cache::of(const device_buffer& buffer) {
-    if (!card_->ours())
+    if (!card_->valid_in_this_process())
         return tl::unexpected(card_->forked_error());
     if (!buffer)
         return tl::unexpected(error(errc::not_allocated, "registration of an empty buffer"));
     auto& heap = *buffer.range_->core;
     if (heap.device().lost())
-        return tl::unexpected(heap.device().lost_error("registration of a buffer"));
+        return tl::unexpected(heap.device().loss().describe("registration of a buffer"));
     GAUDI_TRY(const auto chunk, heap.chunk_of(static_cast<const heap_core::block*>(buffer.range_->block)));
     return of_chunk(heap, chunk, buffer.address().value(), buffer.size(), buffer.generation());
 }
 
 result<local_region> registration_cache::of(heap_core& heap, device_address address, std::uint64_t length) {
-    if (!card_->ours())
+    if (!card_->valid_in_this_process())
         return tl::unexpected(card_->forked_error());
     if (heap.device().lost())
-        return tl::unexpected(heap.device().lost_error("registration of memory"));
+        return tl::unexpected(heap.device().loss().describe("registration of memory"));
     if (auto known = of_last_chunk(heap, address, length))
         return std::move(*known);
     GAUDI_TRY(const auto chunk, heap.chunk_at(address, length));
@@ -154,7 +154,7 @@ std::optional<local_region> registration_cache::of_last_chunk(heap_core& heap, d
                                                               std::uint64_t length) {
     const auto allocation = known_memory().find(address);
     if (!allocation || length > allocation->length - (address - allocation->base) ||
-        allocation->device_index != heap.device().who().index)
+        allocation->device_index != heap.device().identity().index)
         return std::nullopt; // what is wrong with it the heap says
     const std::lock_guard guard(mutex_);
     if (last_.what == nullptr || address.value() - last_.base >= last_.length)
@@ -202,10 +202,10 @@ result<local_region> registration_cache::of_chunk(heap_core& heap, const chunk_v
 
 result<local_region> registration_cache::of_foreign(device& card, device_address address,
                                                     std::uint64_t length) {
-    if (!card_->ours())
+    if (!card_->valid_in_this_process())
         return tl::unexpected(card_->forked_error());
     const auto pool = known_memory().window_at(address, length);
-    if (!pool || pool->device_index != card.core()->who().index)
+    if (!pool || pool->device_index != card.core()->identity().index)
         return tl::unexpected(error(errc::not_allocated, fmt::format("{} bytes at {:#x} of SynapseAI's pool",
                                                                      length, address.value())));
     const std::lock_guard guard(mutex_);
@@ -220,7 +220,7 @@ result<local_region> registration_cache::of_foreign(device& card, device_address
 }
 
 result<local_region> registration_cache::of(const dmabuf_export& window) {
-    if (!card_->ours())
+    if (!card_->valid_in_this_process())
         return tl::unexpected(card_->forked_error());
     if (window.length == 0)
         return tl::unexpected(error(errc::size_zero, "registration of 0 bytes of a DMA-BUF"));
@@ -244,7 +244,7 @@ result<local_region> registration_cache::of(const dmabuf_export& window) {
 }
 
 result<local_region> registration_cache::of(std::span<std::byte> memory) {
-    if (!card_->ours())
+    if (!card_->valid_in_this_process())
         return tl::unexpected(card_->forked_error());
     if (memory.empty())
         return tl::unexpected(error(errc::size_zero, "registration of 0 bytes of host memory"));
@@ -279,7 +279,7 @@ registration_cache::window_of(const local_region& region) const {
 
 result<remote_key> registration_cache::expose(const local_region& region, remote_access rights,
                                               std::uint64_t holder) {
-    if (!card_->ours())
+    if (!card_->valid_in_this_process())
         return tl::unexpected(card_->forked_error());
     if (rights == remote_access::none || !allows(remote_access::all, rights))
         return tl::unexpected(error(errc::rights_invalid,
@@ -357,7 +357,7 @@ void registration_cache::buffer_freed(device_address base, std::uint64_t length)
 }
 
 void registration_cache::trim() {
-    if (!card_->ours())
+    if (!card_->valid_in_this_process())
         return;
     const std::lock_guard guard(mutex_);
     while (evict_one()) {

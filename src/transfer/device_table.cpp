@@ -61,7 +61,7 @@ result<std::shared_ptr<device>> device_table::device_of(const copy_end& end, std
     if (index != end.device)
         return tl::unexpected(
             error(errc::wrong_device, fmt::format("{} bytes at {:#x} are not memory of {}", length,
-                                                  end.address.value(), found->core()->who().bus_id)));
+                                                  end.address.value(), found->core()->identity().bus_id)));
     return found;
 }
 

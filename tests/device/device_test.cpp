@@ -95,7 +95,7 @@ TEST_F(device_test, optional_functions_may_be_missing) {
     const auto context = open_for_compute(*loaded, (*all)[0]);
     ASSERT_TRUE(context) << context.error().message();
     address_map map;
-    ASSERT_TRUE(map.add_window((*context)->slice_begin(), (*context)->slice_size(), 0));
+    ASSERT_TRUE(map.add_window((*context)->slice().begin(), (*context)->slice().size(), 0));
     device bare(*context, std::make_shared<heap_core>(*context, map));
     const auto buffer = bare.heap().allocate(4096);
     ASSERT_TRUE(buffer) << buffer.error().message();

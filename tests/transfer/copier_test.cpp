@@ -237,7 +237,7 @@ TEST_F(copier_test, what_a_lost_device_had_is_let_go) {
     copier copies;
     std::vector<std::byte> host(4096);
     expect(expect(copies.copy(place(buffer.address(), 4096), std::span(host))).wait());
-    card->core()->mark_lost("a test says so");
+    card->core()->loss().mark("a test says so");
     EXPECT_EQ(copies.copy(place(buffer.address(), 4096), std::span(host)).error().code(), errc::device_lost);
     buffer = {};
     card.reset();

@@ -35,7 +35,7 @@ std::string_view memory_key::fault() const {
     return {};
 }
 
-bool memory_key::ours() const {
+bool memory_key::valid_in_this_process() const {
     const auto self = gaudi::own_process();
     return machine == self.machine && process == self.random[0];
 }

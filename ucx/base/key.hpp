@@ -32,7 +32,7 @@ struct memory_key {
     void seal();
     // Why it is none of ours: corrupted, or of another version. Empty: it is whole.
     [[nodiscard]] std::string_view fault() const;
-    [[nodiscard]] bool ours() const;
+    [[nodiscard]] bool valid_in_this_process() const;
 };
 static_assert(sizeof(memory_key) == 64);
 

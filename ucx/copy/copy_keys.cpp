@@ -119,7 +119,7 @@ ucs_status_t uct_gaudi_copy_mem_attach(uct_md_h tl_md, const void* mkey_buffer,
         auto made = std::make_unique<uct_gaudi_memh_t>();
         if (const auto status = take_key(module, mkey_buffer, level, made->key); status != UCS_OK)
             return status;
-        if (!made->key.ours()) {
+        if (!made->key.valid_in_this_process()) {
             gaudi_log_at(module, level,
                          "memory of process {} cannot be attached here: gaudi_copy works within a process",
                          made->key.pid);
@@ -209,7 +209,7 @@ ucs_status_t check_key(uct_gaudi_module& module, uct_rkey_t rkey, std::uint64_t 
                   address, why, key.length, key.base, key.pid);
         return UCS_ERR_INVALID_PARAM;
     };
-    if (!key.ours())
+    if (!key.valid_in_this_process())
         return refuse("the key is another process's");
     if (address < key.base || length > key.length || address - key.base > key.length - length)
         return refuse("the key does not reach there");

@@ -21,7 +21,7 @@ constexpr auto both_rights = remote_access::read | remote_access::write;
 // Memory regions that a child of fork leaves alone.
 std::shared_ptr<const void> keep(const std::shared_ptr<nic>& card, mr_handle region) {
     return {region.release(), [card, destroy = std::move(region.get_deleter())](ibv_mr* last) {
-                if (card->core()->ours())
+                if (card->core()->valid_in_this_process())
                     destroy(last);
             }};
 }
@@ -82,7 +82,7 @@ result<std::shared_ptr<nic_loop>> nic_loop::make(const std::shared_ptr<nic>& car
 }
 
 nic_loop::~nic_loop() {
-    if (card && !card->core()->ours()) // a child of fork has no part in it
+    if (card && !card->core()->valid_in_this_process()) // a child of fork has no part in it
         (void)room_region.release();
 }
 

@@ -14,7 +14,7 @@ result<std::shared_ptr<copy_core>> engine_on_context(device_table& devices,
     const auto node = lease->handle().device;
     for (const auto& device : registry::self().all_open()) // the same context, whoever opened it
         if (device->core()->node() == node)
-            if (auto own = devices.engine_of(device->core()->who().index))
+            if (auto own = devices.engine_of(device->core()->identity().index))
                 return own;
     if (lease->local())
         return tl::unexpected(lease->gone_error());

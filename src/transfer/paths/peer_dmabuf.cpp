@@ -96,7 +96,7 @@ public:
                             job.length);
     }
     void forget(unsigned index) override {
-        cache_->drop([&](const hl_device& by) { return by.who().index == index; });
+        cache_->drop([&](const hl_device& by) { return by.identity().index == index; });
     }
     void drop_lost() override {
         cache_->drop([](const hl_device& by) { return by.lost(); });

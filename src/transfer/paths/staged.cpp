@@ -43,7 +43,7 @@ public:
             which(), job.length);
     }
     void forget(unsigned index) override {
-        tools_.slabs->drop_pins([&](copy_core& of) { return of.device().who().index == index; });
+        tools_.slabs->drop_pins([&](copy_core& of) { return of.device().identity().index == index; });
     }
     void drop_lost() override {
         tools_.slabs->drop_pins([](copy_core& of) { return of.device().lost(); });

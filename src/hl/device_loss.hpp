@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <gaudi/error.hpp>
+
+#include "src/hl/hlthunk_api.hpp"
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+
+namespace gaudi {
+
+// Whether a device was reset or failed, and why, as the driver reports it. Thread-safe.
+class device_loss {
+public:
+    // `notified`: asks the driver to report events on the descriptor. A process that asks is given time to
+    // close the device after a fault; one that does not is killed by the driver.
+    device_loss(std::shared_ptr<const hlthunk_api> api, int fd, bool notified, std::string bus_id);
+    // Before the descriptor is closed; not in a child of fork.
+    void close_notifier();
+
+    [[nodiscard]] bool lost() const { return lost_.load(std::memory_order_acquire); }
+    // The first call counts; from then on everything fails fast.
+    void mark(std::string reason);
+    [[nodiscard]] error describe(std::string_view during) const;
+
+private:
+    [[nodiscard]] std::string pending_events();
+
+    const std::shared_ptr<const hlthunk_api> api_;
+    const int fd_;
+    int notifier_ = -1;
+    const std::string bus_id_;
+    std::atomic<bool> lost_{false};
+    mutable std::mutex mutex_;
+    std::string reason_;
+};
+
+} // namespace gaudi
