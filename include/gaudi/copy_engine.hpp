@@ -38,8 +38,8 @@ struct copy_options {
     unsigned queues = 2;                     // that copies take turns on, and large ones are spread over
     std::uint64_t stripe_bytes = 8ULL << 20; // a copy this large is spread over several queues
     unsigned batch = 256;                    // packets that one submission may carry
-    unsigned eager = 4;     // submissions in flight before small copies begin to wait for company
-    unsigned in_flight = 0; // 0: the driver's limit; never more than that
+    unsigned eager = 4;                      // submissions in flight before small copies are batched
+    unsigned in_flight = 0;                  // 0: the driver's limit; never more than that
 };
 
 // How one copy is spread; 0: as the engine's options say.

@@ -4,13 +4,8 @@
 #include "src/copy/queue_core.hpp"
 #include "src/copy/synapse_core.hpp"
 #include "src/error/try.hpp"
-#include "src/os/quiet_thread.hpp"
-#include "src/os/system_error.hpp"
 
-#include <cerrno>
 #include <fmt/format.h>
-#include <sys/eventfd.h>
-#include <utility>
 
 namespace gaudi {
 
@@ -120,7 +115,7 @@ result<void> copy_core::wait(std::uint32_t slot, std::chrono::milliseconds limit
                     return tl::unexpected(*asked.failure);
                 return {};
             }
-            hurry();
+            flush_batch();
         }
         const auto left = std::chrono::duration_cast<std::chrono::microseconds>(deadline - clock::now());
         if (left.count() <= 0)
@@ -142,7 +137,7 @@ void copy_core::drop(std::uint32_t slot) {
 void copy_core::finish(operation& done) {
     slab_.give_back(done.bounce, !done.failure);
     done.state = state::finished;
-    finished_unsignalled_ = true;
+    event_.copy_ended();
     ++statistics_.landed;
     if (done.failure)
         ++statistics_.failed;
@@ -150,53 +145,16 @@ void copy_core::finish(operation& done) {
         count_copy(*done.counted, done.bytes);
 }
 
-void copy_core::signal() {
-    if (!std::exchange(finished_unsignalled_, false) || !event_ || !is_watched())
-        return;
-    armed_ = false;
-    const std::uint64_t one = 1;
-    if (::write(event_.get(), &one, sizeof(one)) < 0)
-        return; // the counter is full: it is readable all the same
-}
-
 result<int> copy_core::event_fd(event_when when) {
     const std::lock_guard guard(mutex_);
-    if (when == event_when::always) {
-        always_ = true;
-        wake_watcher();
-    }
-    if (!event_) {
-        unique_fd made(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-        if (!made)
-            return tl::unexpected(system_error("eventfd"));
-        watcher_ = quiet_thread([this] { watch(); });
-        event_ = std::move(made);
-    }
-    return event_.get();
+    return event_.open(when, [this] { watch(); });
 }
 
 void copy_core::arm() {
     if (!device_->valid_in_this_process())
         return;
     const std::lock_guard guard(mutex_);
-    armed_ = true;
-    wake_watcher();
-}
-
-void copy_core::end_watcher() {
-    {
-        const std::lock_guard guard(mutex_);
-        ending_ = true;
-        wake_->notify_all();
-    }
-    if (watcher_.joinable())
-        watcher_.join();
-}
-
-void copy_core::abandon_watcher() {
-    if (watcher_.joinable()) // neither to be joined nor detached: left behind
-        static_cast<void>(new (std::nothrow) std::thread(std::move(watcher_)));
-    static_cast<void>(wake_.release()); // its destructor waits for waiters
+    event_.arm();
 }
 
 copy_statistics copy_core::statistics() {

@@ -5,14 +5,13 @@
 #include <gaudi/copy_engine.hpp>
 
 #include "src/copy/bounce_slab.hpp"
+#include "src/copy/completion_event.hpp"
 #include "src/copy/copy_tracker.hpp"
 #include "src/hl/hl_device.hpp"
 
-#include <condition_variable>
 #include <deque>
 #include <mutex>
 #include <optional>
-#include <thread>
 
 namespace gaudi {
 
@@ -106,38 +105,20 @@ protected:
     virtual result<std::uint32_t> start(std::uint32_t slot, std::uint64_t source, std::uint64_t destination,
                                         std::uint64_t length, copy_direction direction,
                                         const copy_hints& hints) = 0;
-    // Somebody waits: nothing keeps waiting for company.
-    virtual void hurry() {}
-    // Without it: sleeps until there may be something to see, at most this long.
-    virtual void sleep(std::uint32_t slot, std::chrono::microseconds limit) = 0;
-    // For event_fd(): what the thread does until it is told to end, while somebody wants to hear of it.
-    virtual void watch() = 0;
-    [[nodiscard]] bool is_watched() const { return always_ || armed_; }
-    void wake_watcher() {
-        if (is_watched())
-            wake_->notify_one();
-    }
-    // What an operation that ended owes to whoever began it, and to whoever sleeps.
+    // Submits the pending batch now: a caller blocks on it.
+    virtual void flush_batch() {}
     void finish(operation& done);
-    void signal();
-    // Before the members of those below go: the thread ends, or is left to the parent of a forked child.
-    void end_watcher();
-    void abandon_watcher();
+    // Without it: sleeps until the operation may have ended, at most this long.
+    virtual void sleep(std::uint32_t slot, std::chrono::microseconds limit) = 0;
+    // The thread behind event_fd().
+    virtual void watch() = 0;
 
     const std::shared_ptr<hl_device> device_;
     const address_map* const known_;
     std::mutex mutex_;
     bounce_slab slab_;
     copy_statistics statistics_;
-    // What the watcher sleeps on.
-    std::unique_ptr<std::condition_variable> wake_ = std::make_unique<std::condition_variable>();
-    bool ending_ = false;
-
-private:
-    unique_fd event_;
-    bool always_ = false, armed_ = false;
-    std::thread watcher_; // started at the first use of event_fd()
-    bool finished_unsignalled_ = false;
+    completion_event event_; // ended or abandoned by the destructors of those below
 };
 
 // Copies that are steps of something larger, which counts as a whole.

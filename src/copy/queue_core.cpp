@@ -55,10 +55,10 @@ queue_core::queue_core(std::shared_ptr<hl_device> device, const address_map* kno
 queue_core::~queue_core() {
     if (!device_->valid_in_this_process()) { // a forked child: neither the watcher nor whoever holds the
                                              // mutex exists here
-        abandon_watcher();
+        event_.abandon();
         return;
     }
-    end_watcher();
+    event_.end(mutex_);
     // Buffers of the device must not be unmapped under a copy that nobody waited for.
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
     while (!device_->lost() && std::chrono::steady_clock::now() < deadline) {
@@ -87,8 +87,8 @@ result<std::uint32_t> queue_core::start(std::uint32_t slot, std::uint64_t source
     enqueue(slot, source, destination, length, direction, hints);
     submit_waiting(false);
     if (!waiting_.empty())
-        wake_watcher(); // for want of room, or of company
-    signal();
+        event_.wake(); // there was no room, or the batch waits for more
+    event_.signal();
     return slot;
 }
 
@@ -110,7 +110,7 @@ std::size_t queue_core::poll() {
     const std::lock_guard guard(mutex_);
     const auto finished = collect();
     submit_waiting(true);
-    signal();
+    event_.signal();
     return finished;
 }
 
@@ -133,13 +133,13 @@ void queue_core::sleep(std::uint32_t slot, std::chrono::microseconds limit) {
 
 void queue_core::watch() {
     std::unique_lock lock(mutex_);
-    while (!ending_) {
-        if (!is_watched() || (flights_.empty() && waiting_.empty())) {
-            wake_->wait(lock);
+    while (!event_.ending()) {
+        if (!event_.wanted() || (flights_.empty() && waiting_.empty())) {
+            event_.sleep(lock);
             continue;
         }
         if (flights_.empty()) { // those of others have taken all the room
-            wake_->wait_for(lock, std::chrono::milliseconds(1));
+            event_.sleep_for(lock, std::chrono::milliseconds(1));
         } else {
             const auto sequence = flights_.front().sequence;
             lock.unlock();
@@ -149,16 +149,13 @@ void queue_core::watch() {
         }
         collect();
         submit_waiting(true);
-        signal();
+        event_.signal();
     }
 }
 
 std::vector<queue_use> queue_core::queues() {
     const std::lock_guard guard(mutex_);
-    std::vector<queue_use> all;
-    for (const auto& [number, use] : queues_)
-        all.push_back({number, use.bytes, use.busy_ns, use.depth});
-    return all;
+    return queues_.all();
 }
 
 } // namespace gaudi

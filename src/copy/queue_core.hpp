@@ -6,6 +6,7 @@
 
 #include "src/copy/command_ring.hpp"
 #include "src/copy/copy_core.hpp"
+#include "src/copy/queue_meter.hpp"
 #include "src/hl/hl_device.hpp"
 
 #include <deque>
@@ -56,12 +57,6 @@ private:
         std::vector<std::uint32_t> queues;     // the driver's numbers, likewise
         std::uint32_t queue;                   // where all of it is, or `several`
     };
-    struct queue_state {
-        std::uint64_t bytes = 0, busy_ns = 0;
-        unsigned depth = 0;
-        std::chrono::steady_clock::time_point since;
-    };
-
     struct pinned_range {
         std::uintptr_t end;
         std::uint64_t address;
@@ -74,7 +69,7 @@ private:
     // All with the mutex held.
     operation& at(std::uint32_t slot) override { return operations_[slot]; }
     std::uint32_t new_operation() override;
-    void hurry() override { submit_waiting(true); }
+    void flush_batch() override { submit_waiting(true); }
     void release(std::uint32_t slot) override { operations_.give_back(slot); }
     result<std::uint64_t> reach_host(std::uint32_t slot, std::span<std::byte> memory, bool writes) override;
     result<std::uint32_t> start(std::uint32_t slot, std::uint64_t source, std::uint64_t destination,
@@ -82,8 +77,6 @@ private:
                                 const copy_hints& hints) override;
     void enqueue(std::uint32_t slot, std::uint64_t source, std::uint64_t destination, std::uint64_t length,
                  copy_direction direction, const copy_hints& hints);
-    void enter_queue(std::uint32_t queue, std::uint64_t bytes);
-    void leave_queue(std::uint32_t queue);
     std::optional<std::uint64_t> pinned_address(const void* begin, std::size_t length) const;
     result<host_mapping> map_for_copy(queue_operation& owner, std::span<std::byte> memory, bool writes);
     void submit_waiting(bool all);
@@ -109,8 +102,8 @@ private:
     std::vector<flight> spare_flights_;
     std::multimap<std::uintptr_t, pinned_range> pinned_;
     unsigned next_queue_ = 0;
-    std::uint64_t finished_ = 0;                  // on a context with guests: every submission up to here is
-    std::map<std::uint32_t, queue_state> queues_; // by the driver's number
+    std::uint64_t finished_ = 0; // on a shared context: every submission up to here has ended
+    queue_meter queues_;
 };
 
 // Host memory mapped for the device by the driver.

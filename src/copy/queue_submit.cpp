@@ -102,7 +102,7 @@ std::size_t queue_core::gather(flight& into, std::vector<hl_cs_chunk>& chunks) {
             offset += sizeof(packet);
             into.operations.push_back(next.operation);
             into.queues.push_back(next.queue);
-            enter_queue(next.queue, next.size);
+            queues_.enter(next.queue, next.size);
             used[i] = true;
             ++taken;
         }
@@ -147,7 +147,7 @@ bool queue_core::submit_one() {
             return false;
         }
         for (const auto queue : next.queues)
-            leave_queue(queue);
+            queues_.leave(queue);
         for (const auto slot : next.operations) {
             operations_[slot].failure = why;
             if (--operations_[slot].pieces_left == 0)
@@ -163,7 +163,7 @@ bool queue_core::submit_one() {
     flights_.push_back(std::move(next));
     ++statistics_.submissions;
     statistics_.most_in_flight = std::max<std::uint64_t>(statistics_.most_in_flight, flights_.size());
-    wake_watcher();
+    event_.wake();
     return true;
 }
 
@@ -177,23 +177,9 @@ std::size_t queue_core::end_operation(std::uint32_t slot) {
     return 1;
 }
 
-void queue_core::enter_queue(std::uint32_t queue, std::uint64_t bytes) {
-    auto& use = queues_[queue];
-    use.bytes += bytes;
-    if (use.depth++ == 0)
-        use.since = std::chrono::steady_clock::now();
-}
-
-void queue_core::leave_queue(std::uint32_t queue) {
-    auto& use = queues_[queue];
-    if (--use.depth == 0)
-        use.busy_ns += static_cast<std::uint64_t>(
-            std::chrono::nanoseconds(std::chrono::steady_clock::now() - use.since).count());
-}
-
 void queue_core::land(flight& landed) {
     for (const auto queue : landed.queues)
-        leave_queue(queue);
+        queues_.leave(queue);
     free_slots_.push_back(landed.slot);
     spare_flights_.push_back(std::move(landed));
 }

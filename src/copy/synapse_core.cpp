@@ -60,10 +60,10 @@ synapse_core::synapse_core(std::shared_ptr<hl_device> device, const address_map*
 
 synapse_core::~synapse_core() {
     if (!device_->valid_in_this_process()) { // a forked child: SynapseAI is its parent's
-        abandon_watcher();
+        event_.abandon();
         return;
     }
-    end_watcher();
+    event_.end(mutex_);
     // Memory must not be unmapped under a copy that nobody waited for.
     for (const auto deadline = clock::now() + std::chrono::seconds(30);
          pending_ != 0 && !device_->lost() && clock::now() < deadline; std::this_thread::sleep_for(pause))
@@ -162,7 +162,7 @@ result<std::uint32_t> synapse_core::start(std::uint32_t slot, std::uint64_t sour
         status = api_.synEventRecord(begun.event, stream);
     }
     ++pending_;
-    wake_watcher();
+    event_.wake();
     ++statistics_.copies;
     statistics_.bytes += length;
     if (status != 0) {
@@ -210,7 +210,7 @@ std::size_t synapse_core::collect() {
         if (each.dropped)
             release(slot);
     }
-    signal();
+    event_.signal();
     return count;
 }
 
@@ -228,13 +228,13 @@ void synapse_core::sleep(std::uint32_t, std::chrono::microseconds limit) {
 // SynapseAI has nothing to sleep on that several could share: a thread looks for those who sleep.
 void synapse_core::watch() {
     std::unique_lock lock(mutex_);
-    while (!ending_) {
-        if (!is_watched() || pending_ == 0) {
-            wake_->wait(lock);
+    while (!event_.ending()) {
+        if (!event_.wanted() || pending_ == 0) {
+            event_.sleep(lock);
             continue;
         }
         collect();
-        wake_->wait_for(lock, pause, [this] { return ending_; });
+        event_.sleep_for(lock, pause);
     }
 }
 

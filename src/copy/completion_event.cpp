@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "src/copy/completion_event.hpp"
+
+#include "src/os/quiet_thread.hpp"
+#include "src/os/system_error.hpp"
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+namespace gaudi {
+
+result<int> completion_event::open(event_when when, std::function<void()> watch) {
+    if (when == event_when::always) {
+        always_ = true;
+        wake();
+    }
+    if (!descriptor_) {
+        unique_fd made(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+        if (!made)
+            return tl::unexpected(system_error("eventfd"));
+        thread_ = quiet_thread(std::move(watch));
+        descriptor_ = std::move(made);
+    }
+    return descriptor_.get();
+}
+
+void completion_event::arm() {
+    armed_ = true;
+    wake();
+}
+
+void completion_event::signal() {
+    if (!std::exchange(unsignalled_, false) || !descriptor_ || !wanted())
+        return;
+    armed_ = false;
+    const std::uint64_t one = 1;
+    if (::write(descriptor_.get(), &one, sizeof(one)) < 0)
+        return; // the counter is full: it is readable all the same
+}
+
+void completion_event::end(std::mutex& engine) {
+    {
+        const std::lock_guard guard(engine);
+        ending_ = true;
+        wake_->notify_all();
+    }
+    if (thread_.joinable())
+        thread_.join();
+}
+
+void completion_event::abandon() {
+    if (thread_.joinable()) // neither to be joined nor detached: left behind
+        static_cast<void>(new (std::nothrow) std::thread(std::move(thread_)));
+    static_cast<void>(wake_.release()); // its destructor waits for waiters
+}
+
+} // namespace gaudi
