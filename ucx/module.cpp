@@ -2,8 +2,6 @@
 // Where UCX enters: it calls ucs_module_global_init after it has loaded this file from UCX_PLUGIN_PATH.
 #include "ucx/base/module.hpp"
 #include "ucx/copy/copy_md.hpp"
-#include "ucx/copy/copy_transport.hpp"
-#include "ucx/dma/dma_transport.hpp"
 #include "ucx/ipc/ipc_md.hpp"
 
 #include <cstring>
@@ -35,17 +33,12 @@ ucs_status_t enter(const void* caller) {
             fmt::print(stderr, "libuct_gaudi is not used: {}\n", why_not);
         return UCS_ERR_UNSUPPORTED;
     }
-    fill_copy_component(*module);
-    fill_copy_tl(*module);
-    fill_dma_tl(*module);
-    fill_ipc_component(*module);
-    fill_ipc_tl(*module);
-    auto& stays = *module.release();
-    stays.ucx.uct_component_register(&stays.copy_component());
-    stays.ucx.uct_tl_register(&stays.copy_component(), &stays.copy_tl);
-    stays.ucx.uct_tl_register(&stays.copy_component(), &stays.dma_tl);
-    stays.ucx.uct_component_register(&stays.ipc_component());
-    stays.ucx.uct_tl_register(&stays.ipc_component(), &stays.ipc_tl);
+    auto& stays = *module.release(); // UCX keeps pointers into it
+    register_copy_md(stays);
+    register_copy_iface(stays);
+    register_dma_iface(stays);
+    register_ipc_md(stays);
+    register_ipc_iface(stays);
     gaudi_log(stays, DEBUG, "libuct_gaudi serves UCX {}", stays.ucx.version);
     return UCS_OK;
 }

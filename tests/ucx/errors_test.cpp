@@ -212,7 +212,7 @@ TEST_P(both_versions_of_errors, a_reset_under_a_pipeline_is_told_by_the_log_alon
                     {"UCX_GAUDI_COPY_NIC_MAX=0"});
         expect_only_a_failed(done);
         EXPECT_HAS(done.output, "the device failed or was reset (device lost)");
-        EXPECT_HAS(done.output, "UCX does not look at the end of copies that it stages messages with");
+        EXPECT_HAS(done.output, "UCX does not check the end of copies that it stages messages with");
         EXPECT_EQ(errors_in(done.output), 2) << done.output;
         EXPECT_TRUE(std::regex_search(
             done.output, std::regex("the message under the reset: Success; its receiver: Success\n")))

@@ -6,7 +6,7 @@
 #include <gaudi/memory_observer.hpp>
 
 #include "ucx/abi/ucx_api.hpp"
-#include "ucx/base/device_holders.hpp"
+#include "ucx/base/loss_listeners.hpp"
 
 #include <array>
 #include <atomic>
@@ -52,7 +52,7 @@ struct uct_gaudi_module {
     std::atomic<bool> told_of_no_gaudi{false};
     std::shared_ptr<publisher> observer;
     bool gpus_here = false; // of another vendor, whose memory UCX may give us
-    device_holders holders;
+    loss_listeners loss;
 
     static constexpr unsigned most_devices = 64;
     std::array<std::atomic<ucs_sys_device_t>, most_devices> sys_devices;

@@ -20,8 +20,8 @@ inline void complete(uct_completion_t* comp, ucs_status_t status) {
         comp->func(comp);
 }
 
-// What an interface has under way: operations in the order they were begun, flushes that wait for those
-// before them, and requests that wait for room. For one thread at a time, as the interface is.
+// The outstanding operations of an interface in the order they were begun, flushes that wait for those before
+// them, and requests that wait for room. For one thread at a time, as the interface is.
 template <typename Ticket>
 class operations {
 public:
@@ -33,7 +33,7 @@ public:
         running_.splice(running_.end(), spare_, spare_.begin());
     }
     [[nodiscard]] bool idle() const {
-        return running_.empty() && over_.empty() && flushes_.empty() && waiting_.empty();
+        return running_.empty() && ended_.empty() && flushes_.empty() && waiting_.empty();
     }
     [[nodiscard]] bool none_running() const { return running_.empty(); }
     [[nodiscard]] std::size_t running() const { return running_.size(); }
@@ -50,7 +50,7 @@ public:
 
     // Everything before this has to be over before what comes.
     ucs_status_t flush(uct_completion_t* comp) {
-        if (running_.empty() && over_.empty())
+        if (running_.empty() && ended_.empty())
             return UCS_OK;
         if (comp != nullptr)
             flushes_.push_back({next_ - 1, comp});
@@ -60,14 +60,14 @@ public:
     void fence() { fenced_ = !running_.empty(); }
     [[nodiscard]] bool take_fence() { return std::exchange(fenced_, false); }
 
-    void wait_for_room(uct_ep_h ep, uct_pending_req_t* request) {
+    void pending_add(uct_ep_h ep, uct_pending_req_t* request) {
         line_of(ep, waiting_.end())->requests.push_back(request);
     }
-    // Whoever comes now would overtake others that wait for room.
+    // A new operation would overtake requests that wait for room.
     [[nodiscard]] bool others_wait() const { return !waiting_.empty() && !serving_; }
     // The endpoint goes; its operations go on.
     void forget(uct_ep_h ep) {
-        for (auto* list : {&running_, &over_})
+        for (auto* list : {&running_, &ended_})
             for (auto& each : *list)
                 if (each.ep == ep)
                     each.ep = nullptr;
@@ -92,14 +92,14 @@ public:
         for (auto each = running_.begin(); each != running_.end();) {
             const auto next = std::next(each);
             if (finished(each->ticket))
-                over_.splice(over_.end(), running_, each);
+                ended_.splice(ended_.end(), running_, each);
             each = next;
         }
-        for (; !over_.empty(); ++count) {
-            auto ticket = std::exchange(over_.front().ticket, {});
-            auto* comp = over_.front().comp;
-            auto* ep = over_.front().ep;
-            spare_.splice(spare_.begin(), over_, over_.begin());
+        for (; !ended_.empty(); ++count) {
+            auto ticket = std::exchange(ended_.front().ticket, {});
+            auto* comp = ended_.front().comp;
+            auto* ep = ended_.front().ep;
+            spare_.splice(spare_.begin(), ended_, ended_.begin());
             complete(comp, outcome(ticket, ep));
         }
         while (!flushes_.empty() &&
@@ -160,7 +160,7 @@ private:
     }
 
     std::list<operation> running_; // by sequence
-    std::list<operation> over_;    // finished, and not told yet
+    std::list<operation> ended_;   // their completions are called next
     std::list<operation> spare_;
     std::deque<flushing> flushes_;
     lines waiting_; // endpoints in the order of their turns

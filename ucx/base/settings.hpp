@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-#include "ucx/abi/ucx_api.hpp"
+#include "ucx/base/module.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -30,6 +30,11 @@ inline std::string wrong_time(std::string_view name, double value) {
 inline std::string first_of(std::initializer_list<std::string> all) {
     const auto found = std::find_if(all.begin(), all.end(), [](const auto& each) { return !each.empty(); });
     return found != all.end() ? *found : std::string();
+}
+
+inline ucs_status_t refuse_setting(uct_gaudi_module& module, const std::string& wrong) {
+    gaudi_log(module, ERROR, "{}", wrong);
+    return UCS_ERR_INVALID_PARAM;
 }
 
 // UCX's parsers as its own macros put them together, but of the UCX that loaded us.

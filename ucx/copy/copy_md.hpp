@@ -3,14 +3,9 @@
 
 #include <gaudi/device.hpp>
 
-#include "ucx/base/key.hpp"
-#include "ucx/base/module.hpp"
+#include "ucx/base/memory.hpp"
 
-#include <map>
-#include <mutex>
-#include <optional>
 #include <string>
-#include <vector>
 
 namespace gaudi_ucx {
 
@@ -26,38 +21,16 @@ struct uct_gaudi_copy_md_config_t {
     int share_device;
 };
 
-// Memory that was registered, allocated, or both. Host memory is pinned for an engine when it is first used
-// with it.
-struct uct_gaudi_memh_t final : device_holder {
-    memory_key key;
-    gaudi::device_buffer buffer; // mem_alloc's
-    std::shared_ptr<gaudi::device> device;
-    std::mutex mutex;
-    struct pin {
-        std::weak_ptr<gaudi::copy_core> engine;
-        gaudi::pinned_memory memory; // empty where it was tried in vain
-    };
-    std::map<unsigned, pin> pins;                 // by device
-    std::atomic<device_holders*> among = nullptr; // where it is listed, once it has pins
-
-    ~uct_gaudi_memh_t() {
-        if (auto* holders = among.load(); holders != nullptr)
-            holders->remove(*this);
-    }
-    void let_go_of_lost() override;
-    [[nodiscard]] bool is_device() const { return key.kind == memory_key::device; }
-};
-
 // Opened for allocations, and open until their domain is closed: a NIC's cached registrations keep a device
 // busy, so that opening it again might fail.
-class opened_devices final : public device_holder {
+class opened_devices final : public loss_listener {
 public:
-    // One that would do, or nothing.
+    // One that the choice allows, or nothing.
     [[nodiscard]] std::shared_ptr<gaudi::device> find(const gaudi::device_choice& choice);
     void add(const std::shared_ptr<gaudi::device>& device);
-    void let_go_of_lost() override;
+    void drop_lost() override;
 
-    std::mutex opening; // held by who opens one
+    std::mutex opening; // held while one is opened
 
 private:
     std::mutex mutex_;
@@ -76,13 +49,12 @@ struct uct_gaudi_copy_md_t {
     bool statistics;
     bool share_device;   // with other processes of this user
     std::size_t nic_max; // largest copy that goes through a NIC in loopback, where there is one
-    std::mutex mutex;
-    std::vector<std::shared_ptr<gaudi::device>> attached; // SynapseAI's, kept known while this domain lives
+    attached_devices attached;
     opened_devices opened;
 
     ~uct_gaudi_copy_md_t() {
         if (module != nullptr)
-            module->holders.remove(opened);
+            module->loss.remove(opened);
     }
 };
 
@@ -95,22 +67,18 @@ inline uct_gaudi_copy_md_t& copy_md(uct_md_h md) {
                                               const uct_gaudi_copy_md_config_t& config);
 [[nodiscard]] ucs_config_field_t* copy_md_settings(const ucx_api& ucx);
 
-// Settings and functions of the component, for registering it with UCX.
-void fill_copy_component(uct_gaudi_module& module);
+// Allocation and registration, in copy_mem.cpp.
+void fill_mem_ops(uct_md_ops_t& ops);
+ucs_status_t uct_gaudi_copy_rkey_unpack(uct_component_t* component, const void* rkey_buffer,
+                                        const uct_rkey_unpack_params_t*, uct_rkey_t* rkey_p, void** handle_p);
 
-// For the transports: is this device memory?
-struct located {
-    bool device = false;
-    unsigned index = 0;
-};
-[[nodiscard]] located locate(std::uint64_t address);
-// The same, and looks for what SynapseAI took in the meantime.
-[[nodiscard]] located locate_or_attach(uct_gaudi_copy_md_t& md, std::uint64_t address);
-// Whether SynapseAI has let go of the device, which is then given up here too.
-[[nodiscard]] bool was_let_go(std::shared_ptr<gaudi::device>& device);
-// After that: whether the address is known again.
-[[nodiscard]] bool attach_again(uct_gaudi_copy_md_t& md, std::uint64_t address);
-// Whether the address can only be a device's: a CPU that touches it dies.
-[[nodiscard]] bool in_device_space(std::uint64_t address);
+// Whether this hl-thunk can export at all. Whether a driver would refuse shows only on a device that is open,
+// long after UCX has asked.
+[[nodiscard]] bool library_exports();
+
+// Registration with UCX; the transports come after their domain.
+void register_copy_md(uct_gaudi_module& module);
+void register_copy_iface(uct_gaudi_module& module);
+void register_dma_iface(uct_gaudi_module& module);
 
 } // namespace gaudi_ucx

@@ -3,10 +3,11 @@
 
 #include <gaudi/device.hpp>
 
+#include "ucx/base/component.hpp"
+#include "ucx/base/memory.hpp"
 #include "ucx/base/operations.hpp"
 #include "ucx/base/publisher.hpp"
 #include "ucx/base/settings.hpp"
-#include "ucx/copy/copy_md.hpp"
 
 #include <cstring>
 
@@ -66,10 +67,7 @@ ucs_status_t uct_gaudi_ipc_mem_reg(uct_md_h tl_md, void* address, size_t length,
             made->base = at;
             made->length = length;
         } else {
-            gaudi_log_at(
-                module, (flags & UCT_MD_MEM_FLAG_HIDE_ERRORS) != 0 ? UCS_LOG_LEVEL_DIAG : UCS_LOG_LEVEL_ERROR,
-                "registration for other processes: {}", known.error().message());
-            return status_of(known.error());
+            return failed(module, known.error(), level_of(flags), "registration for other processes");
         }
         *memh_p = made.release();
         return UCS_OK;
@@ -110,10 +108,8 @@ ucs_status_t uct_gaudi_ipc_mkey_pack(uct_md_h tl_md, uct_mem_h tl_memh, void*, s
         }
         const auto handle =
             apart ? gaudi::share_apart(memh.base, memh.length) : gaudi::share(memh.base, memh.length);
-        if (!handle) {
-            gaudi_log(*ipc_md(tl_md).module, ERROR, "sharing memory: {}", handle.error().message());
-            return status_of(handle.error());
-        }
+        if (!handle)
+            return failed(*ipc_md(tl_md).module, handle.error(), UCS_LOG_LEVEL_ERROR, "sharing memory");
         if (apart)
             memh.apart.push_back(*handle);
         const ipc_key key{*handle, memh.base.value()};
@@ -127,10 +123,8 @@ ucs_status_t uct_gaudi_ipc_rkey_unpack(uct_component_t* component, const void* b
     return guarded([&]() -> ucs_status_t {
         ipc_key key;
         std::memcpy(&key, buffer, sizeof(key));
-        if (const auto fine = gaudi::check_handle(key.handle); !fine) {
-            gaudi_log(module_of(component), ERROR, "key of gaudi_ipc: {}", fine.error().message());
-            return status_of(fine.error());
-        }
+        if (const auto valid = gaudi::check_handle(key.handle); !valid)
+            return failed(module_of(component), valid.error(), UCS_LOG_LEVEL_ERROR, "key of gaudi_ipc");
         auto made = std::make_unique<uct_gaudi_ipc_rkey_t>();
         made->handle = key.handle;
         made->base = key.base;
@@ -154,9 +148,6 @@ ucs_status_t uct_gaudi_ipc_rkey_compare(uct_component_t*, uct_rkey_t first, uct_
     *result = std::memcmp(one.data(), other.data(), one.size());
     return UCS_OK;
 }
-
-ucs_status_t uct_gaudi_ipc_md_open(uct_component_t* component, const char*, const uct_md_config_t* tl_config,
-                                   uct_md_h* md_p);
 
 std::string statistics_line(const uct_gaudi_module& module) {
     const auto counted = gaudi::ipc_counters();
@@ -205,11 +196,12 @@ ucs_config_field_t* md_settings(const ucx_api& ucx) {
          "dmabuf  - a DMA-BUF of the memory, for their device or NIC;\n"
          "nothing - nothing: this process copies for them.",
          offsetof(config, give), type.string()},
-        {"ALLOW", "", "Users that are served beside this process's own: numbers, separated by commas.",
+        {"ALLOW", "",
+         "Further users that are served, in addition to this process's own: numbers, separated by commas.",
          offsetof(config, allow), type.string()},
-        {"IMPORTS", "256", "How many imports of other processes' memory are kept although nobody uses them.",
+        {"IMPORTS", "256", "How many unused imports of other processes' memory are kept.",
          offsetof(config, imports), type.unsigned_number()},
-        {"STATISTICS", "n", "Print which way memory went between processes when a memory domain is closed.",
+        {"STATISTICS", "n", "Print which path memory took between processes when a memory domain is closed.",
          offsetof(config, statistics), type.boolean()},
         {nullptr, nullptr, nullptr, 0, {}}};
 }
@@ -240,8 +232,7 @@ ucs_status_t uct_gaudi_ipc_md_open(uct_component_t* component, const char*, cons
         const auto& config = *reinterpret_cast<const uct_gaudi_ipc_md_config_t*>(tl_config);
         const bool as_the_library = std::string_view(config.give) == "auto";
         const auto refuse = [&](const std::string& why) {
-            gaudi_log(module, ERROR, "{}; gaudi_ipc is not used", why);
-            return UCS_ERR_INVALID_PARAM;
+            return refuse_setting(module, why + "; gaudi_ipc is not used");
         };
         if (const auto give = gaudi::parse_ipc(as_the_library ? "" : config.give, ""); !give)
             return refuse(
@@ -274,32 +265,15 @@ ucs_status_t uct_gaudi_ipc_md_open(uct_component_t* component, const char*, cons
 
 } // namespace
 
-void fill_ipc_component(uct_gaudi_module& module) {
-    auto& component = module.ipc_component();
-    component = {};
-    std::strcpy(component.name, "gaudi_ipc");
-    component.query_md_resources = query_if_any_gaudi;
-    component.md_open = uct_gaudi_ipc_md_open;
-    component.cm_open = [](uct_component_t*, uct_worker_h, const uct_cm_config_t*, uct_cm_h*) {
-        return UCS_ERR_UNSUPPORTED;
-    };
-    component.rkey_unpack = uct_gaudi_ipc_rkey_unpack;
-    component.rkey_ptr = [](uct_component_t*, uct_rkey_t, void*, uint64_t, void**) {
-        return UCS_ERR_UNSUPPORTED; // no CPU reaches HBM
-    };
-    component.rkey_release = uct_gaudi_ipc_rkey_release;
-    component.rkey_compare = uct_gaudi_ipc_rkey_compare;
-    component.md_config.name = "Gaudi IPC memory domain";
-    component.md_config.prefix = "GAUDI_IPC_";
-    component.md_config.table = md_settings(module.ucx);
-    component.md_config.size = sizeof(uct_gaudi_ipc_md_config_t);
-    component.cm_config.name = "";
-    component.cm_config.prefix = "";
-    component.tl_list = {&component.tl_list, &component.tl_list};
-    component.md_vfs_init = [](uct_md_h md) {
+void register_ipc_md(uct_gaudi_module& module) {
+    constexpr auto vfs_init = [](uct_md_h md) {
         auto& owner = *ipc_md(md).module;
         owner.ucx.ucs_vfs_obj_add_ro_file(md, show_counters, &owner, 0, "counters");
     };
+    register_component(module, module.ipc_component(), "gaudi_ipc", "Gaudi IPC memory domain", "GAUDI_IPC_",
+                       md_settings(module.ucx), sizeof(uct_gaudi_ipc_md_config_t),
+                       {uct_gaudi_ipc_md_open, uct_gaudi_ipc_rkey_unpack, uct_gaudi_ipc_rkey_release,
+                        uct_gaudi_ipc_rkey_compare, vfs_init});
 }
 
 } // namespace gaudi_ucx

@@ -27,7 +27,8 @@ struct uct_gaudi_ipc_rkey_t {
     std::optional<gaudi::imported_buffer> opened;
 };
 
-void fill_ipc_component(uct_gaudi_module& module);
-void fill_ipc_tl(uct_gaudi_module& module);
+// Registration with UCX; the transport comes after its domain.
+void register_ipc_md(uct_gaudi_module& module);
+void register_ipc_iface(uct_gaudi_module& module);
 
 } // namespace gaudi_ucx

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Copies of any length within this process, small ones through a NIC where there is one: what UCX stages
 // with.
-#include "ucx/copy/copy_transport.hpp"
-
+#include "ucx/base/component.hpp"
+#include "ucx/base/iface.hpp"
 #include "ucx/base/settings.hpp"
-#include "ucx/base/transport.hpp"
-#include "ucx/copy/copy_keys.hpp"
+#include "ucx/copy/copy_md.hpp"
 
 #include <utility>
 
@@ -53,35 +52,35 @@ gaudi::copier_options options_of(const uct_gaudi_copy_md_t& md) {
     return options;
 }
 
-class copy_transport final : public transport {
+class copy_iface final : public gaudi_iface {
 public:
-    copy_transport(uct_gaudi_copy_md_t& md, const uct_gaudi_copy_iface_config_t& config)
-        : transport(*md.module, "copy", options_of(md)), md_(md), config_(config),
+    copy_iface(uct_gaudi_copy_md_t& md, const uct_gaudi_copy_iface_config_t& config)
+        : gaudi_iface(*md.module, "copy", lost_staging, options_of(md)), md_(md), config_(config),
           nic_there_(options_of(md).nic_max != 0) {
-        policy_.hints.queues = md.copies.queues; // whoever made the engine may have wanted another number
+        policy_.hints.queues = md.copies.queues; // the engine may have been made with another number
     }
 
-    std::vector<std::byte> process_address() override { return id_.bytes; }
-    const char* why_unreachable(const void*, const void* process) override {
-        return id_.why_unreachable(process);
+    std::vector<std::byte> iface_address() override { return id_.bytes; }
+    const char* unreachable_reason(const void*, const void* iface) override {
+        return id_.unreachable_reason(iface);
     }
-    void describe(uct_iface_attr_t& attr) override {
+    void query(uct_iface_attr_t& attr) override {
         attr.cap.put.max_zcopy = attr.cap.get.max_zcopy = config_.max_zcopy;
         attr.latency = {config_.latency, 0};
         attr.bandwidth = {0, config_.to_device};
         attr.overhead = config_.overhead;
     }
-    void estimate(uct_perf_attr_t& attr) override {
+    void estimate_perf(uct_perf_attr_t& attr) override {
         const bool small = nic_there_ && md_.nic_max >= config_.max_bcopy && is_small(attr);
-        give_estimates(attr, bandwidth_of(config_, attr), small ? config_.nic_latency : config_.latency,
+        fill_perf_attr(attr, bandwidth_of(config_, attr), small ? config_.nic_latency : config_.latency,
                        small ? 0 : config_.overhead);
     }
-    [[nodiscard]] std::size_t longest(kind which) const override {
-        return which == kind::brief ? config_.max_short : config_.max_bcopy;
+    [[nodiscard]] std::size_t limit_of(kind which) const override {
+        return which == kind::short_copy ? config_.max_short : config_.max_bcopy;
     }
 
-    ucs_status_t begin(uct_ep_h ep, const uct_iov_t& local, std::uint64_t remote, uct_rkey_t rkey, bool put,
-                       uct_completion_t* comp) override {
+    ucs_status_t ep_zcopy(uct_ep_h ep, const uct_iov_t& local, std::uint64_t remote, uct_rkey_t rkey,
+                          bool put, uct_completion_t* comp) override {
         if (const auto status = check_key(module(), rkey, remote, local.length); status != UCS_OK)
             return status;
         if (const auto where = locate(remote); where.device)
@@ -91,17 +90,17 @@ public:
         if (!started) {
             const auto status = refused(started.error(), local.length, to, from);
             if (rkey == UCT_INVALID_RKEY)
-                say_what_follows();
+                log_consequence();
             return status;
         }
         module().counters.zcopy_bytes.fetch_add(local.length, std::memory_order_relaxed);
         if (started->finished() && started->wait())
             return UCS_OK;
-        under_way().add(std::move(*started), comp, ep);
+        outstanding().add(std::move(*started), comp, ep);
         return UCS_INPROGRESS;
     }
-    ucs_status_t copy_now(kind which, void* buffer, std::size_t length, std::uint64_t remote, uct_rkey_t rkey,
-                          bool put) override {
+    ucs_status_t ep_copy(kind which, void* buffer, std::size_t length, std::uint64_t remote, uct_rkey_t rkey,
+                         bool put) override {
         if (const auto status = check_key(module(), rkey, remote, length); status != UCS_OK)
             return status;
         const auto mine = number(buffer), to = put ? remote : mine, from = put ? mine : remote;
@@ -111,15 +110,12 @@ public:
         if (const auto done = started->wait(); !done) // it may have ended already, and badly
             return refused(done.error(), length, to, from);
         auto& counters = module().counters;
-        (which == kind::brief ? counters.short_bytes : counters.bcopy_bytes)
+        (which == kind::short_copy ? counters.short_bytes : counters.bcopy_bytes)
             .fetch_add(length, std::memory_order_relaxed);
         return UCS_OK;
     }
-    // Nothing is ever refused for lack of room, so nobody has to wait for it.
-    ucs_status_t wait_for_room(uct_ep_h, uct_pending_req_t*) override { return UCS_ERR_BUSY; }
-
-protected:
-    [[nodiscard]] const char* what_follows() const override { return lost_staging; }
+    // No operation is ever refused for lack of room.
+    ucs_status_t pending_add(uct_ep_h, uct_pending_req_t*) override { return UCS_ERR_BUSY; }
 
 private:
     gaudi::result<gaudi::copy_ticket> start(std::uint64_t to, std::uint64_t from, std::size_t length) {
@@ -138,7 +134,7 @@ private:
         return started;
     }
     gaudi::result<gaudi::copy_ticket> try_to_start(std::uint64_t to, std::uint64_t from, std::size_t length) {
-        const auto target = locate_or_attach(md_, to), source = locate_or_attach(md_, from);
+        const auto target = md_.attached.locate_or_attach(to), source = md_.attached.locate_or_attach(from);
         for (const auto& [where, address] : {std::pair(target, to), std::pair(source, from)}) {
             if (where.device)
                 continue;
@@ -149,16 +145,16 @@ private:
         }
         return copies().copy(place_of(target, to, length), place_of(source, from, length), policy_);
     }
-    // Whether SynapseAI had let go of a device, and has the memory again.
+    // Whether SynapseAI had closed the device, and has the memory again.
     bool is_there_again(std::uint64_t to, std::uint64_t from) {
         for (const auto address : {to, from})
             if (const auto where = locate(address); where.device) {
                 auto device = gaudi::find_open_device(where.index);
-                if (!was_let_go(device))
+                if (!drop_if_closed(device))
                     continue;
-                module().holders.let_go_of_lost(); // of every interface
+                module().loss.drop_lost(); // of every interface
                 copies().forget(where.index);
-                return attach_again(md_, address);
+                return md_.attached.attach_again(address);
             }
         return false;
     }
@@ -191,12 +187,10 @@ ucs_status_t uct_gaudi_copy_iface_open(uct_md_h md, uct_worker_h worker, const u
                                        const uct_iface_config_t* tl_config, uct_iface_h* iface_p) {
     return guarded([&]() -> ucs_status_t {
         const auto& config = *reinterpret_cast<const uct_gaudi_copy_iface_config_t*>(tl_config);
-        if (const auto wrong = wrong_with(config); !wrong.empty()) {
-            gaudi_log(*copy_md(md).module, ERROR, "{}", wrong);
-            return UCS_ERR_INVALID_PARAM;
-        }
-        return open_interface(std::make_unique<copy_transport>(copy_md(md), config), md, worker, params,
-                              tl_config, iface_p);
+        if (const auto wrong = wrong_with(config); !wrong.empty())
+            return refuse_setting(*copy_md(md).module, wrong);
+        return open_iface(std::make_unique<copy_iface>(copy_md(md), config), md, worker, params, tl_config,
+                          iface_p);
     });
 }
 
@@ -232,13 +226,10 @@ ucs_config_field_t* iface_settings(const ucx_api& ucx) {
 
 } // namespace
 
-void fill_copy_tl(uct_gaudi_module& module) {
-    auto& tl = module.copy_tl;
-    tl = {};
-    describe_transport<uct_gaudi_copy_iface_config_t>(tl, "gaudi_cpy", "gaudi_cpy transport", "GAUDI_COPY_",
-                                                      iface_settings(module.ucx));
-    tl.query_devices = uct_gaudi_copy_query_devices;
-    tl.iface_open = uct_gaudi_copy_iface_open;
+void register_copy_iface(uct_gaudi_module& module) {
+    register_transport(module, module.copy_component(), module.copy_tl, "gaudi_cpy", "gaudi_cpy transport",
+                       "GAUDI_COPY_", iface_settings(module.ucx), sizeof(uct_gaudi_copy_iface_config_t),
+                       {uct_gaudi_copy_query_devices, uct_gaudi_copy_iface_open});
 }
 
 } // namespace gaudi_ucx

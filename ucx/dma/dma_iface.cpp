@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Large copies within this process on the devices' own queues: nothing is waited for, several queues share
-// one copy, and who finds the queues full is told so.
-#include "ucx/dma/dma_transport.hpp"
-
+// Large copies within this process on the devices' own queues: asynchronous, over several queues, and refused
+// with UCS_ERR_NO_RESOURCE when the queues are full.
+#include "ucx/base/component.hpp"
+#include "ucx/base/iface.hpp"
 #include "ucx/base/settings.hpp"
-#include "ucx/base/transport.hpp"
-#include "ucx/copy/copy_keys.hpp"
+#include "ucx/copy/copy_md.hpp"
 
 namespace gaudi_ucx {
 namespace {
@@ -19,47 +18,49 @@ struct uct_gaudi_dma_iface_config_t {
     double bandwidth, latency, overhead;
 };
 
-class dma_transport final : public transport {
+class dma_iface final : public gaudi_iface {
 public:
-    dma_transport(uct_gaudi_module& module, const uct_gaudi_dma_iface_config_t& config)
-        : transport(module, "DMA", {}), config_(config) {
+    dma_iface(uct_gaudi_module& module, const uct_gaudi_dma_iface_config_t& config)
+        : gaudi_iface(module, "DMA", lost_staging, {}), config_(config) {
         policy_.hints = {config.queues, config.stripe, config.batch};
     }
 
-    std::vector<std::byte> process_address() override { return id_.bytes; }
-    const char* why_unreachable(const void*, const void* process) override {
-        return id_.why_unreachable(process);
+    std::vector<std::byte> iface_address() override { return id_.bytes; }
+    const char* unreachable_reason(const void*, const void* iface) override {
+        return id_.unreachable_reason(iface);
     }
 
-    void describe(uct_iface_attr_t& attr) override {
+    void query(uct_iface_attr_t& attr) override {
         attr.latency = {config_.latency, 0};
         attr.bandwidth = {0, config_.bandwidth};
         attr.overhead = config_.overhead;
     }
-    void estimate(uct_perf_attr_t& attr) override {
-        give_estimates(attr, config_.bandwidth, config_.latency, config_.overhead);
+    void estimate_perf(uct_perf_attr_t& attr) override {
+        fill_perf_attr(attr, config_.bandwidth, config_.latency, config_.overhead);
     }
     // UCX stages with these, whatever the length.
-    [[nodiscard]] std::size_t longest(kind which) const override { return which == kind::brief ? 256 : 0; }
+    [[nodiscard]] std::size_t limit_of(kind which) const override {
+        return which == kind::short_copy ? 256 : 0;
+    }
 
-    ucs_status_t begin(uct_ep_h ep, const uct_iov_t& local, std::uint64_t remote, uct_rkey_t rkey, bool put,
-                       uct_completion_t* comp) override {
+    ucs_status_t ep_zcopy(uct_ep_h ep, const uct_iov_t& local, std::uint64_t remote, uct_rkey_t rkey,
+                          bool put, uct_completion_t* comp) override {
         // UCX's own staging, which passes no key, has nowhere to wait and would take the copy for made: there
         // is always room for it, in the engine's queue.
         if (rkey != UCT_INVALID_RKEY &&
-            (under_way().running() >= config_.in_flight || under_way().others_wait()))
+            (outstanding().running() >= config_.in_flight || outstanding().others_wait()))
             return UCS_ERR_NO_RESOURCE;
         const auto status =
             run(local, remote, rkey, put, [&](gaudi::copy_ticket& ticket) -> gaudi::result<ucs_status_t> {
-                under_way().add(std::move(ticket), comp, ep);
+                outstanding().add(std::move(ticket), comp, ep);
                 return UCS_INPROGRESS;
             });
         if (UCS_STATUS_IS_ERR(status) && rkey == UCT_INVALID_RKEY)
-            say_what_follows();
+            log_consequence();
         return status;
     }
-    ucs_status_t copy_now(kind, void* buffer, std::size_t length, std::uint64_t remote, uct_rkey_t rkey,
-                          bool put) override {
+    ucs_status_t ep_copy(kind, void* buffer, std::size_t length, std::uint64_t remote, uct_rkey_t rkey,
+                         bool put) override {
         uct_iov_t local{};
         local.buffer = buffer;
         local.length = length;
@@ -67,14 +68,11 @@ public:
         return run(local, remote, rkey, put,
                    [](gaudi::copy_ticket& ticket) { return ticket.wait().map([] { return UCS_OK; }); });
     }
-    ucs_status_t wait_for_room(uct_ep_h ep, uct_pending_req_t* request) override {
-        if (under_way().running() < config_.in_flight && !under_way().others_wait())
+    ucs_status_t pending_add(uct_ep_h ep, uct_pending_req_t* request) override {
+        if (outstanding().running() < config_.in_flight && !outstanding().others_wait())
             return UCS_ERR_BUSY;
-        return transport::wait_for_room(ep, request);
+        return gaudi_iface::pending_add(ep, request);
     }
-
-protected:
-    [[nodiscard]] const char* what_follows() const override { return lost_staging; }
 
 private:
     // Starts a copy; `go_on` keeps the ticket or waits for it.
@@ -86,7 +84,7 @@ private:
         const auto mine = number(local.buffer), to = put ? remote : mine, from = put ? mine : remote;
         auto started = start(local, to, from);
         if (!started && started.error().code() == gaudi::errc::too_many_operations) { // of a NIC's queue
-            if (rkey != UCT_INVALID_RKEY && !under_way().none_running())
+            if (rkey != UCT_INVALID_RKEY && !outstanding().none_running())
                 return UCS_ERR_NO_RESOURCE;
             wait_for_all();
             started = start(local, to, from);
@@ -136,12 +134,10 @@ ucs_status_t uct_gaudi_dma_iface_open(uct_md_h md, uct_worker_h worker, const uc
     return guarded([&]() -> ucs_status_t {
         auto& module = *copy_md(md).module;
         const auto& config = *reinterpret_cast<const uct_gaudi_dma_iface_config_t*>(tl_config);
-        if (const auto wrong = wrong_with(config); !wrong.empty()) {
-            gaudi_log(module, ERROR, "{}", wrong);
-            return UCS_ERR_INVALID_PARAM;
-        }
-        return open_interface(std::make_unique<dma_transport>(module, config), md, worker, params, tl_config,
-                              iface_p);
+        if (const auto wrong = wrong_with(config); !wrong.empty())
+            return refuse_setting(module, wrong);
+        return open_iface(std::make_unique<dma_iface>(module, config), md, worker, params, tl_config,
+                          iface_p);
     });
 }
 
@@ -182,8 +178,9 @@ ucs_config_field_t* iface_settings(const ucx_api& ucx) {
         {"BATCH", "256", "Copies that one submission to the driver may carry, 1 to 256.",
          offsetof(config, batch), type.unsigned_number()},
         {"IN_FLIGHT", "256",
-         "Copies of one interface under way; who wants more waits for room. UCX's own staging cannot wait, "
-         "and is not held to it.",
+         "Maximum outstanding copies per interface; beyond it operations return NO_RESOURCE. UCX's own "
+         "staging "
+         "cannot wait, and is exempt.",
          offsetof(config, in_flight), type.unsigned_number()},
         {"BW", "17000MBs", "Bandwidth, for UCX's choice between this and gaudi_cpy.",
          offsetof(config, bandwidth), type.bandwidth()},
@@ -194,13 +191,10 @@ ucs_config_field_t* iface_settings(const ucx_api& ucx) {
 
 } // namespace
 
-void fill_dma_tl(uct_gaudi_module& module) {
-    auto& tl = module.dma_tl;
-    tl = {};
-    describe_transport<uct_gaudi_dma_iface_config_t>(tl, "gaudi_dma", "gaudi_dma transport", "GAUDI_DMA_",
-                                                     iface_settings(module.ucx));
-    tl.query_devices = uct_gaudi_dma_query_devices;
-    tl.iface_open = uct_gaudi_dma_iface_open;
+void register_dma_iface(uct_gaudi_module& module) {
+    register_transport(module, module.copy_component(), module.dma_tl, "gaudi_dma", "gaudi_dma transport",
+                       "GAUDI_DMA_", iface_settings(module.ucx), sizeof(uct_gaudi_dma_iface_config_t),
+                       {uct_gaudi_dma_query_devices, uct_gaudi_dma_iface_open});
 }
 
 } // namespace gaudi_ucx

@@ -2,9 +2,10 @@
 // Between processes of one host: gaudi::imported_buffer as a transport.
 #include <gaudi/nic.hpp>
 
+#include "ucx/base/component.hpp"
+#include "ucx/base/iface.hpp"
+#include "ucx/base/memory.hpp"
 #include "ucx/base/settings.hpp"
-#include "ucx/base/transport.hpp"
-#include "ucx/copy/copy_keys.hpp"
 #include "ucx/ipc/ipc_md.hpp"
 
 #include <algorithm>
@@ -101,26 +102,26 @@ place_name own_place(std::uint64_t machine, bool zero_copy) {
     return made;
 }
 
-class ipc_transport final : public transport {
+class ipc_iface final : public gaudi_iface {
 public:
-    ipc_transport(uct_gaudi_module& module, const uct_gaudi_ipc_iface_config_t& config)
-        : transport(module, "copy between processes", {}), config_(config),
+    ipc_iface(uct_gaudi_module& module, const uct_gaudi_ipc_iface_config_t& config)
+        : gaudi_iface(module, "copy between processes", nullptr, {}), config_(config),
           here_(own_place(process_.machine, config.require == std::string_view("zero-copy"))) {
         policy_.zero_copy = here_.has(place_name::requires_zero_copy);
     }
 
-    void describe(uct_iface_attr_t& attr) override {
+    void query(uct_iface_attr_t& attr) override {
         attr.cap.flags |= UCT_IFACE_FLAG_ERRHANDLE_PEER_FAILURE | UCT_IFACE_FLAG_EP_CHECK;
         attr.latency = {config_.latency, 0};
         attr.bandwidth = {0, config_.bandwidth};
         attr.overhead = config_.overhead;
     }
-    void estimate(uct_perf_attr_t& attr) override {
-        give_estimates(attr, config_.bandwidth, config_.latency, config_.overhead);
+    void estimate_perf(uct_perf_attr_t& attr) override {
+        fill_perf_attr(attr, config_.bandwidth, config_.latency, config_.overhead);
     }
-    std::vector<std::byte> machine_address() override { return bytes_of(here_); }
-    std::vector<std::byte> process_address() override { return bytes_of(process_); }
-    const char* why_unreachable(const void* device, const void* process) override {
+    std::vector<std::byte> device_address() override { return bytes_of(here_); }
+    std::vector<std::byte> iface_address() override { return bytes_of(process_); }
+    const char* unreachable_reason(const void* device, const void* process) override {
         place_name there;
         if (device != nullptr)
             std::memcpy(&there, device, sizeof(there));
@@ -141,9 +142,9 @@ public:
 
     // In a rendezvous UCX tells only one of the two sides of a copy that fails; the other waits for ever. So
     // what can be known to fail is refused before there is a message, on both sides alike.
-    ucs_status_t check_settings_of_peer(const void* machine) override {
+    ucs_status_t check_peer_settings(const void* device) override {
         place_name there;
-        std::memcpy(&there, machine, sizeof(there));
+        std::memcpy(&there, device, sizeof(there));
         const bool refused_here = here_.cannot_be_served_by(there),
                    refused_there = there.cannot_be_served_by(here_);
         if (!refused_here && !refused_there)
@@ -156,9 +157,9 @@ public:
         return UCS_ERR_UNREACHABLE;
     }
 
-    ucs_status_t begin(uct_ep_h ep, const uct_iov_t& local, std::uint64_t remote, uct_rkey_t rkey, bool put,
-                       uct_completion_t* comp) override {
-        if (under_way().others_wait())
+    ucs_status_t ep_zcopy(uct_ep_h ep, const uct_iov_t& local, std::uint64_t remote, uct_rkey_t rkey,
+                          bool put, uct_completion_t* comp) override {
+        if (outstanding().others_wait())
             return UCS_ERR_NO_RESOURCE;
         keep_fence();
         auto& key = *reinterpret_cast<uct_gaudi_ipc_rkey_t*>(rkey);
@@ -175,15 +176,15 @@ public:
         if (started->done()) {
             const auto outcome = started->wait();
             if (outcome)
-                ended(*started);
+                completed(*started);
             else
                 note_failure(ep, outcome.error());
             return outcome ? UCS_OK : refused(outcome.error(), local.length, to, from);
         }
-        under_way().add(std::move(*started), comp, ep);
+        outstanding().add(std::move(*started), comp, ep);
         return UCS_INPROGRESS;
     }
-    ucs_status_t check_peer(const std::vector<std::byte>& peer) override {
+    ucs_status_t ep_check(const std::vector<std::byte>& peer) override {
         gaudi::process_name process;
         if (peer.size() != sizeof(process))
             return UCS_OK;
@@ -192,7 +193,7 @@ public:
     }
 
 protected:
-    void ended(const gaudi::copy_ticket& copy) override {
+    void completed(const gaudi::copy_ticket& copy) override {
         module().counters.ipc_bytes[static_cast<std::size_t>(copy.path())].fetch_add(
             copy.bytes(), std::memory_order_relaxed);
     }
@@ -240,16 +241,13 @@ ucs_status_t uct_gaudi_ipc_iface_open(uct_md_h md, uct_worker_h worker, const uc
         if (const auto wrong = first_of({wrong_bandwidth("IPC_BW", chosen.bandwidth),
                                          wrong_time("IPC_LATENCY", chosen.latency),
                                          wrong_time("IPC_OVERHEAD", chosen.overhead)});
-            !wrong.empty()) {
-            gaudi_log(module, ERROR, "{}", wrong);
-            return UCS_ERR_INVALID_PARAM;
-        }
-        if (const std::string_view require = config.require; require != "none" && require != "zero-copy") {
-            gaudi_log(module, ERROR, "UCX_GAUDI_IPC_REQUIRE={}: use none or zero-copy", require);
-            return UCS_ERR_INVALID_PARAM;
-        }
-        return open_interface(std::make_unique<ipc_transport>(module, chosen), md, worker, params, tl_config,
-                              iface_p);
+            !wrong.empty())
+            return refuse_setting(module, wrong);
+        if (const std::string_view require = config.require; require != "none" && require != "zero-copy")
+            return refuse_setting(module,
+                                  fmt::format("UCX_GAUDI_IPC_REQUIRE={}: use none or zero-copy", require));
+        return open_iface(std::make_unique<ipc_iface>(module, chosen), md, worker, params, tl_config,
+                          iface_p);
     });
 }
 
@@ -276,16 +274,15 @@ ucs_config_field_t* iface_settings(const ucx_api& ucx) {
 
 } // namespace
 
-void fill_ipc_tl(uct_gaudi_module& module) {
-    auto& tl = module.ipc_tl;
-    tl = {};
-    describe_transport<uct_gaudi_ipc_iface_config_t>(tl, "gaudi_ipc", "gaudi_ipc transport", "GAUDI_IPC_",
-                                                     iface_settings(module.ucx));
-    tl.query_devices = [](uct_md_h md, uct_tl_device_resource_t** devices_p, unsigned* num_devices_p) {
+void register_ipc_iface(uct_gaudi_module& module) {
+    constexpr auto query_devices = [](uct_md_h md, uct_tl_device_resource_t** devices_p,
+                                      unsigned* num_devices_p) {
         return ipc_md(md).module->ucx.uct_single_device_resource(
             md, "gaudi_ipc", UCT_DEVICE_TYPE_SHM, UCS_SYS_DEVICE_ID_UNKNOWN, devices_p, num_devices_p);
     };
-    tl.iface_open = uct_gaudi_ipc_iface_open;
+    register_transport(module, module.ipc_component(), module.ipc_tl, "gaudi_ipc", "gaudi_ipc transport",
+                       "GAUDI_IPC_", iface_settings(module.ucx), sizeof(uct_gaudi_ipc_iface_config_t),
+                       {query_devices, uct_gaudi_ipc_iface_open});
 }
 
 } // namespace gaudi_ucx

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "ucx/base/component.hpp"
+
+#include "ucx/base/publisher.hpp"
+
+#include <cstring>
+
+namespace gaudi_ucx {
+
+void register_component(uct_gaudi_module& module, uct_component_t& component, const char* name,
+                        const char* title, const char* prefix, ucs_config_field_t* settings,
+                        std::size_t config_size, const component_functions& functions) {
+    component = {};
+    std::strcpy(component.name, name);
+    component.query_md_resources = query_if_any_gaudi;
+    component.md_open = functions.md_open;
+    component.cm_open = [](uct_component_t*, uct_worker_h, const uct_cm_config_t*, uct_cm_h*) {
+        return UCS_ERR_UNSUPPORTED;
+    };
+    component.rkey_unpack = functions.rkey_unpack;
+    component.rkey_ptr = [](uct_component_t*, uct_rkey_t, void*, uint64_t, void**) {
+        return UCS_ERR_UNSUPPORTED; // no CPU reaches HBM
+    };
+    component.rkey_release = functions.rkey_release;
+    component.rkey_compare = functions.rkey_compare;
+    component.md_config.name = title;
+    component.md_config.prefix = prefix;
+    component.md_config.table = settings;
+    component.md_config.size = config_size;
+    component.cm_config.name = "";
+    component.cm_config.prefix = "";
+    component.tl_list = {&component.tl_list, &component.tl_list};
+    component.md_vfs_init = functions.md_vfs_init;
+    module.ucx.uct_component_register(&component);
+}
+
+void register_transport(uct_gaudi_module& module, uct_component_t& component, uct_tl_t& tl, const char* name,
+                        const char* title, const char* prefix, ucs_config_field_t* settings,
+                        std::size_t config_size, const transport_functions& functions) {
+    tl = {};
+    std::strcpy(tl.name, name);
+    tl.query_devices = functions.query_devices;
+    tl.iface_open = functions.iface_open;
+    tl.config.name = title;
+    tl.config.prefix = prefix;
+    tl.config.table = settings;
+    tl.config.size = config_size;
+    module.ucx.uct_tl_register(&component, &tl);
+}
+
+} // namespace gaudi_ucx

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <mutex>
+#include <set>
+
+namespace gaudi_ucx {
+
+// Something that keeps devices open. A device that was reset opens again only when nothing in the process
+// holds it.
+class loss_listener {
+public:
+    // Releases what it has of devices that are lost. Any thread may call it, at any time.
+    virtual void drop_lost() = 0;
+
+protected:
+    loss_listener() = default;
+    ~loss_listener() = default;
+    loss_listener(const loss_listener&) = delete;
+    loss_listener& operator=(const loss_listener&) = delete;
+};
+
+// All of a module. Thread-safe. A listener is not removed while it is called: remove() waits.
+class loss_listeners {
+public:
+    void add(loss_listener& listener) { // a second time is nothing
+        const std::lock_guard guard(mutex_);
+        all_.insert(&listener);
+    }
+    void remove(loss_listener& listener) {
+        const std::lock_guard guard(mutex_);
+        all_.erase(&listener);
+    }
+    void drop_lost() {
+        const std::lock_guard guard(mutex_);
+        for (auto* each : all_)
+            each->drop_lost();
+    }
+
+private:
+    std::mutex mutex_;
+    std::set<loss_listener*> all_;
+};
+
+} // namespace gaudi_ucx

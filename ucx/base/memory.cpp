@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "ucx/base/memory.hpp"
+
+#include <algorithm>
+
+namespace gaudi_ucx {
+
+located locate(std::uint64_t address) {
+    const auto index = gaudi::known_memory().device_of(gaudi::device_address(address));
+    return index ? located{true, *index} : located{};
+}
+
+bool in_device_space(std::uint64_t address) {
+    const auto spaces = gaudi::address_spaces();
+    return std::any_of(spaces.begin(), spaces.end(),
+                       [&](const auto& space) { return address - space.base.value() < space.size; });
+}
+
+gaudi::place place_of(const located& where, std::uint64_t address, std::size_t length) {
+    if (where.device)
+        return {gaudi::device_address(address), length, where.index};
+    return std::span(reinterpret_cast<std::byte*>(address), length);
+}
+
+void attached_devices::attach() {
+    auto found = gaudi::attach_devices();
+    const std::lock_guard guard(mutex_);
+    for (auto& device : found)
+        if (std::find(devices_.begin(), devices_.end(), device) == devices_.end())
+            devices_.push_back(std::move(device));
+}
+
+located attached_devices::locate_or_attach(std::uint64_t address) {
+    const auto where = locate(address);
+    if (where.device || !in_device_space(address))
+        return where;
+    attach();
+    return locate(address);
+}
+
+bool attached_devices::attach_again(std::uint64_t address) {
+    {
+        const std::lock_guard guard(mutex_);
+        std::erase_if(devices_, [](const auto& each) { return each->lost(); });
+    }
+    if (!in_device_space(address))
+        return false;
+    attach();
+    return locate(address).device;
+}
+
+bool drop_if_closed(std::shared_ptr<gaudi::device>& device) {
+    if (!device || !device->attached() || !device->lost())
+        return false;
+    device.reset();
+    return true;
+}
+
+uct_gaudi_memh_t::~uct_gaudi_memh_t() {
+    if (auto* listeners = listed_in_.load(); listeners != nullptr)
+        listeners->remove(*this);
+}
+
+void uct_gaudi_memh_t::keep_pinned(uct_gaudi_module& module, unsigned device_index, gaudi::copier& copies) {
+    if (listed_in_.load(std::memory_order_relaxed) ==
+        nullptr) { // not under our lock: they call us under theirs
+        module.loss.add(*this);
+        listed_in_ = &module.loss;
+    }
+    const std::lock_guard guard(mutex_);
+    auto& pin = pins_[device_index];
+    if (!pin.engine.expired())
+        return; // pinned, or pinning failed: one try for each engine
+    pin = {};
+    const auto engine = copies.engine_of(device_index);
+    if (!engine)
+        return; // the copy will say why
+    auto pinned = gaudi::copy_engine(*engine).pin({reinterpret_cast<std::byte*>(key.base), key.length});
+    pin.engine = engine->core();
+    if (pinned)
+        pin.memory = std::move(*pinned);
+}
+
+void uct_gaudi_memh_t::drop_lost() {
+    const std::lock_guard guard(mutex_);
+    std::erase_if(pins_, [](const auto& each) {
+        const auto core = each.second.engine.lock();
+        return !core || gaudi::copy_engine(core).lost();
+    });
+}
+
+void keep_pinned(uct_gaudi_module& module, const uct_iov_t& iov, unsigned device, gaudi::copier& copies) {
+    constexpr std::size_t slab = 16 * 1024; // what fits into the engine's own is not worth it
+    auto* memh = static_cast<uct_gaudi_memh_t*>(iov.memh);
+    if (memh != UCT_MEM_HANDLE_NULL && !memh->is_device() && iov.length > slab)
+        memh->keep_pinned(module, device, copies);
+}
+
+ucs_status_t check_key(uct_gaudi_module& module, uct_rkey_t rkey, std::uint64_t address, std::size_t length) {
+    if (rkey == UCT_INVALID_RKEY) // UCX's own copies: the address alone counts, and the engine checks it
+        return UCS_OK;
+    const auto& key = *reinterpret_cast<const memory_key*>(rkey);
+    const auto refuse = [&](std::string_view why) {
+        gaudi_log(module, ERROR, "{} bytes at {:#x}: {} (key for {} bytes at {:#x} of process {})", length,
+                  address, why, key.length, key.base, key.pid);
+        return UCS_ERR_INVALID_PARAM;
+    };
+    if (!key.valid_in_this_process())
+        return refuse("the key is another process's");
+    if (address < key.base || length > key.length || address - key.base > key.length - length)
+        return refuse("the key does not reach there");
+    if (key.kind == memory_key::device && key.generation != 0) {
+        const auto live = gaudi::known_memory().find(gaudi::device_address(address));
+        if (!live)
+            return refuse("the memory was freed");
+        // Not there when it was registered: it, or a neighbour in its page.
+        if (live->generation > key.generation)
+            return refuse("the memory was freed and belongs to another allocation");
+    }
+    return UCS_OK;
+}
+
+ucs_log_level_t level_of(std::uint64_t flags) {
+    return (flags & UCT_MD_MEM_FLAG_HIDE_ERRORS) != 0 ? UCS_LOG_LEVEL_DIAG : UCS_LOG_LEVEL_ERROR;
+}
+
+ucs_status_t failed(uct_gaudi_module& module, const gaudi::error& error, ucs_log_level_t level,
+                    std::string_view doing) {
+    gaudi_log_at(module, level, "{}: {}", doing, error.message());
+    return status_of(error);
+}
+
+} // namespace gaudi_ucx
