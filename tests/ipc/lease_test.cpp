@@ -324,11 +324,6 @@ TEST_F(ipc_test, imports_are_kept_and_the_oldest_go_first) {
     })) << leases;
 }
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool under_a_sanitizer = true;
-#else
-constexpr bool under_a_sanitizer = false;
-#endif
 volatile std::sig_atomic_t calls_made = 0;
 
 TEST_F(ipc_test, an_import_that_is_kept_costs_no_system_call) {

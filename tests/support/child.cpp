@@ -247,6 +247,10 @@ bool running_program::wait_for_output(const std::string& words, std::chrono::sec
     return false;
 }
 
+void running_program::stop_it() const {
+    stop_process(pid_);
+}
+
 void running_program::signal_group(int signal) const {
     ::kill(-pid_, signal);
 }

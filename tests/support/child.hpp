@@ -75,6 +75,8 @@ public:
     [[nodiscard]] bool ended();
     // To every process of its group, as a terminal does for Ctrl-C.
     void signal_group(int signal) const;
+    // SIGSTOP; returns when all of its threads have stopped.
+    void stop_it() const;
     // Its end; past the limit it is killed, and its status is -1.
     [[nodiscard]] program_result wait(std::chrono::seconds limit = std::chrono::seconds(60));
 

@@ -42,6 +42,13 @@ private:
 };
 
 [[nodiscard]] std::size_t open_descriptors();
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool under_a_sanitizer = true;
+#else
+constexpr bool under_a_sanitizer = false;
+#endif
+
+// Regions in /proc/self/maps; under a sanitizer, whose runtime maps memory of its own, those of files alone.
 [[nodiscard]] std::size_t mapped_regions();
 [[nodiscard]] std::string text_of(const std::filesystem::path& file);
 // Bytes that a folder really occupies.

@@ -450,6 +450,8 @@ TEST_F(rdma_tools, memory_of_killed_programs_is_given_back_by_whoever_looks) {
         ASSERT_TRUE(client.wait_for_output("  server   ")) << client.output();
         while (stored_bytes(root()) < 100 << 20)
             ASSERT_FALSE(client.ended()) << client.output();
+        server.stop_it(); // both: one that saw the other die would give its memory back itself
+        client.stop_it();
         for (auto* each : {&server, &client}) {
             each->signal_group(SIGKILL);
             EXPECT_EQ(each->wait().status, 128 + SIGKILL);
