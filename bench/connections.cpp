@@ -15,7 +15,7 @@ namespace {
 
 using bench::table;
 using gaudi::expect;
-using gaudi::memory_way;
+using gaudi::memory_path;
 
 constexpr std::size_t kib = 1024, mib = 1024 * kib;
 constexpr std::size_t buffer_bytes = 64 * mib, page = 4096;
@@ -26,12 +26,12 @@ constexpr int rounds = 5;
 struct command {
     std::uint64_t messages = 0; // 0: end
     std::uint64_t bytes = 0;
-    memory_way way = memory_way::host;
+    memory_path path = memory_path::host;
 };
 
 // Memory of every kind on one side.
 struct memory {
-    std::shared_ptr<gaudi::device> card;
+    std::shared_ptr<gaudi::device> device;
     std::shared_ptr<gaudi::nic> nic;
     std::vector<std::byte> room; // pages, as perftest takes them
     std::span<std::byte> host;
@@ -39,16 +39,16 @@ struct memory {
     gaudi::local_region regions[3];
 
     explicit memory(unsigned index)
-        : card(expect(gaudi::open_device(gaudi::by_index{index}))), nic(expect(gaudi::open_nic())),
-          room(buffer_bytes + page), buffer(expect(card->heap().allocate(buffer_bytes))) {
+        : device(expect(gaudi::open_device(gaudi::by_index{index}))), nic(expect(gaudi::open_nic())),
+          room(buffer_bytes + page), buffer(expect(device->heap().allocate(buffer_bytes))) {
         const auto misfit = reinterpret_cast<std::uintptr_t>(room.data()) % page;
         host = std::span(room).subspan(misfit == 0 ? 0 : page - misfit, buffer_bytes);
         regions[0] = expect(nic->region(host));
-        regions[1] = expect(nic->region(*card, buffer, gaudi::way_policy::require_zero_copy));
-        regions[2] = expect(nic->region(*card, buffer, gaudi::way_policy::staged_only));
+        regions[1] = expect(nic->region(*device, buffer, gaudi::path_policy::require_zero_copy));
+        regions[2] = expect(nic->region(*device, buffer, gaudi::path_policy::staged_only));
     }
-    [[nodiscard]] gaudi::local_region part(memory_way way, std::uint64_t bytes) const {
-        return expect(regions[static_cast<std::size_t>(way)].part(0, bytes));
+    [[nodiscard]] gaudi::local_region part(memory_path path, std::uint64_t bytes) const {
+        return expect(regions[static_cast<std::size_t>(path)].part(0, bytes));
     }
 };
 
@@ -74,17 +74,17 @@ void serve(int port_pipe) {
     if (::write(port_pipe, &port, sizeof(port)) != sizeof(port))
         return;
     auto link = expect(door.accept(own.nic, long_time));
-    for (const auto way : {memory_way::host, memory_way::zero_copy})
-        expect(link.offer(own.regions[static_cast<std::size_t>(way)], gaudi::remote_access::all));
+    for (const auto path : {memory_path::host, memory_path::zero_copy})
+        expect(link.offer(own.regions[static_cast<std::size_t>(path)], gaudi::remote_access::all));
     for (;;) {
         command wanted;
-        const auto note = expect(link.hear(std::chrono::hours(1)));
+        const auto note = expect(link.receive_note(std::chrono::hours(1)));
         std::memcpy(&wanted, note.data(), sizeof(wanted));
         if (wanted.messages == 0)
             return;
-        const auto into = own.part(wanted.way, wanted.bytes);
+        const auto into = own.part(wanted.path, wanted.bytes);
         stream_of(wanted.messages, wanted.bytes >= mib ? 16 : 256, [&] { return link.receive(into); });
-        expect(link.tell({}));
+        expect(link.send_note({}));
     }
 }
 
@@ -122,7 +122,7 @@ public:
     pair& operator=(const pair&) = delete;
 
     // GB/s
-    double write(memory_way from, memory_way to, std::uint64_t bytes, std::uint64_t total,
+    double write(memory_path from, memory_path to, std::uint64_t bytes, std::uint64_t total,
                  bool reading = false) {
         const auto local = own->part(from, bytes);
         const auto there = expect(remote[static_cast<std::size_t>(to)].part(0, bytes));
@@ -133,13 +133,13 @@ public:
             },
             total / bytes * bytes);
     }
-    double send(memory_way from, memory_way to, std::uint64_t bytes, std::uint64_t total) {
+    double send(memory_path from, memory_path to, std::uint64_t bytes, std::uint64_t total) {
         const auto local = own->part(from, bytes);
         tell({total / bytes, bytes, to});
         const auto figure = bench::gigabytes_per_second(
             [&] {
                 stream_of(total / bytes, bytes >= mib ? 16 : 256, [&] { return link->send(local); });
-                expect(link->hear(long_time));
+                expect(link->receive_note(long_time));
             },
             total / bytes * bytes);
         return figure;
@@ -150,7 +150,7 @@ public:
     gaudi::remote_region remote[2];
 
 private:
-    void tell(const command& wanted) { expect(link->tell(std::as_bytes(std::span(&wanted, 1)))); }
+    void tell(const command& wanted) { expect(link->send_note(std::as_bytes(std::span(&wanted, 1)))); }
     pid_t child_ = 0;
 };
 
@@ -206,13 +206,13 @@ void against_perftest(table& out, pair& both) {
     };
     for (const std::uint64_t bytes : {64 * kib, mib, 4 * mib}) {
         compare("write", "ib_write_bw", bytes, [&](auto each, auto total) {
-            return both.write(memory_way::host, memory_way::host, each, total);
+            return both.write(memory_path::host, memory_path::host, each, total);
         });
         compare("read", "ib_read_bw", bytes, [&](auto each, auto total) {
-            return both.write(memory_way::host, memory_way::host, each, total, true);
+            return both.write(memory_path::host, memory_path::host, each, total, true);
         });
         compare("send", "ib_send_bw", bytes, [&](auto each, auto total) {
-            return both.send(memory_way::host, memory_way::host, each, total);
+            return both.send(memory_path::host, memory_path::host, each, total);
         });
     }
 }
@@ -225,27 +225,28 @@ void message_rate(table& out, pair& both) {
             [&] { return perftest(program, 8, 500000).million_messages; });
     };
     compare("write", "ib_write_bw",
-            [&] { return both.write(memory_way::host, memory_way::host, 8, 8 * 500000); });
+            [&] { return both.write(memory_path::host, memory_path::host, 8, 8 * 500000); });
     compare("send", "ib_send_bw",
-            [&] { return both.send(memory_way::host, memory_way::host, 8, 8 * 500000); });
+            [&] { return both.send(memory_path::host, memory_path::host, 8, 8 * 500000); });
     out.row(
         "write 8 B, Gaudi memory",
-        fmt::format("{:.2f} M/s",
-                    both.write(memory_way::zero_copy, memory_way::zero_copy, 8, 8 * 2000000) * 1e9 / 8 / 1e6),
+        fmt::format("{:.2f} M/s", both.write(memory_path::zero_copy, memory_path::zero_copy, 8, 8 * 2000000) *
+                                      1e9 / 8 / 1e6),
         "zero-copy");
 }
 
 void ways(table& out, pair& both) {
     double direct = 0, staged = 0, mixed = 0, network = 0, engine = 0;
-    auto copies = expect(both.own->card->copies());
+    auto copies = expect(both.own->device->copies());
     const auto pinned = expect(copies.pin(both.own->host));
     constexpr int short_rounds = 12; // each takes a few tens of milliseconds: a busy moment spoils a few
     for (int i = 0; i < short_rounds; ++i) {
         direct =
-            std::max(direct, both.send(memory_way::zero_copy, memory_way::zero_copy, 4 * mib, 1024 * mib));
-        staged = std::max(staged, both.send(memory_way::staged, memory_way::staged, 4 * mib, 512 * mib));
-        mixed = std::max(mixed, both.write(memory_way::staged, memory_way::zero_copy, 4 * mib, 512 * mib));
-        network = std::max(network, both.write(memory_way::host, memory_way::zero_copy, 4 * mib, 1024 * mib));
+            std::max(direct, both.send(memory_path::zero_copy, memory_path::zero_copy, 4 * mib, 1024 * mib));
+        staged = std::max(staged, both.send(memory_path::staged, memory_path::staged, 4 * mib, 512 * mib));
+        mixed = std::max(mixed, both.write(memory_path::staged, memory_path::zero_copy, 4 * mib, 512 * mib));
+        network =
+            std::max(network, both.write(memory_path::host, memory_path::zero_copy, 4 * mib, 1024 * mib));
         engine = std::max(
             engine,
             bench::gigabytes_per_second(
@@ -268,10 +269,10 @@ void ways(table& out, pair& both) {
 void registration(table& out, pair& both) {
     auto& own = *both.own;
     const auto time =
-        bench::nanoseconds_per([&](std::size_t) { (void)own.nic->region(*own.card, own.buffer); });
+        bench::nanoseconds_per([&](std::size_t) { (void)own.nic->region(*own.device, own.buffer); });
     out.row("region of a buffer in a warm heap", fmt::format("{:.0f} ns", time), "goal 100 ns", time <= 100);
     // A key for a peer: the first one registers the range with the NIC, later ones find it.
-    const auto region = expect(own.nic->region(*own.card, own.buffer));
+    const auto region = expect(own.nic->region(*own.device, own.buffer));
     const auto part = expect(region.part(0, 4096));
     const auto first =
         bench::nanoseconds_per([&](std::size_t) { (void)expect(part.expose(gaudi::remote_access::read)); });

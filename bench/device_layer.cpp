@@ -45,12 +45,12 @@ void lookup(table& out) {
             "cache misses of the machine included");
 }
 
-void heap(table& out, device& card) {
+void heap(table& out, device& device) {
     {
-        auto warm = card.heap().allocate(65536);
+        auto warm = device.heap().allocate(65536);
         (void)warm->dmabuf();
         const auto cost = nanoseconds_per([&](std::size_t) {
-            auto buffer = card.heap().allocate(65536);
+            auto buffer = device.heap().allocate(65536);
             benchmark::DoNotOptimize(buffer->dmabuf());
         });
         out.row("allocate + export information + free, 64 KiB", fmt::format("{:.0f} ns", cost), "<= 1000 ns",
@@ -67,10 +67,10 @@ void heap(table& out, device& card) {
 
 // Several copies of `size` in flight at a time, as a pipeline would have, each with memory of its own; the
 // limit is memcpy of the same pieces of the same memory.
-void bandwidth(table& out, device& card, copy_engine& engine) {
+void bandwidth(table& out, device& device, copy_engine& engine) {
     for (const auto size : {mib, 16 * mib, 256 * mib}) {
         const auto count = std::max<std::uint64_t>(2, std::min<std::uint64_t>(64, 512 * mib / size));
-        auto buffer = *card.heap().allocate(size * count);
+        auto buffer = *device.heap().allocate(size * count);
         std::vector<std::byte> host(size * count, std::byte{1}), other(size * count, std::byte{2});
         auto pinned = *engine.pin(host);
         const auto copy_all = [&](bool down) {
@@ -105,8 +105,8 @@ void bandwidth(table& out, device& card, copy_engine& engine) {
     }
 }
 
-void small_copies(table& out, device& card, copy_engine& engine) {
-    auto buffer = *card.heap().allocate(64);
+void small_copies(table& out, device& device, copy_engine& engine) {
+    auto buffer = *device.heap().allocate(64);
     std::array<std::byte, 8> word{}, back{};
     const auto round_trip = nanoseconds_per([&](std::size_t) {
         (void)engine.write(buffer.address(), word)->wait();
@@ -116,7 +116,7 @@ void small_copies(table& out, device& card, copy_engine& engine) {
             fmt::format("{:.1f} us: four wake-ups of a thread", 4 * wakeup_nanoseconds() / 1000));
 
     constexpr std::size_t count = 10000, size = 4096;
-    auto target = *card.heap().allocate(count * size);
+    auto target = *device.heap().allocate(count * size);
     std::vector<std::byte> host(count * size), other(count * size);
     auto pinned = *engine.pin(host);
     const auto before = engine.statistics().submissions;
@@ -173,10 +173,10 @@ footprint measure_footprint() {
 void cycles(table& out) {
     constexpr unsigned count = 10000;
     const auto cycle = [] {
-        const auto card = expect(open_device());
-        auto buffer = expect(card->heap().allocate(65536));
+        const auto device = expect(open_device());
+        auto buffer = expect(device->heap().allocate(65536));
         (void)expect(buffer.dmabuf());
-        auto engine = expect(card->copies());
+        auto engine = expect(device->copies());
         std::array<std::byte, 4096> data{};
         expect(expect(engine.write(buffer.address(), data)).wait());
     };
@@ -208,11 +208,11 @@ int main() {
         fmt::print(stderr, "{}\n", opened.error().message());
         return 1;
     }
-    auto& card = **opened;
-    heap(out, card);
-    auto engine = *card.copies();
-    bandwidth(out, card, engine);
-    small_copies(out, card, engine);
+    auto& device = **opened;
+    heap(out, device);
+    auto engine = *device.copies();
+    bandwidth(out, device, engine);
+    small_copies(out, device, engine);
     opened = tl::unexpected(error(errc::no_device, "closed"));
     engine = copy_engine(nullptr);
     cycles(out);

@@ -21,14 +21,14 @@ constexpr unsigned small_buffers = 500;
 
 // The other process: one large buffer, many small ones; ends when the socket does.
 [[noreturn]] void own(int socket) {
-    const auto card = expect(open_device(by_index{0}));
-    auto copies = expect(card->copies());
+    const auto device = expect(open_device(by_index{0}));
+    auto copies = expect(device->copies());
     std::vector<device_buffer> buffers;
-    buffers.push_back(expect(card->heap().allocate(whole)));
+    buffers.push_back(expect(device->heap().allocate(whole)));
     std::vector<std::byte> bytes(whole, std::byte{1});
     expect(expect(copies.write(buffers[0].address(), bytes)).wait());
     for (unsigned i = 0; i < small_buffers; ++i)
-        buffers.push_back(expect(card->heap().allocate(65536)));
+        buffers.push_back(expect(device->heap().allocate(65536)));
     for (const auto& each : buffers) {
         const auto handle = expect(share(each));
         if (::send(socket, &handle, sizeof(handle), 0) != sizeof(handle))
@@ -60,12 +60,13 @@ void opening(table& results, const std::vector<memory_handle>& handles) {
     results.row("warm import", fmt::format("{:.0f} ns", warm), "goal 200 ns", warm <= 200);
 }
 
-void bandwidth(table& results, const memory_handle& handle, device& card, copy_path way, bool device_side) {
-    auto engine = expect(card.copies()); // kept while all of it runs
-    auto theirs = expect(import_memory(handle, {way}));
-    auto mine = expect(card.heap().allocate(whole));
+void bandwidth(table& results, const memory_handle& handle, device& device, copy_path path,
+               bool device_side) {
+    auto engine = expect(device.copies()); // kept while all of it runs
+    auto theirs = expect(import_memory(handle, {path}));
+    auto mine = expect(device.heap().allocate(whole));
     std::vector<std::byte> host(whole, std::byte{2}), other(whole, std::byte{3});
-    const auto pinned = way == copy_path::owner_context ? expect(theirs.pin(host)) : pinned_memory();
+    const auto pinned = path == copy_path::owner_context ? expect(theirs.pin(host)) : pinned_memory();
     for (const auto size : {mib, 16 * mib, 64 * mib}) {
         const auto count = whole / size;
         const auto copy_all = [&](bool write) {
@@ -97,10 +98,10 @@ void bandwidth(table& results, const memory_handle& handle, device& card, copy_p
             read = std::max(read, bench::gigabytes_per_second([&] { copy_all(false); }, whole));
             write = std::max(write, bench::gigabytes_per_second([&] { copy_all(true); }, whole));
         }
-        const bool direct = way == copy_path::owner_context || (device_side && way != copy_path::staged);
+        const bool direct = path == copy_path::owner_context || (device_side && path != copy_path::staged);
         const auto worse = std::min(read, write) / limit;
         results.row(
-            fmt::format("{}, {} memory, {} MiB", name_of(way), device_side ? "device" : "host", size / mib),
+            fmt::format("{}, {} memory, {} MiB", name_of(path), device_side ? "device" : "host", size / mib),
             fmt::format("read {:.1f}, write {:.1f} GB/s", read, write),
             fmt::format("memcpy {:.1f} GB/s; ratio {:.2f}{}", limit, worse, direct ? ", goal 0.95" : ""),
             direct ? std::optional<bool>(worse >= 0.95) : std::nullopt);
@@ -162,15 +163,15 @@ int main() {
         if (::recv(ends[0], &each, sizeof(each), 0) != sizeof(each))
             return 1;
     {
-        const auto card = expect(open_device(by_index{1}));
+        const auto device = expect(open_device(by_index{1}));
         table results("Device memory between two processes of one host");
         opening(results, handles);
-        bandwidth(results, handles[0], *card, copy_path::owner_context, false);
-        bandwidth(results, handles[0], *card, copy_path::peer_dmabuf, true);
-        bandwidth(results, handles[0], *card, copy_path::nic_loopback, true);
-        bandwidth(results, handles[0], *card, copy_path::nic_loopback, false);
-        bandwidth(results, handles[0], *card, copy_path::staged, true);
-        bandwidth(results, handles[0], *card, copy_path::owner_proxy, false);
+        bandwidth(results, handles[0], *device, copy_path::owner_context, false);
+        bandwidth(results, handles[0], *device, copy_path::peer_dmabuf, true);
+        bandwidth(results, handles[0], *device, copy_path::nic_loopback, true);
+        bandwidth(results, handles[0], *device, copy_path::nic_loopback, false);
+        bandwidth(results, handles[0], *device, copy_path::staged, true);
+        bandwidth(results, handles[0], *device, copy_path::owner_proxy, false);
         results.print();
     }
     stop_ipc();

@@ -11,9 +11,9 @@
 int main() {
     using namespace std::chrono_literals;
     using gaudi::expect;
-    auto card = expect(gaudi::open_device());
-    auto copies = expect(card->copies());
-    auto buffer = expect(card->heap().allocate(1 << 20));
+    auto device = expect(gaudi::open_device());
+    auto copies = expect(device->copies());
+    auto buffer = expect(device->heap().allocate(1 << 20));
     std::vector<std::byte> bytes(buffer.size(), std::byte{1});
     expect(expect(copies.write(buffer.address(), bytes)).wait());
     auto handle = expect(gaudi::share(buffer)); // 128 bytes, for any message

@@ -11,10 +11,10 @@ namespace {
 using gaudi::expect;
 
 void send_or_receive(const std::string& where) {
-    auto card = expect(gaudi::open_device());                      // the first free Gaudi
-    auto nic = expect(gaudi::open_nic({.near_to = card->info()})); // the NIC nearest to it
-    auto buffer = expect(card->heap().allocate(4 << 20));          // 4 MiB of HBM
-    auto region = expect(nic->region(*card, buffer));              // registered through its DMA-BUF
+    auto device = expect(gaudi::open_device());                      // the first free Gaudi
+    auto nic = expect(gaudi::open_nic({.near_to = device->info()})); // the NIC nearest to it
+    auto buffer = expect(device->heap().allocate(4 << 20));          // 4 MiB of HBM
+    auto region = expect(nic->region(*device, buffer));              // registered through its DMA-BUF
     if (where.find(':') != where.npos) {
         auto peer = expect(gaudi::connect(nic, where)); // queue pairs joined
         expect(expect(peer.send(region)).wait());       // HBM -> NIC
@@ -22,7 +22,7 @@ void send_or_receive(const std::string& where) {
         auto door = expect(gaudi::listener::open(static_cast<std::uint16_t>(std::stoul(where))));
         auto peer = expect(door.accept(nic, std::chrono::minutes(1)));
         auto got = expect(expect(peer.receive(region)).wait()); // NIC -> HBM
-        std::printf("%lu bytes, %s\n", got.bytes, gaudi::name_of(region.way()).data());
+        std::printf("%lu bytes, %s\n", got.bytes, gaudi::name_of(region.path()).data());
     }
 }
 

@@ -7,9 +7,9 @@
 
 int main() {
     using gaudi::expect;
-    auto card = expect(gaudi::open_device());             // the first free Gaudi
-    auto copies = expect(card->copies());                 // its DMA engines
-    auto buffer = expect(card->heap().allocate(1 << 20)); // 1 MiB of HBM
+    auto device = expect(gaudi::open_device());             // the first free Gaudi
+    auto copies = expect(device->copies());                 // its DMA engines
+    auto buffer = expect(device->heap().allocate(1 << 20)); // 1 MiB of HBM
     std::array<std::byte, 4096> out, back{};
     out.fill(std::byte{42});
     expect(expect(copies.write(buffer.address(), out)).wait()); // host -> HBM

@@ -38,7 +38,8 @@ void show(const gaudi::device& device, const gaudi::device_buffer& buffer) {
     const auto info = device.info();
     const auto window = need(buffer.dmabuf(), "DMA-BUF export");
     std::printf("gaudi %u   %s %s at %s, %.2f GiB HBM\n", info.index, gaudi::name_of(*info.generation).data(),
-                info.card.c_str(), info.bus_id.c_str(), static_cast<double>(info.memory_total) / (1U << 30));
+                info.product.c_str(), info.bus_id.c_str(),
+                static_cast<double>(info.memory_total) / (1U << 30));
     std::printf("          %zu MiB at %#" PRIx64 ", exported as DMA-BUF: fd %d, offset %#" PRIx64
                 ", iova %#" PRIx64 "\n",
                 size >> 20, buffer.address().value(), window.fd, window.offset, window.iova.value());

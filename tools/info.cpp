@@ -46,7 +46,7 @@ json holders_json(const gaudi::device_info& info) {
 json device_json(const gaudi::device_info& info, bool probe) {
     json entry = {{"index", info.index},
                   {"generation", info.generation ? json(gaudi::name_of(*info.generation)) : json(nullptr)},
-                  {"card", info.card},
+                  {"product", info.product},
                   {"bus_id", info.bus_id},
                   {"module_id", info.module_id},
                   {"numa_node", info.numa_node ? json(*info.numa_node) : json(nullptr)},
@@ -69,7 +69,7 @@ json device_json(const gaudi::device_info& info, bool probe) {
 void print_device(const json& entry) {
     fmt::print("\ngaudi {}: {} {}\n", entry["index"].get<int>(),
                entry["generation"].is_null() ? "generation unknown" : entry["generation"].get<std::string>(),
-               entry["card"].get<std::string>());
+               entry["product"].get<std::string>());
     fmt::print("  bus id           {}\n", entry["bus_id"].get<std::string>());
     fmt::print("  module id        {}\n", entry["module_id"].get<int>());
     fmt::print("  NUMA node        {}\n",

@@ -37,9 +37,9 @@ double cpu_seconds() {
 
 class measurement {
 public:
-    explicit measurement(gaudi::device& card)
-        : engine_(gaudi::expect(card.copies())), first_(gaudi::expect(card.heap().allocate(large))),
-          second_(gaudi::expect(card.heap().allocate(large))), host_(large, std::byte{1}),
+    explicit measurement(gaudi::device& device)
+        : engine_(gaudi::expect(device.copies())), first_(gaudi::expect(device.heap().allocate(large))),
+          second_(gaudi::expect(device.heap().allocate(large))), host_(large, std::byte{1}),
           pinned_(gaudi::expect(engine_.pin(host_))) {}
 
     figures all() {
@@ -152,14 +152,14 @@ bool of_the_lab() {
     return driver && is_virtual(driver->path);
 }
 
-bool known_to_ucx(const gaudi::device_info& card) {
-    return card.generation != gaudi::generation::gaudi;
+bool known_to_ucx(const gaudi::device_info& device) {
+    return device.generation != gaudi::generation::gaudi;
 }
 
-void print_table(const gaudi::device_info& card, const figures& found) {
+void print_table(const gaudi::device_info& device, const figures& found) {
     fmt::print("gaudi-direct {}: {} hardware\n", gaudi::version(), of_the_lab() ? "virtual" : "real");
-    fmt::print("gaudi {}, {} {}: copies of 64 MiB, the best of {}\n\n", card.index,
-               card.generation ? gaudi::name_of(*card.generation) : "generation unknown", card.bus_id,
+    fmt::print("gaudi {}, {} {}: copies of 64 MiB, the best of {}\n\n", device.index,
+               device.generation ? gaudi::name_of(*device.generation) : "generation unknown", device.bus_id,
                rounds);
     fmt::print("{:<24}  {:>10}  {:>10}\n", "", "2 queues", "4 queues");
     const auto row = [](const char* what, double few, double many) {
@@ -172,7 +172,7 @@ void print_table(const gaudi::device_info& card, const figures& found) {
     fmt::print("{:<24}  {:>7.1f} us of CPU time\n", "beginning a copy", found.begin * 1e6);
     if (found.by_nic)
         fmt::print("{:<24}  {:>7.2f} us\n", "8 bytes through a NIC", *found.by_nic * 1e6);
-    if (known_to_ucx(card))
+    if (known_to_ucx(device))
         fmt::print("\nUCX reckons with this after: eval \"$(gaudi-direct measure --env)\"\n");
 }
 
@@ -187,25 +187,25 @@ int measure(const measure_options& options) {
             options.device);
         return usage;
     }
-    const auto card = gaudi::open_device(*choice);
-    if (!card) {
-        fmt::print(stderr, "gaudi-direct: {}\n", card.error().message());
+    const auto device = gaudi::open_device(*choice);
+    if (!device) {
+        fmt::print(stderr, "gaudi-direct: {}\n", device.error().message());
         return failed;
     }
-    const bool for_ucx = known_to_ucx((*card)->info());
+    const bool for_ucx = known_to_ucx((*device)->info());
     if (options.as_environment && !for_ucx) {
         fmt::print(
             stderr,
             "gaudi-direct: --env: gaudi {} is of the first generation, and UCX knows Gaudi2 and later; "
             "measure shows its figures without it\n",
-            (*card)->info().index);
+            (*device)->info().index);
         return failed;
     }
-    const auto found = measurement(**card).all();
+    const auto found = measurement(**device).all();
     const auto settings = for_ucx ? settings_of(found) : std::vector<setting>{};
     if (options.as_json) {
         nlohmann::ordered_json report = {{"kind", of_the_lab() ? "virtual" : "real"},
-                                         {"device", (*card)->info().bus_id}};
+                                         {"device", (*device)->info().bus_id}};
         for (const auto& [name, value] : settings)
             report["settings"][name] = value;
         fmt::print("{}\n", report.dump(2));
@@ -213,7 +213,7 @@ int measure(const measure_options& options) {
         for (const auto& [name, value] : settings)
             fmt::print("export {}={}\n", name, value);
     else
-        print_table((*card)->info(), found);
+        print_table((*device)->info(), found);
     return ok;
 }
 

@@ -49,7 +49,7 @@ struct path_report {
     count host, zero_copy, staged;
     std::string why_staged; // the last reason
 
-    [[nodiscard]] const count& by(memory_way way) const;
+    [[nodiscard]] const count& by(memory_path path) const;
 };
 
 // One operation under way. Dropping a ticket does not cancel the operation; memory must stay valid until it
@@ -107,8 +107,8 @@ public:
 
     // A note beside the data, over TCP: up to 64 KiB, in order. hear() blocks until one came. More
     // than 64 MiB of them that nobody has heard end the connection.
-    result<void> tell(std::span<const std::byte> note);
-    [[nodiscard]] result<std::vector<std::byte>> hear(std::chrono::milliseconds limit);
+    result<void> send_note(std::span<const std::byte> note);
+    [[nodiscard]] result<std::vector<std::byte>> receive_note(std::chrono::milliseconds limit);
     // Gives the peer a key to exactly this region, with these rights, and takes such an offer. The key ends
     // with withdraw(), with the connection, or when the device buffer is freed. Staged memory too: then this
     // side must be driven (poll, wait, hear) while the peer reads or writes.
@@ -139,22 +139,22 @@ private:
 
 // Makes one as a client. "host", "host:port", "[v6]:port". errc::host_unknown, connection_refused,
 // handshake_timeout, handshake_refused, version_mismatch.
-[[nodiscard]] result<connection> connect(const std::shared_ptr<nic>& card, const std::string& peer,
+[[nodiscard]] result<connection> connect(const std::shared_ptr<nic>& nic, const std::string& peer,
                                          const connection_options& options = {});
 
 // Somebody who connected and has not said yet what it is. One that never does costs only its thread, and no
 // longer than the deadline.
-class caller {
+class pending_connection {
 public:
-    explicit caller(std::unique_ptr<stream> joined);
-    caller(caller&&) noexcept;
-    caller& operator=(caller&&) noexcept;
-    ~caller();
+    explicit pending_connection(std::unique_ptr<stream> joined);
+    pending_connection(pending_connection&&) noexcept;
+    pending_connection& operator=(pending_connection&&) noexcept;
+    ~pending_connection();
 
     [[nodiscard]] const std::string& peer() const;
     // Once.
-    [[nodiscard]] result<connection> welcome(const std::shared_ptr<nic>& card,
-                                             const connection_options& options = {});
+    [[nodiscard]] result<connection> handshake(const std::shared_ptr<nic>& nic,
+                                               const connection_options& options = {});
 
 private:
     std::unique_ptr<stream> joined_;
@@ -171,9 +171,9 @@ public:
     // Readable when somebody knocks.
     [[nodiscard]] int descriptor() const { return socket_->fd; }
     // errc::wait_timeout when nobody came.
-    [[nodiscard]] result<caller> next(std::chrono::milliseconds limit) const;
+    [[nodiscard]] result<pending_connection> next(std::chrono::milliseconds limit) const;
     // next() and welcome(). errc::wait_timeout when nobody came; anything else concerns this caller only.
-    [[nodiscard]] result<connection> accept(const std::shared_ptr<nic>& card, std::chrono::milliseconds limit,
+    [[nodiscard]] result<connection> accept(const std::shared_ptr<nic>& nic, std::chrono::milliseconds limit,
                                             const connection_options& options = {}) const;
 
 private:

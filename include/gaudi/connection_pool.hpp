@@ -14,12 +14,12 @@ class connection_pool {
 public:
     // Returns the connection to the pool, if it is alive and nothing is under way on it; else it is closed.
     // Must not outlive the pool.
-    class lease {
+    class pooled_connection {
     public:
-        lease(connection_pool& home, std::string peer, connection taken);
-        lease(lease&&) noexcept = default;
-        lease& operator=(lease&&) = delete;
-        ~lease();
+        pooled_connection(connection_pool& home, std::string peer, connection taken);
+        pooled_connection(pooled_connection&&) noexcept = default;
+        pooled_connection& operator=(pooled_connection&&) = delete;
+        ~pooled_connection();
 
         connection& operator*() { return *taken_; }
         connection* operator->() { return &*taken_; }
@@ -30,11 +30,11 @@ public:
         std::optional<connection> taken_;
     };
 
-    explicit connection_pool(std::shared_ptr<nic> card, const connection_options& options = {},
+    explicit connection_pool(std::shared_ptr<nic> nic, const connection_options& options = {},
                              std::size_t idle_per_peer = 4);
 
     // One that waits here and still lives, or a new one. As connect().
-    [[nodiscard]] result<lease> take(const std::string& peer);
+    [[nodiscard]] result<pooled_connection> take(const std::string& peer);
     // How many wait.
     [[nodiscard]] std::size_t idle() const;
     // Closes those that wait.
@@ -43,7 +43,7 @@ public:
 private:
     void give_back(const std::string& peer, connection returned);
 
-    const std::shared_ptr<nic> card_;
+    const std::shared_ptr<nic> nic_;
     const connection_options options_;
     const std::size_t idle_per_peer_;
     mutable std::mutex mutex_;

@@ -18,7 +18,7 @@ enum class generation { gaudi, gaudi2, gaudi3 };
 struct device_info {
     unsigned index = 0;                          // as in /dev/accel/accelN
     std::optional<gaudi::generation> generation; // none: the driver does not say, or one that we do not know
-    std::string card;
+    std::string product;
     std::string bus_id;
     unsigned module_id = 0;
     std::optional<int> numa_node;

@@ -69,10 +69,10 @@ public:
     // A buffer of a device's heap. The first of a chunk registers the whole chunk; later ones cost
     // nanoseconds. Where zero-copy is impossible the policy decides: errc::zero_copy_impossible with the
     // reason, or a staged region.
-    [[nodiscard]] result<local_region> region(device& card, const device_buffer& buffer,
-                                              way_policy policy = way_policy::prefer_zero_copy);
+    [[nodiscard]] result<local_region> region(device& owner, const device_buffer& buffer,
+                                              path_policy policy = path_policy::prefer_zero_copy);
     // A range of one live buffer by its address; zero-copy or an error.
-    [[nodiscard]] result<local_region> region(device& card, device_address address, std::uint64_t length);
+    [[nodiscard]] result<local_region> region(device& owner, device_address address, std::uint64_t length);
     // Host memory. Registrations are shared while somebody holds one and end with the last: nothing tells a
     // library that memory was unmapped, so that none is kept beyond.
     [[nodiscard]] result<local_region> region(std::span<std::byte> memory);

@@ -19,15 +19,15 @@ class registration_cache;
 class staging_source;
 
 // By which way a NIC reaches memory.
-enum class memory_way : std::uint8_t {
+enum class memory_path : std::uint8_t {
     host,      // host memory, registered
     zero_copy, // device memory, registered through its DMA-BUF
     staged     // device memory, copied through pinned host memory by the device's engines
 };
-[[nodiscard]] std::string_view name_of(memory_way way);
+[[nodiscard]] std::string_view name_of(memory_path path);
 
 // What a policy allows for device memory.
-enum class way_policy : std::uint8_t {
+enum class path_policy : std::uint8_t {
     prefer_zero_copy, // staged where zero-copy is impossible, and announced
     require_zero_copy,
     staged_only // for comparison
@@ -51,7 +51,7 @@ struct remote_region {
     std::uint64_t address = 0;
     std::uint64_t length = 0;
     std::uint32_t key = 0;
-    memory_way way = memory_way::host;
+    memory_path path = memory_path::host;
     remote_access rights = remote_access::all;
 
     static constexpr std::size_t encoded_bytes = 24;
@@ -91,7 +91,7 @@ public:
 
     [[nodiscard]] std::uint64_t address() const { return address_; }
     [[nodiscard]] std::uint64_t length() const { return length_; }
-    [[nodiscard]] memory_way way() const { return way_; }
+    [[nodiscard]] memory_path path() const { return path_; }
     // For staged device memory: what stood against zero-copy.
     [[nodiscard]] std::string_view reason() const;
     [[nodiscard]] std::uint32_t local_key() const { return local_key_; }
@@ -103,7 +103,9 @@ public:
     // False once the device buffer was freed.
     [[nodiscard]] bool allocated() const;
 
-    [[nodiscard]] const std::shared_ptr<const registration>& lease() const { return lease_; }
+    [[nodiscard]] const std::shared_ptr<const registration>& registration_ref() const {
+        return registration_;
+    }
     [[nodiscard]] const std::shared_ptr<const staging_source>& staged_from() const { return source_; }
 
 private:
@@ -113,9 +115,9 @@ private:
     std::uint64_t length_ = 0;
     std::uint64_t generation_ = 0; // of the device buffer; 0: host memory, or SynapseAI's
     std::uint32_t local_key_ = 0;
-    memory_way way_ = memory_way::host;
+    memory_path path_ = memory_path::host;
     // Shared: a registration serves every buffer of its chunk.
-    std::shared_ptr<const registration> lease_;
+    std::shared_ptr<const registration> registration_;
     std::shared_ptr<const staging_source> source_;
 };
 

@@ -41,7 +41,7 @@ void queue_worker::push(job added) {
     if (thread_.joinable())
         thread_.join();
     try {
-        thread_ = quiet_thread([this] { run(); });
+        thread_ = signal_free_thread([this] { run(); });
         running_ = true;
     } catch (const std::system_error&) {
         std::fprintf(stderr, "gaudi-lab: no thread for queue %u: the submission is aborted\n", queue_);

@@ -121,7 +121,7 @@ tl::expected<std::shared_ptr<process>, int> process::join() {
     shared_lock::is_dead = party_is_dead;
     current_ = made.get();
     try {
-        made->guard_ = quiet_thread([self = made.get()] { self->guard(); });
+        made->guard_ = signal_free_thread([self = made.get()] { self->guard(); });
     } catch (const std::system_error&) {
         return tl::unexpected(EAGAIN);
     }

@@ -88,7 +88,7 @@ tl::expected<std::unique_ptr<wire>, int> wire::listen(const std::set<std::uint32
 
 void wire::start(process& home) {
     home_ = &home;
-    thread_ = quiet_thread([this] { run(); });
+    thread_ = signal_free_thread([this] { run(); });
 }
 
 void wire::abandon() {

@@ -23,7 +23,7 @@ void futex_wake(std::atomic<std::uint32_t>& word, int how_many = INT_MAX);
 
 // A thread that takes no signals: those are the program's. std::system_error when there can be none.
 template <typename Body>
-[[nodiscard]] std::thread quiet_thread(Body&& body) {
+[[nodiscard]] std::thread signal_free_thread(Body&& body) {
     class masked {
     public:
         masked() {

@@ -8,8 +8,8 @@
 
 namespace gaudi {
 
-const path_report::count& path_report::by(memory_way way) const {
-    return way == memory_way::host ? host : way == memory_way::zero_copy ? zero_copy : staged;
+const path_report::count& path_report::by(memory_path path) const {
+    return path == memory_path::host ? host : path == memory_path::zero_copy ? zero_copy : staged;
 }
 
 transfer::transfer(connection_core* core, std::uint32_t slot) : operation_({core, slot}) {
@@ -86,11 +86,11 @@ std::size_t connection::poll() {
     return core()->progress();
 }
 
-result<void> connection::tell(std::span<const std::byte> note) {
+result<void> connection::send_note(std::span<const std::byte> note) {
     return core()->send_frame(frame_kind::note, note);
 }
 
-result<std::vector<std::byte>> connection::hear(std::chrono::milliseconds limit) {
+result<std::vector<std::byte>> connection::receive_note(std::chrono::milliseconds limit) {
     return core()->receive_frame(frame_kind::note, limit);
 }
 
@@ -125,11 +125,11 @@ const std::string& connection::peer() const {
     return core()->peer();
 }
 
-result<connection> connect(const std::shared_ptr<nic>& card, const std::string& peer,
+result<connection> connect(const std::shared_ptr<nic>& nic, const std::string& peer,
                            const connection_options& options) {
     const auto deadline = std::chrono::steady_clock::now() + options.deadline;
     GAUDI_TRY(auto joined, stream::connect(peer, default_port, deadline));
-    GAUDI_TRY(auto link, connection_link::establish(card, std::move(joined), connection_link::role::client,
+    GAUDI_TRY(auto link, connection_link::establish(nic, std::move(joined), connection_link::role::client,
                                                     options, deadline));
     return connection(new connection_core(std::move(link)));
 }

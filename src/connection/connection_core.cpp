@@ -89,7 +89,7 @@ result<void> connection_core::check(const transfer_request& request) const {
         return {};
     if (!link_->atomics)
         return tl::unexpected(error(errc::atomics_absent, fmt::format("between here and {}", peer())));
-    if (remote->way == memory_way::staged)
+    if (remote->path == memory_path::staged)
         return tl::unexpected(error(errc::remote_staged, "an atomic operation on staged memory of the peer"));
     if (remote->length < 8 || remote->address % 8 != 0)
         return tl::unexpected(
@@ -110,7 +110,7 @@ result<std::uint32_t> connection_core::start(const transfer_request& request) {
         return tl::unexpected(error(errc::too_many_operations,
                                     fmt::format("{} outstanding to {}", operations_.size(), peer())));
     staging* stage = nullptr;
-    if (request.local != nullptr && request.local->way() == memory_way::staged) {
+    if (request.local != nullptr && request.local->path() == memory_path::staged) {
         GAUDI_TRY(stage, stagings_.find_or_make(link_->nic(), request.local->staged_from()->engine(),
                                                 link_->segment));
     }

@@ -7,19 +7,20 @@
 
 namespace gaudi {
 
-connection_pool::lease::lease(connection_pool& home, std::string peer, connection taken)
+connection_pool::pooled_connection::pooled_connection(connection_pool& home, std::string peer,
+                                                      connection taken)
     : home_(&home), peer_(std::move(peer)), taken_(std::move(taken)) {}
 
-connection_pool::lease::~lease() {
+connection_pool::pooled_connection::~pooled_connection() {
     if (taken_ && taken_->core() != nullptr)
         home_->give_back(peer_, std::move(*taken_));
 }
 
-connection_pool::connection_pool(std::shared_ptr<nic> card, const connection_options& options,
+connection_pool::connection_pool(std::shared_ptr<nic> nic, const connection_options& options,
                                  std::size_t idle_per_peer)
-    : card_(std::move(card)), options_(options), idle_per_peer_(idle_per_peer) {}
+    : nic_(std::move(nic)), options_(options), idle_per_peer_(idle_per_peer) {}
 
-result<connection_pool::lease> connection_pool::take(const std::string& peer) {
+result<connection_pool::pooled_connection> connection_pool::take(const std::string& peer) {
     for (;;) {
         std::optional<connection> waiting;
         {
@@ -32,10 +33,10 @@ result<connection_pool::lease> connection_pool::take(const std::string& peer) {
         if (!waiting)
             break;
         if (waiting->core()->catch_up()) // what the peer did meanwhile
-            return lease(*this, peer, std::move(*waiting));
+            return pooled_connection(*this, peer, std::move(*waiting));
     }
-    GAUDI_TRY(auto made, connect(card_, peer, options_));
-    return lease(*this, peer, std::move(made));
+    GAUDI_TRY(auto made, connect(nic_, peer, options_));
+    return pooled_connection(*this, peer, std::move(made));
 }
 
 void connection_pool::give_back(const std::string& peer, connection returned) {

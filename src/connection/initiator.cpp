@@ -107,7 +107,7 @@ result<bool> initiator::post_message(std::uint32_t slot) {
             wr.opcode = IBV_WR_SEND_WITH_IMM;
             wr.imm_data = htonl(*first.immediate);
         }
-        if (bytes <= limits_.longest_inline && first.way == memory_way::host)
+        if (bytes <= limits_.longest_inline && first.path == memory_path::host)
             wr.send_flags = IBV_SEND_INLINE;
         GAUDI_CHECK(keep_filling(slot));
     }
@@ -137,7 +137,7 @@ result<bool> initiator::post_data(std::uint32_t slot) {
         wr.opcode = reading ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE;
         wr.wr.rdma.remote_addr = first.remote_address + offset;
         wr.wr.rdma.rkey = first.remote_key;
-        if (!reading && bytes <= limits_.longest_inline && first.way == memory_way::host)
+        if (!reading && bytes <= limits_.longest_inline && first.path == memory_path::host)
             wr.send_flags = IBV_SEND_INLINE;
         if (!reading)
             GAUDI_CHECK(keep_filling(slot));

@@ -17,29 +17,31 @@ void listener::socket::close() noexcept {
     unique_fd{fd};
 }
 
-result<caller> listener::next(std::chrono::milliseconds limit) const {
+result<pending_connection> listener::next(std::chrono::milliseconds limit) const {
     GAUDI_TRY(auto joined, accept_from(socket_->fd, std::chrono::steady_clock::now() + limit));
-    return caller(std::make_unique<stream>(std::move(joined)));
+    return pending_connection(std::make_unique<stream>(std::move(joined)));
 }
 
-result<connection> listener::accept(const std::shared_ptr<nic>& card, std::chrono::milliseconds limit,
+result<connection> listener::accept(const std::shared_ptr<nic>& nic, std::chrono::milliseconds limit,
                                     const connection_options& options) const {
     GAUDI_TRY(auto knocking, next(limit));
-    return knocking.welcome(card, options);
+    return knocking.handshake(nic, options);
 }
 
-caller::caller(std::unique_ptr<stream> joined) : joined_(std::move(joined)), peer_(joined_->peer()) {}
-caller::caller(caller&&) noexcept = default;
-caller& caller::operator=(caller&&) noexcept = default;
-caller::~caller() = default;
+pending_connection::pending_connection(std::unique_ptr<stream> joined)
+    : joined_(std::move(joined)), peer_(joined_->peer()) {}
+pending_connection::pending_connection(pending_connection&&) noexcept = default;
+pending_connection& pending_connection::operator=(pending_connection&&) noexcept = default;
+pending_connection::~pending_connection() = default;
 
-const std::string& caller::peer() const {
+const std::string& pending_connection::peer() const {
     return peer_;
 }
 
-result<connection> caller::welcome(const std::shared_ptr<nic>& card, const connection_options& options) {
+result<connection> pending_connection::handshake(const std::shared_ptr<nic>& nic,
+                                                 const connection_options& options) {
     GAUDI_TRY(auto link,
-              connection_link::establish(card, std::move(*joined_), connection_link::role::server, options,
+              connection_link::establish(nic, std::move(*joined_), connection_link::role::server, options,
                                          std::chrono::steady_clock::now() + options.deadline));
     return connection(new connection_core(std::move(link)));
 }

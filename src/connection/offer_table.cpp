@@ -14,8 +14,8 @@ namespace {
 std::atomic<std::uint64_t> next_holder{1};
 
 bool same_bytes(const local_region& a, const local_region& b) {
-    return a.address() == b.address() && a.length() == b.length() && a.way() == b.way() &&
-           a.lease() == b.lease();
+    return a.address() == b.address() && a.length() == b.length() && a.path() == b.path() &&
+           a.registration_ref() == b.registration_ref();
 }
 
 } // namespace
@@ -33,11 +33,11 @@ result<remote_region> offer_table::offer(const local_region& region, remote_acce
         return each.rights == rights && same_bytes(each.region, region);
     });
     const auto* same = found != offers_.end() ? &*found : nullptr;
-    if (region.way() == memory_way::staged)
+    if (region.path() == memory_path::staged)
         return offer_staged(region, rights, same);
     if (same != nullptr && same->key.valid())
         return same->key.region();
-    const auto cache = region.lease()->cache();
+    const auto cache = region.registration_ref()->cache();
     if (!cache)
         return tl::unexpected(error(errc::not_allocated, "an offer of a region of a NIC that was closed"));
     GAUDI_TRY(auto key, cache->expose(region, rights, holder_));
@@ -62,7 +62,7 @@ result<remote_region> offer_table::offer_staged(const local_region& region, remo
     const auto number = same != nullptr ? same->number : next_number_++;
     if (same == nullptr)
         offers_.push_back({region, rights, remote_key(), number});
-    return remote_region{region.address(), region.length(), number, memory_way::staged, rights};
+    return remote_region{region.address(), region.length(), number, memory_path::staged, rights};
 }
 
 void offer_table::withdraw(const local_region& region) {
@@ -75,7 +75,7 @@ result<const offer_table::offered_region*> offer_table::find(const access_reques
         return tl::unexpected(error(errc::remote_access, std::move(why)));
     };
     const auto found = std::find_if(offers_.begin(), offers_.end(), [&](const offered_region& each) {
-        return each.region.way() == memory_way::staged && each.number == request.key;
+        return each.region.path() == memory_path::staged && each.number == request.key;
     });
     if (found == offers_.end())
         return refuse(fmt::format("no region with key {}", request.key));

@@ -21,8 +21,8 @@ std::uint32_t operation_table::add(const transfer_request& request, staging* sta
     added.operand = request.operand;
     added.compare = request.compare;
     if (request.local != nullptr) {
-        added.way = request.local->way();
-        added.lease = request.local->lease();
+        added.path = request.local->path();
+        added.registration_ref = request.local->registration_ref();
         added.address = request.local->address();
         added.length = request.local->length();
         added.local_key = request.local->local_key();
@@ -30,10 +30,10 @@ std::uint32_t operation_table::add(const transfer_request& request, staging* sta
     if (request.remote != nullptr) {
         added.remote_address = request.remote->address;
         added.remote_key = request.remote->key;
-        added.remote_staged = request.remote->way == memory_way::staged && added.length != 0;
+        added.remote_staged = request.remote->path == memory_path::staged && added.length != 0;
     }
     if (added.remote_staged) {
-        added.way = memory_way::staged;
+        added.path = memory_path::staged;
         added.serial = ++last_serial_;
     }
     if (stage != nullptr)
@@ -68,13 +68,13 @@ void operation_table::finish(std::uint32_t slot) {
     if (finished.kind != transfer_kind::receive)
         finished.outcome.bytes = finished.completed;
     if (!finished.failure) {
-        auto& count = finished.way == memory_way::host        ? report_.host
-                      : finished.way == memory_way::zero_copy ? report_.zero_copy
-                                                              : report_.staged;
+        auto& count = finished.path == memory_path::host        ? report_.host
+                      : finished.path == memory_path::zero_copy ? report_.zero_copy
+                                                                : report_.staged;
         ++count.operations;
         count.bytes += finished.completed;
     }
-    finished.lease.reset();
+    finished.registration_ref.reset();
     finished.state = operation::state::finished;
     free_if_abandoned(slot);
 }
@@ -83,7 +83,7 @@ void operation_table::fail_pending(const error& why) {
     for (std::uint32_t slot = 0; slot < slots_.size(); ++slot)
         if (auto& each = slots_[slot]; each.state == operation::state::pending) {
             each.failure = why;
-            each.lease.reset();
+            each.registration_ref.reset();
             each.state = operation::state::finished;
             free_if_abandoned(slot);
         }

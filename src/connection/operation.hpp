@@ -34,7 +34,7 @@ struct operation {
 
     transfer_kind kind = transfer_kind::send;
     operation::state state = state::unused;
-    memory_way way = memory_way::host;
+    memory_path path = memory_path::host;
     bool abandoned = false;        // its ticket is gone: the slot becomes free when the operation finishes
     bool started = false;          // it has opened the peer's receive, was announced, or was requested
     bool fully_posted = false;     // every work request has been posted
@@ -49,7 +49,8 @@ struct operation {
     std::uint64_t posted = 0, completed = 0;
     std::uint32_t outstanding = 0; // parts posted and not completed
     staging* stage = nullptr;
-    std::shared_ptr<const registration> lease; // keeps the registration until the operation has finished
+    std::shared_ptr<const registration>
+        registration_ref; // keeps the registration until the operation has finished
     std::optional<std::uint32_t> immediate;
     completion outcome;
     std::optional<error> failure;

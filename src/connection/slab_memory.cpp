@@ -5,12 +5,12 @@
 
 namespace gaudi {
 
-result<slab_memory> slab_memory::make(const nic_core& card, const copy_engine& engine, unsigned slabs,
+result<slab_memory> slab_memory::make(const nic_core& nic, const copy_engine& engine, unsigned slabs,
                                       std::uint32_t slab_bytes) {
     slab_memory made(engine, slab_bytes);
     GAUDI_TRY(made.memory_, mapping::anonymous(std::size_t{slabs} * slab_bytes));
     GAUDI_TRY(made.pinned_, made.engine_.pin(made.memory_.bytes()));
-    GAUDI_TRY(made.region_, card.register_host(made.memory_.bytes()));
+    GAUDI_TRY(made.region_, nic.register_host(made.memory_.bytes()));
     return made;
 }
 

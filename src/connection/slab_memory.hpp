@@ -13,7 +13,7 @@ namespace gaudi {
 // registered with the other. Copies from and to it must have finished before it goes.
 class slab_memory {
 public:
-    static result<slab_memory> make(const nic_core& card, const copy_engine& engine, unsigned slabs,
+    static result<slab_memory> make(const nic_core& nic, const copy_engine& engine, unsigned slabs,
                                     std::uint32_t slab_bytes);
 
     [[nodiscard]] copy_engine& engine() { return engine_; }

@@ -17,9 +17,9 @@ staging::staging(slab_memory memory)
     }
 }
 
-result<std::unique_ptr<staging>> staging::make(const nic_core& card, const copy_engine& engine,
+result<std::unique_ptr<staging>> staging::make(const nic_core& nic, const copy_engine& engine,
                                                std::uint32_t slab_bytes) {
-    GAUDI_TRY(auto memory, slab_memory::make(card, engine, 2 * slabs_each_way, slab_bytes));
+    GAUDI_TRY(auto memory, slab_memory::make(nic, engine, 2 * slabs_each_way, slab_bytes));
     return std::unique_ptr<staging>(new staging(std::move(memory)));
 }
 

@@ -13,7 +13,7 @@ class staging {
 public:
     static constexpr unsigned slabs_each_way = 8;
 
-    static result<std::unique_ptr<staging>> make(const nic_core& card, const copy_engine& engine,
+    static result<std::unique_ptr<staging>> make(const nic_core& nic, const copy_engine& engine,
                                                  std::uint32_t slab_bytes);
     ~staging();
     staging(const staging&) = delete;

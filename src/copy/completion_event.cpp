@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "src/copy/completion_event.hpp"
 
-#include "src/os/quiet_thread.hpp"
+#include "src/os/signal_free_thread.hpp"
 #include "src/os/system_error.hpp"
 
 #include <sys/eventfd.h>
@@ -18,7 +18,7 @@ result<int> completion_event::open(event_when when, std::function<void()> watch)
         unique_fd made(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
         if (!made)
             return tl::unexpected(system_error("eventfd"));
-        thread_ = quiet_thread(std::move(watch));
+        thread_ = signal_free_thread(std::move(watch));
         descriptor_ = std::move(made);
     }
     return descriptor_.get();

@@ -150,12 +150,12 @@ result<std::uint32_t> synapse_core::start(std::uint32_t slot, std::uint64_t sour
     } else {
         status = api_.synEventCreate(&begun.event, id_, 0);
     }
-    const auto way = static_cast<int>(direction); // in SynapseAI's order
+    const auto direction_number = static_cast<int>(direction); // in SynapseAI's order
     auto* const stream = streams_[static_cast<std::size_t>(direction)];
     const char* call = "synEventCreate";
     if (status == 0) {
         call = "synMemCopyAsync";
-        status = api_.synMemCopyAsync(stream, source, length, destination, way);
+        status = api_.synMemCopyAsync(stream, source, length, destination, direction_number);
     }
     if (status == 0) {
         call = "synEventRecord";

@@ -89,21 +89,21 @@ result<std::shared_ptr<const hlthunk_api>> registry::api() {
     return api_;
 }
 
-result<registry::survey> registry::look() {
+result<registry::found_devices> registry::discover_devices() {
     GAUDI_TRY(const auto table, api());
     GAUDI_TRY(const auto seen, visibility::of_environment());
     GAUDI_TRY(auto all, discover(*table));
-    return survey{table->path(), seen, std::move(all)};
+    return found_devices{table->path(), seen, std::move(all)};
 }
 
 result<std::vector<device_info>> registry::visible_devices() {
-    GAUDI_TRY(auto looked, look());
+    GAUDI_TRY(auto looked, discover_devices());
     std::erase_if(looked.all, [&](const device_info& info) { return !looked.seen.shows(info); });
     return std::move(looked.all);
 }
 
 result<std::shared_ptr<device>> registry::open(const device_choice& wanted) {
-    GAUDI_TRY(const auto looked, look());
+    GAUDI_TRY(const auto looked, discover_devices());
     const auto& [library, seen, all] = looked;
     if (all.empty())
         return tl::unexpected(error(errc::no_device, fmt::format("{} finds no device", library)));

@@ -27,7 +27,7 @@ public:
 
 private:
     // Every device there is, and which of them the environment shows.
-    struct survey {
+    struct found_devices {
         std::string library;
         visibility seen;
         std::vector<device_info> all;
@@ -42,7 +42,7 @@ private:
     };
 
     registry();
-    result<survey> look();
+    result<found_devices> discover_devices();
     // `borrow`: where another process has it open and offers it, in that one's context.
     result<std::shared_ptr<device>> open_one(const device_info& info, bool borrow);
     // `borrowed`: another process's context, joined already; none: one of its own.

@@ -57,8 +57,8 @@ std::optional<device_info> inspect(const hlthunk_api& api, int control, unsigned
     device_info info;
     info.index = index;
     info.generation = generation_of(api.get_device_name_from_fd(control));
-    info.card.assign(reinterpret_cast<const char*>(hw.card_name),
-                     ::strnlen(reinterpret_cast<const char*>(hw.card_name), sizeof(hw.card_name)));
+    info.product.assign(reinterpret_cast<const char*>(hw.card_name),
+                        ::strnlen(reinterpret_cast<const char*>(hw.card_name), sizeof(hw.card_name)));
     info.bus_id = bus_id_of(api, control);
     if (info.bus_id.empty()) // some versions answer for the compute node only
         info.bus_id = bus_id_in_sysfs(index);
@@ -125,7 +125,7 @@ result<void> check_generation(const device_info& info) {
     if (!info.generation)
         return tl::unexpected(
             error(errc::generation_unknown,
-                  fmt::format("device {} ({}), card '{}'", info.index, info.bus_id, info.card)));
+                  fmt::format("device {} ({}), card '{}'", info.index, info.bus_id, info.product)));
     return {};
 }
 

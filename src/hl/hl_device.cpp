@@ -35,9 +35,9 @@ std::uint64_t node_of_descriptor(int fd, const std::string& bus_id) {
 // A device node is known by its number, wherever it lies; anything else by its inode.
 std::uint64_t hl_device::node_of(const struct stat& status, const std::string& bus_id) {
     const bool node = S_ISCHR(status.st_mode);
-    const std::uint64_t parts[] = {mix(bus_id.data(), bus_id.size()), node ? status.st_rdev : status.st_dev,
-                                   node ? 0 : status.st_ino};
-    return mix(parts, sizeof(parts));
+    const std::uint64_t parts[] = {checksum64(bus_id.data(), bus_id.size()),
+                                   node ? status.st_rdev : status.st_dev, node ? 0 : status.st_ino};
+    return checksum64(parts, sizeof(parts));
 }
 
 hl_device::hl_device(std::shared_ptr<const hlthunk_api> api, int fd, context_owner owner,

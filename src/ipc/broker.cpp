@@ -5,7 +5,7 @@
 #include "src/hl/hl_device.hpp"
 #include "src/ipc/importer.hpp"
 #include "src/os/fork_count.hpp"
-#include "src/os/quiet_thread.hpp"
+#include "src/os/signal_free_thread.hpp"
 
 #include <algorithm>
 #include <fmt/format.h>
@@ -58,7 +58,7 @@ result<std::shared_ptr<broker>> broker::self() {
     GAUDI_TRY(auto events, poller::make());
     std::shared_ptr<broker> made(new broker(std::move(events), std::move(settings)));
     try {
-        made->thread_ = quiet_thread([raw = made.get()] { raw->run(); });
+        made->thread_ = signal_free_thread([raw = made.get()] { raw->run(); });
     } catch (const std::system_error& failed) {
         return tl::unexpected(error(errc::system_call_failed, "the broker's thread", failed.code().value()));
     }
@@ -156,7 +156,7 @@ void broker::handle(std::span<const int> ready) {
     for (const auto& each : hung_up)
         each->hung_up();
     if (revoked)
-        importer::self().let_go_of_gone();
+        importer::self().release_revoked();
     if (unsent_.exchange(false))
         flush_watchers();
 }
@@ -215,7 +215,7 @@ result<void> broker::listen() {
         return {};
     GAUDI_TRY(auto made, listen_on(broker_name(own_identity())));
     GAUDI_CHECK(events_.add(made.get(), EPOLLIN));
-    listener_ = lone_fd(std::move(made));
+    listener_ = fork_private_fd(std::move(made));
     return {};
 }
 

@@ -66,7 +66,7 @@ private:
     std::mutex mutex_;
     poller events_;
     const ipc_settings settings_;
-    lone_fd listener_;
+    fork_private_fd listener_;
     share_table shares_;
     device_offers offers_{events_};
     client_list clients_{events_, settings_};

@@ -49,7 +49,7 @@ struct client {
     // that the importer has a descriptor of is among them, so that it must be disconnected.
     bool drop_lost_devices();
 
-    lone_fd socket, process; // process: a pidfd, where the kernel gives one
+    fork_private_fd socket, process; // process: a pidfd, where the kernel gives one
     ucred credentials{};
     clock::time_point since; // it connected, or was disconnected
     bool greeted = false, disconnected = false;

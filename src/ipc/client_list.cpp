@@ -94,7 +94,7 @@ void client_list::refuse_for_want_of_descriptors(int listener) {
 }
 
 void client_list::keep_spare() {
-    spare_ = lone_fd(unique_fd(::eventfd(0, EFD_CLOEXEC)));
+    spare_ = fork_private_fd(unique_fd(::eventfd(0, EFD_CLOEXEC)));
 }
 
 client* client_list::find(int descriptor) {

@@ -38,7 +38,7 @@ private:
     const poller& events_;
     const ipc_settings& settings_;
     std::list<client> clients_;
-    lone_fd spare_; // a descriptor to free when there are no others
+    fork_private_fd spare_; // a descriptor to free when there are no others
 };
 
 } // namespace gaudi

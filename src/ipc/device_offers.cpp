@@ -27,7 +27,7 @@ result<void> device_offers::add(const std::shared_ptr<hl_device>& context) {
                                     why.observed(), why.system_error()));
     }
     GAUDI_CHECK(events_.add(listener->get(), EPOLLIN));
-    offers_[context->node()] = {context, lone_fd(std::move(*listener))};
+    offers_[context->node()] = {context, fork_private_fd(std::move(*listener))};
     return {};
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-#include "src/os/close_on_fork.hpp"
+#include "src/os/fork_private_fd.hpp"
 #include "src/os/poller.hpp"
 
 #include <map>
@@ -27,7 +27,7 @@ public:
 private:
     struct offer {
         std::weak_ptr<hl_device> context;
-        lone_fd listener;
+        fork_private_fd listener;
     };
     const poller& events_;
     std::map<std::uint64_t, offer> offers_; // by node

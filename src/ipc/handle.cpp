@@ -9,7 +9,7 @@ namespace gaudi {
 namespace {
 
 std::uint64_t checksum_of(const handle_record& record) {
-    return mix(&record, offsetof(handle_record, checksum));
+    return checksum64(&record, offsetof(handle_record, checksum));
 }
 
 } // namespace

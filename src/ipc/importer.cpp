@@ -54,7 +54,7 @@ void importer::owner_gone(const process_identity& owner) {
         if (lost_.size() < 4096)
             lost_.insert(owner.random);
     }
-    let_go_of_gone();
+    release_revoked();
 }
 
 void importer::evict(std::size_t limit, std::vector<std::shared_ptr<lease_core>>& out) {
@@ -123,7 +123,7 @@ result<std::shared_ptr<lease_core>> importer::open(const handle_record& handle) 
     return made;
 }
 
-void importer::let_go_of_gone() {
+void importer::release_revoked() {
     std::vector<std::shared_ptr<lease_core>> all; // let go without the lock
     {
         const std::lock_guard guard(mutex_);
@@ -139,7 +139,7 @@ void importer::let_go_of_gone() {
     }
     for (const auto& each : all)
         if (each->gone())
-            each->let_go();
+            each->release_resources();
 }
 
 bool importer::lost(const std::array<std::uint64_t, 2>& owner) {

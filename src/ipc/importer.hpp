@@ -17,7 +17,7 @@ public:
     result<std::shared_ptr<lease_core>> open(const handle_record& handle);
     void drop_all();
     // Of leases that were revoked, or whose owner has ended: owners wait for the former.
-    void let_go_of_gone();
+    void release_revoked();
     // Known to be gone, because a connection to it ended.
     [[nodiscard]] bool lost(const std::array<std::uint64_t, 2>& owner);
     void count(ipc_statistics& into);
@@ -29,7 +29,7 @@ private:
         friend bool operator==(const key&, const key&) = default;
     };
     struct key_hash {
-        std::size_t operator()(const key& of) const { return mix(&of, sizeof(of)); }
+        std::size_t operator()(const key& of) const { return checksum64(&of, sizeof(of)); }
     };
     struct kept {
         std::shared_ptr<lease_core> lease;

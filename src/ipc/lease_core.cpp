@@ -9,8 +9,8 @@
 
 namespace gaudi {
 
-lease_reach::~lease_reach() {
-    for (auto& [card, region] : regions)
+lease_resources::~lease_resources() {
+    for (auto& [nic, region] : regions)
         if (!region.first->core()->valid_in_this_process())
             (void)region.second.release(); // a child of fork leaves it alone
     if (!link || forks != fork_count())
@@ -43,7 +43,7 @@ result<std::shared_ptr<lease_core>> lease_core::open(const std::shared_ptr<owner
 lease_core::~lease_core() {
     if (!link_ || forks_ != fork_count())
         return;
-    reach_.reset(); // before the owner hears that the lease is closed
+    resources_.reset(); // before the owner hears that the lease is closed
     link_->post_unanswered(close_lease_request{slot_});
 }
 
@@ -90,79 +90,80 @@ void lease_core::leave() {
         word_->in_flight.fetch_sub(1);
 }
 
-std::shared_ptr<lease_reach> lease_core::reach() const {
+std::shared_ptr<lease_resources> lease_core::resources() const {
     const std::lock_guard guard(mutex_);
-    return reach_;
+    return resources_;
 }
 
-void lease_core::let_go() {
-    auto last = std::make_shared<lease_reach>(); // what it becomes goes without the lock
+void lease_core::release_resources() {
+    auto last = std::make_shared<lease_resources>(); // what it becomes goes without the lock
     const std::lock_guard guard(mutex_);
-    reach_.swap(last);
+    resources_.swap(last);
 }
 
 // Asked for when a way first needs it; with the mutex of the reach held.
-result<void> lease_core::fetch_dmabuf(lease_reach& reach) {
-    if (reach.dmabuf)
+result<void> lease_core::fetch_dmabuf(lease_resources& resources) {
+    if (resources.dmabuf)
         return {};
-    if (reach.no_dmabuf)
-        return tl::unexpected(*reach.no_dmabuf);
+    if (resources.no_dmabuf)
+        return tl::unexpected(*resources.no_dmabuf);
     if (gone())
         return tl::unexpected(gone_error());
     // From now on the owner may believe that we have something.
-    reach.link = link_;
-    reach.slot = slot_;
-    reach.forks = fork_count();
+    resources.link = link_;
+    resources.slot = slot_;
+    resources.forks = fork_count();
     auto answer = link_->ask(open_dmabuf_request{slot_});
     if (!answer) {
         const auto kind = answer.error().kind();
         if (kind == error_kind::not_permitted || kind == error_kind::unsupported) // it stays so
-            reach.no_dmabuf = answer.error();
+            resources.no_dmabuf = answer.error();
         return tl::unexpected(answer.error());
     }
-    reach.dmabuf = lone_fd(std::move(answer->passed[0]));
-    reach.skip = answer->body.skip;
-    reach.window = answer->body.window;
-    if (!lies_within(reach.skip, handle_.length, reach.window)) {
-        reach.dmabuf.reset();
+    resources.dmabuf = fork_private_fd(std::move(answer->passed[0]));
+    resources.skip = answer->body.skip;
+    resources.window = answer->body.window;
+    if (!lies_within(resources.skip, handle_.length, resources.window)) {
+        resources.dmabuf.reset();
         return tl::unexpected(
             error(errc::handle_invalid,
                   fmt::format("process {} gives a DMA-BUF of {} bytes, {} of them before the memory",
-                              handle_.pid, reach.window, reach.skip)));
+                              handle_.pid, resources.window, resources.skip)));
     }
     return {};
 }
 
-result<device_address> lease_core::imported_by(lease_reach& reach, const std::shared_ptr<hl_device>& device) {
-    const std::lock_guard guard(reach.mutex);
-    GAUDI_CHECK(fetch_dmabuf(reach));
-    std::erase_if(reach.imports, [](const auto& each) { return each.second.first->lost(); });
-    auto found = reach.imports.find(device.get());
-    if (found == reach.imports.end()) {
-        if (reach.no_import)
-            return tl::unexpected(*reach.no_import);
-        auto made = device->import_dmabuf(reach.dmabuf.get(), reach.window);
+result<device_address> lease_core::imported_by(lease_resources& resources,
+                                               const std::shared_ptr<hl_device>& device) {
+    const std::lock_guard guard(resources.mutex);
+    GAUDI_CHECK(fetch_dmabuf(resources));
+    std::erase_if(resources.imports, [](const auto& each) { return each.second.first->lost(); });
+    auto found = resources.imports.find(device.get());
+    if (found == resources.imports.end()) {
+        if (resources.no_import)
+            return tl::unexpected(*resources.no_import);
+        auto made = device->import_dmabuf(resources.dmabuf.get(), resources.window);
         if (!made) {
             if (made.error().code() == errc::import_unsupported) // it will not learn it
-                reach.no_import = made.error();
+                resources.no_import = made.error();
             return tl::unexpected(made.error());
         }
-        found = reach.imports.try_emplace(device.get(), device, std::move(*made)).first;
+        found = resources.imports.try_emplace(device.get(), device, std::move(*made)).first;
     }
-    return found->second.second.address() + (reach.skip - handle_.offset);
+    return found->second.second.address() + (resources.skip - handle_.offset);
 }
 
-result<std::uint32_t> lease_core::key_on(lease_reach& reach, const std::shared_ptr<nic>& card) {
-    const std::lock_guard guard(reach.mutex);
-    GAUDI_CHECK(fetch_dmabuf(reach));
-    auto found = reach.regions.find(card.get());
-    if (found == reach.regions.end()) {
-        GAUDI_TRY(const auto domain, card->core()->loopback_pd());
-        GAUDI_TRY(auto made, card->core()->register_dmabuf(
-                                 {reach.dmabuf.get(), reach.skip,
+result<std::uint32_t> lease_core::key_on(lease_resources& resources, const std::shared_ptr<nic>& nic) {
+    const std::lock_guard guard(resources.mutex);
+    GAUDI_CHECK(fetch_dmabuf(resources));
+    auto found = resources.regions.find(nic.get());
+    if (found == resources.regions.end()) {
+        GAUDI_TRY(const auto domain, nic->core()->loopback_pd());
+        GAUDI_TRY(auto made, nic->core()->register_dmabuf(
+                                 {resources.dmabuf.get(), resources.skip,
                                   device_address(handle_.base + handle_.offset), handle_.length},
                                  remote_access::read | remote_access::write, domain));
-        found = reach.regions.try_emplace(card.get(), card, std::move(made)).first;
+        found = resources.regions.try_emplace(nic.get(), nic, std::move(made)).first;
     }
     return found->second.second->rkey;
 }

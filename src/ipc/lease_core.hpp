@@ -9,8 +9,8 @@ namespace gaudi {
 
 // What makes another process's memory reachable from here, each made when it is first needed. Copies under
 // way keep what they use.
-struct lease_reach {
-    lone_fd dmabuf;
+struct lease_resources {
+    fork_private_fd dmabuf;
     std::uint64_t skip = 0, window = 0;
     std::mutex mutex;
     std::map<const hl_device*, std::pair<std::shared_ptr<hl_device>, imported_memory>> imports;
@@ -22,7 +22,7 @@ struct lease_reach {
     std::uint32_t slot = 0;
     unsigned forks = 0;
 
-    ~lease_reach();
+    ~lease_resources();
 };
 
 // An importer's lease of one allocation.
@@ -52,23 +52,23 @@ public:
     void leave();
 
     // Where the local device sees the memory, by the vendor driver's import.
-    result<device_address> imported_by(lease_reach& reach, const std::shared_ptr<hl_device>& device);
+    result<device_address> imported_by(lease_resources& resources, const std::shared_ptr<hl_device>& device);
     // The key of the memory on a NIC of this process.
-    result<std::uint32_t> key_on(lease_reach& reach, const std::shared_ptr<nic>& card);
+    result<std::uint32_t> key_on(lease_resources& resources, const std::shared_ptr<nic>& nic);
     // Kept by copies under way.
-    [[nodiscard]] std::shared_ptr<lease_reach> reach() const;
+    [[nodiscard]] std::shared_ptr<lease_resources> resources() const;
     // The owner is gone, or takes the memory back: its device must not stay busy because of us.
-    void let_go();
+    void release_resources();
 
 private:
-    result<void> fetch_dmabuf(lease_reach& reach);
+    result<void> fetch_dmabuf(lease_resources& resources);
 
     const handle_record handle_;
     std::shared_ptr<owner_link> link_;
     std::uint32_t slot_ = 0;
     lease_word* word_ = nullptr;
     mutable std::mutex mutex_; // guards the pointer
-    std::shared_ptr<lease_reach> reach_ = std::make_shared<lease_reach>();
+    std::shared_ptr<lease_resources> resources_ = std::make_shared<lease_resources>();
     unsigned forks_;
 };
 

@@ -94,7 +94,7 @@ unique_fd lease_set::open_revoke_socket() {
     int ends[2];
     if (revoke_socket_ || ::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) != 0)
         return {};
-    revoke_socket_ = lone_fd(unique_fd(ends[0]));
+    revoke_socket_ = fork_private_fd(unique_fd(ends[0]));
     return unique_fd(ends[1]);
 }
 

@@ -3,7 +3,7 @@
 
 #include "src/ipc/messages.hpp"
 #include "src/ipc/share_table.hpp"
-#include "src/os/close_on_fork.hpp"
+#include "src/os/fork_private_fd.hpp"
 #include "src/os/shared_memory.hpp"
 
 #include <functional>
@@ -51,7 +51,7 @@ private:
     std::map<slot_number, lease_record> leases_;
     slot_number next_ = 0;
     shared_memory table_;
-    lone_fd revoke_socket_;
+    fork_private_fd revoke_socket_;
     bool importer_copies_ = false;
 };
 

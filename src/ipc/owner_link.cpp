@@ -53,7 +53,7 @@ result<std::shared_ptr<owner_link>> owner_link::connect(std::string_view name, c
          std::find(settings.allow.begin(), settings.allow.end(), who.uid) == settings.allow.end()))
         return tl::unexpected(error(errc::peer_refused, fmt::format("the owner is user {}", who.uid)));
     GAUDI_TRY(const auto service, broker::self());
-    auto made = std::make_shared<owner_link>(lone_fd(std::move(*socket)), owner, settings);
+    auto made = std::make_shared<owner_link>(fork_private_fd(std::move(*socket)), owner, settings);
     made->when_gone_ = std::move(when_gone);
     GAUDI_CHECK(service->watch(made->socket_.get(), made));
     return made;
@@ -269,7 +269,7 @@ void owner_link::set_revoke_socket(unique_fd descriptor) {
     socklen_t length = sizeof(domain);
     const auto service = broker::running();
     const std::lock_guard guard(mutex_);
-    revoke_socket_ = lone_fd(std::move(descriptor));
+    revoke_socket_ = fork_private_fd(std::move(descriptor));
     const bool socket = ::getsockopt(revoke_socket_.get(), SOL_SOCKET, SO_DOMAIN, &domain, &length) == 0;
     if (!service || !socket || domain != AF_UNIX || !service->watch_revoke_socket(revoke_socket_.get()))
         revoke_socket_.reset(); // the owner finds no reader, and does not wait

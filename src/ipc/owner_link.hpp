@@ -22,7 +22,7 @@ public:
     // To whoever offers the device.
     static result<std::shared_ptr<owner_link>> connect_to_device(std::uint64_t node,
                                                                  const ipc_settings& settings);
-    owner_link(lone_fd socket, process_identity owner, const ipc_settings& settings)
+    owner_link(fork_private_fd socket, process_identity owner, const ipc_settings& settings)
         : owner_(owner), settings_(settings), socket_(std::move(socket)) {}
     ~owner_link() override;
 
@@ -112,7 +112,7 @@ private:
 
     const process_identity owner_;
     const ipc_settings settings_;
-    lone_fd socket_, revoke_socket_;
+    fork_private_fd socket_, revoke_socket_;
     std::function<void()> when_gone_; // called once
     std::optional<error> refusal_;    // set before gone_
     std::atomic<bool> gone_{false};

@@ -12,7 +12,7 @@ namespace {
 std::uint64_t new_secret() {
     std::uint64_t secret = 0;
     if (::getrandom(&secret, sizeof(secret), 0) != sizeof(secret))
-        secret = mix(&own_identity(), sizeof(process_identity)) ^
+        secret = checksum64(&own_identity(), sizeof(process_identity)) ^
                  static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
     return secret != 0 ? secret : 1; // 0 stands for any
 }

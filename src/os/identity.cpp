@@ -25,7 +25,7 @@ std::size_t read_text(const char* path, char (&text)[size]) {
 struct known_identity : process_identity {
     known_identity() {
         char boot_id[64] = {};
-        machine = mix(boot_id, read_text("/proc/sys/kernel/random/boot_id", boot_id));
+        machine = checksum64(boot_id, read_text("/proc/sys/kernel/random/boot_id", boot_id));
         renew();
         ::pthread_atfork(nullptr, nullptr, [] { self().renew(); });
     }
@@ -35,7 +35,7 @@ struct known_identity : process_identity {
         struct stat status {};
         pid_namespace = ::stat("/proc/self/ns/pid", &status) == 0 ? status.st_ino : 0;
         if (::getrandom(random.data(), sizeof(random), GRND_NONBLOCK) != sizeof(random))
-            random = {mix(&pid, sizeof(pid)), start_time ^ machine};
+            random = {checksum64(&pid, sizeof(pid)), start_time ^ machine};
     }
     static known_identity& self() {
         static known_identity instance;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-#include "src/os/mix.hpp"
+#include "src/os/checksum.hpp"
 
 #include <array>
 #include <cstddef>

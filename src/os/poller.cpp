@@ -12,8 +12,8 @@ namespace gaudi {
 
 result<poller> poller::make() {
     poller made;
-    made.epoll_ = lone_fd(unique_fd(::epoll_create1(EPOLL_CLOEXEC)));
-    made.event_ = lone_fd(unique_fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)));
+    made.epoll_ = fork_private_fd(unique_fd(::epoll_create1(EPOLL_CLOEXEC)));
+    made.event_ = fork_private_fd(unique_fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)));
     if (!made.epoll_ || !made.event_)
         return tl::unexpected(error(errc::descriptors_exhausted, "epoll and eventfd", errno));
     GAUDI_CHECK(made.add(made.event_.get(), EPOLLIN));

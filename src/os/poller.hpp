@@ -3,7 +3,7 @@
 
 #include <gaudi/error.hpp>
 
-#include "src/os/close_on_fork.hpp"
+#include "src/os/fork_private_fd.hpp"
 
 #include <array>
 #include <cstdint>
@@ -27,7 +27,7 @@ public:
     std::span<const int> wait(int milliseconds);
 
 private:
-    lone_fd epoll_, event_;
+    fork_private_fd epoll_, event_;
     std::array<int, 32> ready_{};
 };
 

@@ -2,7 +2,7 @@
 #include <gaudi/nic.hpp>
 
 #include "src/error/try.hpp"
-#include "src/rdma/nic_survey.hpp"
+#include "src/rdma/nic_list.hpp"
 #include "src/rdma/registration_cache.hpp"
 #include "src/rdma/staging_source.hpp"
 
@@ -30,9 +30,9 @@ std::string nic::gid_text() const {
     return fmt::format("{} (index {})", text, core_->gid_index());
 }
 
-result<local_region> nic::region(device& card, const device_buffer& buffer, way_policy policy) {
+result<local_region> nic::region(device& owner, const device_buffer& buffer, path_policy policy) {
     std::string reason = "asked for";
-    if (policy != way_policy::staged_only) {
+    if (policy != path_policy::staged_only) {
         auto direct = cache_->of(buffer);
         if (direct)
             return direct;
@@ -40,27 +40,27 @@ result<local_region> nic::region(device& card, const device_buffer& buffer, way_
         const auto kind = direct.error().kind();
         if (kind == error_kind::invalid || kind == error_kind::device_lost)
             return direct;
-        if (policy == way_policy::require_zero_copy)
+        if (policy == path_policy::require_zero_copy)
             return tl::unexpected(error(errc::zero_copy_impossible, direct.error().message()));
         reason = direct.error().message();
     }
     if (!buffer)
         return tl::unexpected(error(errc::not_allocated, "region of an empty buffer"));
-    GAUDI_TRY(auto engine, card.copies());
+    GAUDI_TRY(auto engine, owner.copies());
     local_region region;
     region.address_ = buffer.address().value();
     region.length_ = buffer.size();
     region.generation_ = buffer.generation();
-    region.way_ = memory_way::staged;
+    region.path_ = memory_path::staged;
     region.source_ =
-        std::make_shared<const staging_source>(card.heap().core(), std::move(engine), std::move(reason));
+        std::make_shared<const staging_source>(owner.heap().core(), std::move(engine), std::move(reason));
     return region;
 }
 
-result<local_region> nic::region(device& card, device_address address, std::uint64_t length) {
-    if (card.attached())
-        return cache_->of_foreign(card, address, length);
-    return cache_->of(*card.heap().core(), address, length);
+result<local_region> nic::region(device& owner, device_address address, std::uint64_t length) {
+    if (owner.attached())
+        return cache_->of_foreign(owner, address, length);
+    return cache_->of(*owner.heap().core(), address, length);
 }
 
 result<local_region> nic::region(std::span<std::byte> memory) {
@@ -85,7 +85,7 @@ result<std::string> loaded_verbs() {
 }
 
 result<std::vector<nic_info>> list_nics(const std::optional<device_info>& near_to) {
-    GAUDI_TRY(auto seen, survey_nics(near_to));
+    GAUDI_TRY(auto seen, enumerate_nics(near_to));
     return std::move(seen.ports);
 }
 

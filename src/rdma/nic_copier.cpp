@@ -16,49 +16,49 @@ constexpr unsigned depth = 256;
 
 } // namespace
 
-result<std::unique_ptr<nic_copier>> nic_copier::make(const std::shared_ptr<nic>& card) {
-    if (!card->info().dmabuf)
-        return tl::unexpected(error(errc::dmabuf_unsupported, card->info().why_no_dmabuf));
-    auto made = std::make_unique<nic_copier>(card);
-    GAUDI_TRY(const auto loopback, card->core()->loopback_pd());
+result<std::unique_ptr<nic_copier>> nic_copier::make(const std::shared_ptr<nic>& opened) {
+    if (!opened->info().dmabuf)
+        return tl::unexpected(error(errc::dmabuf_unsupported, opened->info().why_no_dmabuf));
+    auto made = std::make_unique<nic_copier>(opened);
+    GAUDI_TRY(const auto loopback, opened->core()->loopback_pd());
     constexpr auto both = remote_access::read | remote_access::write;
     const auto prepare = [&](std::span<std::byte> byte, remote_access rights, ibv_pd* domain,
                              mr_handle& region, queue_pair& pair) -> result<void> {
-        GAUDI_TRY(region, card->core()->register_host(byte, rights, domain));
-        GAUDI_TRY(pair, queue_pair::make(card->core(), depth, 1, rights, domain));
+        GAUDI_TRY(region, opened->core()->register_host(byte, rights, domain));
+        GAUDI_TRY(pair, queue_pair::make(opened->core(), depth, 1, rights, domain));
         return {};
     };
-    GAUDI_CHECK(prepare(made->near_byte_, remote_access::none, nullptr, made->near_region_, made->near_));
-    GAUDI_CHECK(prepare(made->far_byte_, both, loopback, made->far_region_, made->far_));
+    GAUDI_CHECK(prepare(made->local_byte_, remote_access::none, nullptr, made->local_region_, made->local_));
+    GAUDI_CHECK(prepare(made->remote_byte_, both, loopback, made->remote_region_, made->remote_));
     GAUDI_CHECK(made->connect());
     return made;
 }
 
 nic_copier::~nic_copier() {
-    if (card_->core()->valid_in_this_process())
+    if (opened_nic_->core()->valid_in_this_process())
         return;
-    near_.abandon(); // a child of fork has no part in them
-    far_.abandon();
-    (void)near_region_.release();
-    (void)far_region_.release();
+    local_.abandon(); // a child of fork has no part in them
+    remote_.abandon();
+    (void)local_region_.release();
+    (void)remote_region_.release();
 }
 
 result<void> nic_copier::connect() {
     constexpr unsigned timeout = 14, retries = 7; // 67 ms a try: nobody but the NIC itself has to answer
-    const auto near = near_.endpoint(), far = far_.endpoint();
-    GAUDI_CHECK(near_.connect(near, far, timeout, retries));
-    return far_.connect(far, near, timeout, retries);
+    const auto local = local_.endpoint(), remote = remote_.endpoint();
+    GAUDI_CHECK(local_.connect(local, remote, timeout, retries));
+    return remote_.connect(remote, local, timeout, retries);
 }
 
 void nic_copier::end(error why) {
     if (broken_)
         return;
-    near_.destroy(); // nothing that was posted lands any more
+    local_.destroy(); // nothing that was posted lands any more
     broken_ = std::move(why);
 }
 
-result<void> nic_copier::carry_out(bool write, region near, region far, std::uint64_t length) {
-    GAUDI_TRY(const auto number, start(write, near, far, length));
+result<void> nic_copier::carry_out(bool write, region local, region remote, std::uint64_t length) {
+    GAUDI_TRY(const auto number, start(write, local, remote, length));
     // The queue pair's own timeout and retries end sooner, unless the NIC itself is gone and says nothing any
     // more. The clock is not looked at before that is likely: it takes as long as a short transfer.
     std::optional<std::chrono::steady_clock::time_point> deadline;
@@ -76,19 +76,19 @@ result<void> nic_copier::carry_out(bool write, region near, region far, std::uin
     return {};
 }
 
-result<std::uint64_t> nic_copier::start(bool write, region near, region far, std::uint64_t length) {
-    const auto longest = std::min<std::uint64_t>(card_->info().longest_message, 1ULL << 30);
+result<std::uint64_t> nic_copier::start(bool write, region local, region remote, std::uint64_t length) {
+    const auto longest = std::min<std::uint64_t>(opened_nic_->info().longest_message, 1ULL << 30);
     const auto pieces = static_cast<unsigned>((length + longest - 1) / longest);
-    const bool push = write ? far.device : near.device;
+    const bool push = write ? remote.device : local.device;
     const auto needed = pieces + (push ? 1 : 0);
     if (broken_)
         return tl::unexpected(*broken_);
-    if (needed > near_.sends())
+    if (needed > local_.sends())
         return tl::unexpected(
             error(errc::size_beyond_memory, fmt::format("copy of {} bytes by a NIC", length)));
-    if (posted_ + needed > near_.sends())
+    if (posted_ + needed > local_.sends())
         (void)poll(); // what has landed makes room
-    if (posted_ + needed > near_.sends())
+    if (posted_ + needed > local_.sends())
         return tl::unexpected(
             error(errc::too_many_operations, fmt::format("{} requests are on the NIC's queue", posted_)));
     requests_.resize(needed);
@@ -96,19 +96,19 @@ result<std::uint64_t> nic_copier::start(bool write, region near, region far, std
     for (unsigned i = 0; i < pieces; ++i) {
         const auto done = i * longest;
         const auto bytes = static_cast<std::uint32_t>(std::min(length - done, longest));
-        entries_[i] = {near.address + done, bytes, near.key};
+        entries_[i] = {local.address + done, bytes, local.key};
         requests_[i].opcode = write ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ;
-        requests_[i].wr.rdma = {far.address + done, far.key};
+        requests_[i].wr.rdma = {remote.address + done, remote.key};
     }
     // The NIC reads the last byte back: on the bus a read does not overtake the writes before it.
     if (push && write) {
-        entries_[pieces] = {reinterpret_cast<std::uintptr_t>(near_byte_), 1, near_region_->lkey};
+        entries_[pieces] = {reinterpret_cast<std::uintptr_t>(local_byte_), 1, local_region_->lkey};
         requests_[pieces].opcode = IBV_WR_RDMA_READ;
-        requests_[pieces].wr.rdma = {far.address + length - 1, far.key};
+        requests_[pieces].wr.rdma = {remote.address + length - 1, remote.key};
     } else if (push) {
-        entries_[pieces] = {near.address + length - 1, 1, near.key};
+        entries_[pieces] = {local.address + length - 1, 1, local.key};
         requests_[pieces].opcode = IBV_WR_RDMA_WRITE;
-        requests_[pieces].wr.rdma = {reinterpret_cast<std::uintptr_t>(far_byte_), far_region_->rkey};
+        requests_[pieces].wr.rdma = {reinterpret_cast<std::uintptr_t>(remote_byte_), remote_region_->rkey};
     }
     for (unsigned i = 0; i < needed; ++i) {
         // A write may begin before an RDMA Read that was posted earlier has landed, unless it is fenced.
@@ -120,7 +120,7 @@ result<std::uint64_t> nic_copier::start(bool write, region near, region far, std
     }
     requests_.back().send_flags |= IBV_SEND_SIGNALED;
     ibv_send_wr* bad = nullptr;
-    if (const int rc = ::ibv_post_send(near_.get(), requests_.data(), &bad); rc != 0) {
+    if (const int rc = ::ibv_post_send(local_.get(), requests_.data(), &bad); rc != 0) {
         end(error(errc::connection_broken, "ibv_post_send to the NIC itself", rc));
         return tl::unexpected(*broken_);
     }
@@ -132,13 +132,14 @@ std::uint64_t nic_copier::poll() {
     constexpr int most = 16;
     ibv_wc done[most];
     for (int count = most; !broken_ && count == most;) {
-        count = ::ibv_poll_cq(near_.completions(), most, done);
+        count = ::ibv_poll_cq(local_.completions(), most, done);
         if (count < 0)
             end(error(errc::connection_broken, "ibv_poll_cq of the NIC's transfers to itself"));
         for (int i = 0; i < count && !broken_; ++i) {
             if (done[i].status != IBV_WC_SUCCESS) {
-                end(error(errc::connection_broken, fmt::format("a transfer of {} to itself: {}",
-                                                               card_->info().name, name_of(done[i].status))));
+                end(error(errc::connection_broken,
+                          fmt::format("a transfer of {} to itself: {}", opened_nic_->info().name,
+                                      name_of(done[i].status))));
                 break;
             }
             posted_ -= static_cast<unsigned>(done[i].wr_id);

@@ -3,7 +3,7 @@
 
 #include "src/error/try.hpp"
 #include "src/os/fork_count.hpp"
-#include "src/rdma/nic_survey.hpp"
+#include "src/rdma/nic_list.hpp"
 
 #include <algorithm>
 #include <arpa/inet.h>
@@ -86,7 +86,7 @@ result<chosen_port> choose(const std::vector<nic_info>& all, const nic_choice& c
 } // namespace
 
 result<std::shared_ptr<nic_core>> nic_core::open(const nic_choice& choice) {
-    GAUDI_TRY(const auto seen, survey_nics(choice.near_to));
+    GAUDI_TRY(const auto seen, enumerate_nics(choice.near_to));
     GAUDI_TRY(auto chosen, choose(seen.ports, choice));
     std::shared_ptr<nic_core> made(new nic_core);
     made->api_ = seen.api;

@@ -17,42 +17,41 @@ constexpr unsigned wanted_inline = 64;
 constexpr std::uint8_t receiver_not_ready_delay = 12; // 0.64 ms; credits make it rare
 constexpr std::uint8_t retry_for_ever = 7;
 
-error refused(const char* call, const nic_core& card, int reason) {
-    return {code_of(reason, errc::connection_broken), fmt::format("{} on {}", call, card.info().name),
-            reason};
+error refused(const char* call, const nic_core& nic, int reason) {
+    return {code_of(reason, errc::connection_broken), fmt::format("{} on {}", call, nic.info().name), reason};
 }
 
 } // namespace
 
-result<queue_pair> queue_pair::make(const std::shared_ptr<nic_core>& card, unsigned sends, unsigned receives,
+result<queue_pair> queue_pair::make(const std::shared_ptr<nic_core>& nic, unsigned sends, unsigned receives,
                                     remote_access rights, ibv_pd* domain) {
-    const auto& api = card->api();
-    const auto limit = static_cast<unsigned>(std::max(card->limits().max_qp_wr, 16));
+    const auto& api = nic->api();
+    const auto limit = static_cast<unsigned>(std::max(nic->limits().max_qp_wr, 16));
     queue_pair made;
-    made.card_ = card;
+    made.nic_ = nic;
     made.rights_ = rights;
     made.sends_ = std::min(sends, limit);
     made.receives_ = std::min(receives, limit);
-    made.channel_ = {api.ibv_create_comp_channel(card->context()), {card->table()}};
+    made.channel_ = {api.ibv_create_comp_channel(nic->context()), {nic->table()}};
     if (!made.channel_)
-        return tl::unexpected(refused("ibv_create_comp_channel", *card, errno));
+        return tl::unexpected(refused("ibv_create_comp_channel", *nic, errno));
     ::fcntl(made.channel_->fd, F_SETFL, ::fcntl(made.channel_->fd, F_GETFL) | O_NONBLOCK);
-    made.cq_ = {api.ibv_create_cq(card->context(), static_cast<int>(made.sends_ + made.receives_), nullptr,
+    made.cq_ = {api.ibv_create_cq(nic->context(), static_cast<int>(made.sends_ + made.receives_), nullptr,
                                   made.channel_.get(), 0),
-                {card->table()}};
+                {nic->table()}};
     if (!made.cq_)
-        return tl::unexpected(refused("ibv_create_cq", *card, errno));
+        return tl::unexpected(refused("ibv_create_cq", *nic, errno));
     ibv_qp_init_attr wanted{};
     wanted.send_cq = wanted.recv_cq = made.cq_.get();
     wanted.qp_type = IBV_QPT_RC;
     for (const unsigned room : {wanted_inline, 0U}) { // not every NIC takes data inline
         wanted.cap = {made.sends_, made.receives_, 1, 1, room};
-        made.qp_ = {api.ibv_create_qp(domain != nullptr ? domain : card->pd(), &wanted), {card->table()}};
+        made.qp_ = {api.ibv_create_qp(domain != nullptr ? domain : nic->pd(), &wanted), {nic->table()}};
         if (made.qp_)
             break;
     }
     if (!made.qp_)
-        return tl::unexpected(refused("ibv_create_qp", *card, errno));
+        return tl::unexpected(refused("ibv_create_qp", *nic, errno));
     made.longest_inline_ = wanted.cap.max_inline_data;
     return made;
 }
@@ -60,28 +59,28 @@ result<queue_pair> queue_pair::make(const std::shared_ptr<nic_core>& card, unsig
 qp_endpoint queue_pair::endpoint(std::uint32_t first_psn) const {
     qp_endpoint ours;
     ours.first_psn = first_psn;
-    ours.ethernet = card_->info().link_layer == link_layer::ethernet;
-    ours.mtu = static_cast<std::uint8_t>(card_->port().active_mtu);
+    ours.ethernet = nic_->info().link_layer == link_layer::ethernet;
+    ours.mtu = static_cast<std::uint8_t>(nic_->port().active_mtu);
     ours.reads_in_flight = static_cast<std::uint8_t>(
-        std::clamp(std::min(card_->limits().max_qp_rd_atom, card_->limits().max_qp_init_rd_atom), 1, 16));
-    ours.lid = card_->port().lid;
+        std::clamp(std::min(nic_->limits().max_qp_rd_atom, nic_->limits().max_qp_init_rd_atom), 1, 16));
+    ours.lid = nic_->port().lid;
     ours.qp_number = qp_->qp_num;
-    std::copy(std::begin(card_->gid().raw), std::end(card_->gid().raw), ours.gid.begin());
+    std::copy(std::begin(nic_->gid().raw), std::end(nic_->gid().raw), ours.gid.begin());
     return ours;
 }
 
 result<void> queue_pair::connect(const qp_endpoint& local, const qp_endpoint& remote, unsigned timeout,
                                  unsigned retries) {
     const auto modify = [&](const char* step, ibv_qp_attr attributes, int mask) -> result<void> {
-        if (const int rc = card_->api().ibv_modify_qp(qp_.get(), &attributes, mask); rc != 0)
-            return tl::unexpected(refused(step, *card_, rc));
+        if (const int rc = nic_->api().ibv_modify_qp(qp_.get(), &attributes, mask); rc != 0)
+            return tl::unexpected(refused(step, *nic_, rc));
         return {};
     };
-    const auto port = static_cast<std::uint8_t>(card_->info().port);
+    const auto port = static_cast<std::uint8_t>(nic_->info().port);
     ibv_qp_attr init{};
     init.qp_state = IBV_QPS_INIT;
     init.port_num = port;
-    init.qp_access_flags = static_cast<unsigned>(card_->access_flags(rights_));
+    init.qp_access_flags = static_cast<unsigned>(nic_->access_flags(rights_));
     GAUDI_CHECK(modify("ibv_modify_qp to INIT", init,
                        IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
 
@@ -98,7 +97,7 @@ result<void> queue_pair::connect(const qp_endpoint& local, const qp_endpoint& re
     if (remote.ethernet || std::memcmp(local.gid.data(), remote.gid.data(), 8) != 0) {
         receive.ah_attr.is_global = 1;
         std::memcpy(receive.ah_attr.grh.dgid.raw, remote.gid.data(), 16);
-        receive.ah_attr.grh.sgid_index = static_cast<std::uint8_t>(card_->gid_index());
+        receive.ah_attr.grh.sgid_index = static_cast<std::uint8_t>(nic_->gid_index());
         receive.ah_attr.grh.hop_limit = 64;
     }
     GAUDI_CHECK(modify("ibv_modify_qp to RTR", receive,
@@ -125,10 +124,10 @@ void queue_pair::drain_events() {
     ibv_cq* which = nullptr;
     void* cookie = nullptr;
     unsigned events = 0;
-    while (card_->api().ibv_get_cq_event(channel_.get(), &which, &cookie) == 0)
+    while (nic_->api().ibv_get_cq_event(channel_.get(), &which, &cookie) == 0)
         ++events;
     if (events != 0)
-        card_->api().ibv_ack_cq_events(cq_.get(), events);
+        nic_->api().ibv_ack_cq_events(cq_.get(), events);
 }
 
 void queue_pair::abandon() {

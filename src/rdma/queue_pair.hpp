@@ -24,7 +24,7 @@ class queue_pair {
 public:
     // Fewer requests than asked for where the NIC has less. `rights`: what the other side may do with the
     // memory of the domain, the connections' own unless one is named.
-    static result<queue_pair> make(const std::shared_ptr<nic_core>& card, unsigned sends, unsigned receives,
+    static result<queue_pair> make(const std::shared_ptr<nic_core>& nic, unsigned sends, unsigned receives,
                                    remote_access rights = remote_access::all, ibv_pd* domain = nullptr);
     queue_pair() = default;
     queue_pair(queue_pair&&) noexcept = default;
@@ -50,7 +50,7 @@ public:
     void abandon();
 
 private:
-    std::shared_ptr<nic_core> card_;
+    std::shared_ptr<nic_core> nic_;
     channel_handle channel_;
     cq_handle cq_;
     qp_handle qp_;

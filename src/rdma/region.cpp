@@ -11,9 +11,9 @@
 
 namespace gaudi {
 
-std::string_view name_of(memory_way way) {
+std::string_view name_of(memory_path path) {
     constexpr std::string_view names[] = {"host", "zero-copy", "staged"};
-    return names[static_cast<std::size_t>(way)];
+    return names[static_cast<std::size_t>(path)];
 }
 
 std::string name_of(remote_access rights) {
@@ -33,7 +33,7 @@ std::array<std::byte, remote_region::encoded_bytes> remote_region::encode() cons
         .put(length)
         .put(key)
         .put(static_cast<std::uint16_t>(rights))
-        .put(static_cast<std::uint16_t>(way));
+        .put(static_cast<std::uint16_t>(path));
     return bytes;
 }
 
@@ -47,14 +47,14 @@ result<remote_region> remote_region::decode(std::span<const std::byte> bytes) {
     region.length = in.get<std::uint64_t>();
     region.key = in.get<std::uint32_t>();
     const auto rights = in.get<std::uint16_t>();
-    const auto way = in.get<std::uint16_t>();
-    if (way > static_cast<std::uint16_t>(memory_way::staged) ||
+    const auto path = in.get<std::uint16_t>();
+    if (path > static_cast<std::uint16_t>(memory_path::staged) ||
         rights > static_cast<std::uint16_t>(remote_access::all) ||
         region.address + region.length < region.address)
         return tl::unexpected(
             error(errc::handshake_refused, fmt::format("a region of {} bytes at {:#x}, way {}, rights {}",
-                                                       region.length, region.address, way, rights)));
-    region.way = static_cast<memory_way>(way);
+                                                       region.length, region.address, path, rights)));
+    region.path = static_cast<memory_path>(path);
     region.rights = static_cast<remote_access>(rights);
     return region;
 }
@@ -92,9 +92,9 @@ result<local_region> local_region::part(std::uint64_t offset, std::uint64_t byte
 }
 
 result<remote_key> local_region::expose(remote_access rights) const {
-    if (way_ == memory_way::staged)
+    if (path_ == memory_path::staged)
         return tl::unexpected(error(errc::remote_staged, std::string(reason())));
-    const auto cache = lease_ ? lease_->cache() : nullptr;
+    const auto cache = registration_ ? registration_->cache() : nullptr;
     if (!cache)
         return tl::unexpected(error(errc::not_allocated, "a key to a region of a NIC that was closed"));
     return cache->expose(*this, rights);

@@ -9,19 +9,19 @@
 
 namespace gaudi {
 
-registration::registration(std::weak_ptr<registration_cache> cache, std::shared_ptr<nic_core> card,
+registration::registration(std::weak_ptr<registration_cache> cache, std::shared_ptr<nic_core> nic,
                            mr_handle region, std::uint64_t bytes, std::optional<descriptor> own)
-    : cache_(std::move(cache)), card_(std::move(card)), own_(std::move(own)), region_(std::move(region)),
+    : cache_(std::move(cache)), nic_(std::move(nic)), own_(std::move(own)), region_(std::move(region)),
       local_key_(region_->lkey), remote_key_(region_->rkey), bytes_(bytes) {}
 
 registration::~registration() {
-    if (!card_->valid_in_this_process())
+    if (!nic_->valid_in_this_process())
         (void)region_.release();
 }
 
 void registration::end() const {
     const std::lock_guard guard(mutex_);
-    if (card_->valid_in_this_process())
+    if (nic_->valid_in_this_process())
         region_.reset();
 }
 
@@ -51,15 +51,15 @@ bool local_region::allocated() const {
     return is_allocated(address_, generation_);
 }
 
-local_region registration_cache::lease(std::shared_ptr<const registration> what, std::uint64_t address,
-                                       std::uint64_t length, memory_way way, std::uint64_t generation) {
+local_region registration_cache::region_of(std::shared_ptr<const registration> what, std::uint64_t address,
+                                           std::uint64_t length, memory_path path, std::uint64_t generation) {
     local_region region;
     region.address_ = address;
     region.length_ = length;
     region.local_key_ = what->local_key();
     region.generation_ = generation;
-    region.way_ = way;
-    region.lease_ = std::move(what);
+    region.path_ = path;
+    region.registration_ = std::move(what);
     return region;
 }
 
@@ -109,7 +109,7 @@ result<void> registration_cache::make_room(std::uint64_t bytes) {
             return tl::unexpected(
                 error(errc::registrations_exhausted,
                       fmt::format("{} bytes more on {}: {} regions of {} and {} bytes of {} are in use",
-                                  bytes, card_->info().name, regions, limits_.regions, held, limits_.bytes)));
+                                  bytes, nic_->info().name, regions, limits_.regions, held, limits_.bytes)));
     }
 }
 
@@ -123,13 +123,13 @@ registration_cache::add(std::uint64_t bytes, Register&& ask_the_nic,
         made = ask_the_nic();
     if (!made)
         return tl::unexpected(made.error());
-    return std::make_unique<const registration>(weak_from_this(), card_, std::move(*made), bytes,
+    return std::make_unique<const registration>(weak_from_this(), nic_, std::move(*made), bytes,
                                                 std::move(own));
 }
 
 result<local_region> registration_cache::of(const device_buffer& buffer) {
-    if (!card_->valid_in_this_process())
-        return tl::unexpected(card_->forked_error());
+    if (!nic_->valid_in_this_process())
+        return tl::unexpected(nic_->forked_error());
     if (!buffer)
         return tl::unexpected(error(errc::not_allocated, "registration of an empty buffer"));
     auto& heap = *buffer.range_->core;
@@ -140,8 +140,8 @@ result<local_region> registration_cache::of(const device_buffer& buffer) {
 }
 
 result<local_region> registration_cache::of(heap_core& heap, device_address address, std::uint64_t length) {
-    if (!card_->valid_in_this_process())
-        return tl::unexpected(card_->forked_error());
+    if (!nic_->valid_in_this_process())
+        return tl::unexpected(nic_->forked_error());
     if (heap.device().lost())
         return tl::unexpected(heap.device().loss().describe("registration of memory"));
     if (auto known = of_last_chunk(heap, address, length))
@@ -166,7 +166,7 @@ local_region registration_cache::again(kept& found, std::uint64_t address, std::
                                        std::uint64_t generation) {
     ++counts_.hits;
     found.last_use = ++uses_;
-    return lease(found.what, address, length, memory_way::zero_copy, generation);
+    return region_of(found.what, address, length, memory_path::zero_copy, generation);
 }
 
 result<local_region> registration_cache::of_chunk(heap_core& heap, const chunk_view& chunk,
@@ -184,7 +184,7 @@ result<local_region> registration_cache::of_chunk(heap_core& heap, const chunk_v
     auto found = chunks_.find(chunk.serial);
     if (found == chunks_.end()) {
         auto what =
-            add(chunk.whole.length, [&] { return card_->register_dmabuf(chunk.whole, rights_, domain_); });
+            add(chunk.whole.length, [&] { return nic_->register_dmabuf(chunk.whole, rights_, domain_); });
         if (!what)
             return tl::unexpected(what.error());
         // The chunk's descriptor was read without the heap's lock: it was the chunk's if the buffer lived
@@ -197,31 +197,31 @@ result<local_region> registration_cache::of_chunk(heap_core& heap, const chunk_v
         found = chunks_.emplace(chunk.serial, kept{std::move(*what), 0, chunk.whole}).first;
     }
     found->second.last_use = ++uses_;
-    return lease(found->second.what, address, length, memory_way::zero_copy, generation);
+    return region_of(found->second.what, address, length, memory_path::zero_copy, generation);
 }
 
-result<local_region> registration_cache::of_foreign(device& card, device_address address,
+result<local_region> registration_cache::of_foreign(device& owner, device_address address,
                                                     std::uint64_t length) {
-    if (!card_->valid_in_this_process())
-        return tl::unexpected(card_->forked_error());
+    if (!nic_->valid_in_this_process())
+        return tl::unexpected(nic_->forked_error());
     const auto pool = known_memory().window_at(address, length);
-    if (!pool || pool->device_index != card.core()->identity().index)
+    if (!pool || pool->device_index != owner.core()->identity().index)
         return tl::unexpected(error(errc::not_allocated, fmt::format("{} bytes at {:#x} of SynapseAI's pool",
                                                                      length, address.value())));
     const std::lock_guard guard(mutex_);
     auto& known = pools_[pool->base.value()];
     if (!known) {
-        GAUDI_TRY(const auto whole, card.export_foreign(pool->base, pool->size));
+        GAUDI_TRY(const auto whole, owner.export_foreign(pool->base, pool->size));
         GAUDI_TRY(known, add(
-                             pool->size, [&] { return card_->register_dmabuf(whole, rights_, domain_); },
+                             pool->size, [&] { return nic_->register_dmabuf(whole, rights_, domain_); },
                              registration::descriptor{unique_fd(whole.fd), whole}));
     }
-    return lease(known, address.value(), length, memory_way::zero_copy);
+    return region_of(known, address.value(), length, memory_path::zero_copy);
 }
 
 result<local_region> registration_cache::of(const dmabuf_export& window) {
-    if (!card_->valid_in_this_process())
-        return tl::unexpected(card_->forked_error());
+    if (!nic_->valid_in_this_process())
+        return tl::unexpected(nic_->forked_error());
     if (window.length == 0)
         return tl::unexpected(error(errc::size_zero, "registration of 0 bytes of a DMA-BUF"));
     if ((window.offset - window.iova.value()) % page != 0)
@@ -238,14 +238,14 @@ result<local_region> registration_cache::of(const dmabuf_export& window) {
     const std::lock_guard guard(mutex_);
     GAUDI_TRY(std::shared_ptr<const registration> what,
               add(
-                  window.length, [&] { return card_->register_dmabuf(whole, rights_, domain_); },
+                  window.length, [&] { return nic_->register_dmabuf(whole, rights_, domain_); },
                   registration::descriptor{std::move(own), whole}));
-    return lease(std::move(what), window.iova.value(), window.length, memory_way::zero_copy);
+    return region_of(std::move(what), window.iova.value(), window.length, memory_path::zero_copy);
 }
 
 result<local_region> registration_cache::of(std::span<std::byte> memory) {
-    if (!card_->valid_in_this_process())
-        return tl::unexpected(card_->forked_error());
+    if (!nic_->valid_in_this_process())
+        return tl::unexpected(nic_->forked_error());
     if (memory.empty())
         return tl::unexpected(error(errc::size_zero, "registration of 0 bytes of host memory"));
     const auto address = reinterpret_cast<std::uintptr_t>(memory.data());
@@ -254,12 +254,12 @@ result<local_region> registration_cache::of(std::span<std::byte> memory) {
     if (const auto found = host_.find(range); found != host_.end())
         if (auto alive = found->second.lock()) {
             ++counts_.hits;
-            return lease(std::move(alive), address, memory.size(), memory_way::host);
+            return region_of(std::move(alive), address, memory.size(), memory_path::host);
         }
     GAUDI_TRY(const std::shared_ptr<const registration> what,
-              add(memory.size(), [&] { return card_->register_host(memory, rights_, domain_); }));
+              add(memory.size(), [&] { return nic_->register_host(memory, rights_, domain_); }));
     host_[range] = what;
-    return lease(what, address, memory.size(), memory_way::host);
+    return region_of(what, address, memory.size(), memory_path::host);
 }
 
 std::optional<registration_cache::chunk_window>
@@ -270,23 +270,23 @@ registration_cache::window_of(const local_region& region) const {
             {whole.fd, whole.offset + offset, device_address(region.address()), region.length()}, chunk};
     };
     for (const auto& [serial, entry] : chunks_)
-        if (entry.what == region.lease())
+        if (entry.what == region.registration_ref())
             return within(entry.whole, serial);
-    if (const auto& lease = region.lease(); lease && lease->own())
-        return within(lease->own()->whole, 0);
+    if (const auto& shared = region.registration_ref(); shared && shared->own())
+        return within(shared->own()->whole, 0);
     return std::nullopt;
 }
 
 result<remote_key> registration_cache::expose(const local_region& region, remote_access rights,
                                               std::uint64_t holder) {
-    if (!card_->valid_in_this_process())
-        return tl::unexpected(card_->forked_error());
+    if (!nic_->valid_in_this_process())
+        return tl::unexpected(nic_->forked_error());
     if (rights == remote_access::none || !allows(remote_access::all, rights))
         return tl::unexpected(error(errc::rights_invalid,
                                     fmt::format("a key to {} bytes at {:#x} with rights {}", region.length(),
                                                 region.address(), static_cast<unsigned>(rights))));
-    if (allows(rights, remote_access::atomic) && !card_->atomics())
-        return tl::unexpected(error(errc::atomics_absent, fmt::format("a key on {}", card_->info().name)));
+    if (allows(rights, remote_access::atomic) && !nic_->atomics())
+        return tl::unexpected(error(errc::atomics_absent, fmt::format("a key on {}", nic_->info().name)));
     const auto freed = [&] {
         return tl::unexpected(
             error(errc::not_allocated, fmt::format("a key to {} bytes at {:#x}: the buffer was freed",
@@ -295,7 +295,7 @@ result<remote_key> registration_cache::expose(const local_region& region, remote
     const exposed_range range{region.address(), region.length(), region.generation_, holder, rights};
     remote_key key; // before the guard: its end takes the mutex
     key.generation_ = region.generation_;
-    key.region_ = {region.address(), region.length(), 0, region.way(), rights};
+    key.region_ = {region.address(), region.length(), 0, region.path(), rights};
     const std::lock_guard guard(mutex_);
     if (const auto found = exposed_.find(range); found != exposed_.end()) {
         key.registration_ = found->second.held.lock();
@@ -306,11 +306,11 @@ result<remote_key> registration_cache::expose(const local_region& region, remote
         ++counts_.hits;
     } else {
         const auto window = window_of(region);
-        if (region.way() == memory_way::zero_copy && !window)
+        if (region.path() == memory_path::zero_copy && !window)
             return freed();
         GAUDI_TRY(auto made, add(region.length(), [&] {
-                      return window ? card_->register_dmabuf(window->range, rights)
-                                    : card_->register_host(
+                      return window ? nic_->register_dmabuf(window->range, rights)
+                                    : nic_->register_host(
                                           {reinterpret_cast<std::byte*>(region.address()), // NOLINT
                                            region.length()},
                                           rights);
@@ -357,7 +357,7 @@ void registration_cache::buffer_freed(device_address base, std::uint64_t length)
 }
 
 void registration_cache::trim() {
-    if (!card_->valid_in_this_process())
+    if (!nic_->valid_in_this_process())
         return;
     const std::lock_guard guard(mutex_);
     while (evict_one()) {

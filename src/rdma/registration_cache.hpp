@@ -20,7 +20,7 @@ public:
         unique_fd fd;
         dmabuf_export whole;
     };
-    registration(std::weak_ptr<registration_cache> cache, std::shared_ptr<nic_core> card, mr_handle region,
+    registration(std::weak_ptr<registration_cache> cache, std::shared_ptr<nic_core> nic, mr_handle region,
                  std::uint64_t bytes, std::optional<descriptor> own);
     ~registration();
     registration(const registration&) = delete;
@@ -38,7 +38,7 @@ public:
 
 private:
     const std::weak_ptr<registration_cache> cache_;
-    const std::shared_ptr<nic_core> card_;
+    const std::shared_ptr<nic_core> nic_;
     const std::optional<descriptor> own_; // before the region, which goes first
     mutable std::mutex mutex_;
     mutable mr_handle region_;
@@ -53,14 +53,14 @@ class registration_cache : public chunk_observer, public std::enable_shared_from
 public:
     // `rights` and `domain`: of what is registered for this process. Other than local rights only in a domain
     // that no peer's queue pair can reach.
-    registration_cache(std::shared_ptr<nic_core> card, const registration_limits& limits,
+    registration_cache(std::shared_ptr<nic_core> nic, const registration_limits& limits,
                        remote_access rights = remote_access::none, ibv_pd* domain = nullptr)
-        : card_(std::move(card)), limits_(limits), rights_(rights), domain_(domain) {}
+        : nic_(std::move(nic)), limits_(limits), rights_(rights), domain_(domain) {}
 
     result<local_region> of(const device_buffer& buffer);
     result<local_region> of(heap_core& heap, device_address address, std::uint64_t length);
     // Memory of SynapseAI's pool, which is registered as a whole.
-    result<local_region> of_foreign(device& card, device_address address, std::uint64_t length);
+    result<local_region> of_foreign(device& owner, device_address address, std::uint64_t length);
     result<local_region> of(std::span<std::byte> memory);
     // Any DMA-BUF, as long as a region of it lives.
     result<local_region> of(const dmabuf_export& window);
@@ -103,8 +103,8 @@ private:
     // Once more; with the mutex held.
     [[nodiscard]] local_region again(kept& found, std::uint64_t address, std::uint64_t length,
                                      std::uint64_t generation);
-    static local_region lease(std::shared_ptr<const registration> what, std::uint64_t address,
-                              std::uint64_t length, memory_way way, std::uint64_t generation = 0);
+    static local_region region_of(std::shared_ptr<const registration> what, std::uint64_t address,
+                                  std::uint64_t length, memory_path path, std::uint64_t generation = 0);
     // The range of a region within its DMA-BUF, and its chunk. None where that went. With the mutex held.
     struct chunk_window {
         dmabuf_export range;
@@ -121,7 +121,7 @@ private:
     [[nodiscard]] std::uint64_t held_bytes() const;
     bool evict_one();
 
-    const std::shared_ptr<nic_core> card_;
+    const std::shared_ptr<nic_core> nic_;
     const registration_limits limits_;
     const remote_access rights_;
     ibv_pd* const domain_;

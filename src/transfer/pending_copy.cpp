@@ -26,7 +26,7 @@ bool pending_copy::drive_locked() {
         return false;
     if (*outcome_ && counted_here_)
         count_copy(path_, bytes_);
-    let_go();
+    release_resources();
     if (const auto lease = std::move(lease_))
         lease->leave();
     ended_.store(true, std::memory_order_release);
@@ -124,7 +124,7 @@ std::optional<result<void>> engine_copy::look() {
     return ticket_.wait();
 }
 
-void engine_copy::let_go() {
+void engine_copy::release_resources() {
     kept_.reset();
 }
 

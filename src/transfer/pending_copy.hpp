@@ -33,7 +33,7 @@ protected:
     // One step further. Nothing: it has not ended. With the mutex held.
     virtual std::optional<result<void>> look() = 0;
     // It has ended: whoever keeps the ticket does not keep the memory. With the mutex held.
-    virtual void let_go() = 0;
+    virtual void release_resources() = 0;
     // Sleeps a little, at most this long, until there might be something to see.
     virtual void sleep(std::chrono::milliseconds limit) = 0;
 
@@ -74,7 +74,7 @@ public:
 
 private:
     std::optional<result<void>> look() override;
-    void let_go() override;
+    void release_resources() override;
     void sleep(std::chrono::milliseconds limit) override;
 
     copy_ticket ticket_;

@@ -15,10 +15,10 @@ pipeline::pipeline(copy_path path, std::uint64_t bytes, std::shared_ptr<lease_co
       destination_(std::move(destination)), length_(bytes) {}
 
 pipeline::~pipeline() {
-    pipeline::let_go();
+    pipeline::release_resources();
 }
 
-void pipeline::let_go() {
+void pipeline::release_resources() {
     source_.reset();
     destination_.reset();
     if (const auto give_back = std::exchange(room_.give_back, nullptr))

@@ -45,7 +45,7 @@ private:
         std::uint64_t offset = 0, length = 0;
     };
     std::optional<result<void>> look() override;
-    void let_go() override;
+    void release_resources() override;
     void sleep(std::chrono::milliseconds limit) override;
     bool advance(unsigned slab);
     // Whether a step has ended; how the piece goes on.

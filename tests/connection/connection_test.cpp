@@ -8,11 +8,11 @@ namespace {
 using namespace testing_support;
 
 struct both_ways {
-    memory_way left, right;
+    memory_path left, right;
 };
 
 class every_pair : public rdma_test,
-                   public ::testing::WithParamInterface<std::tuple<memory_way, memory_way, std::size_t>> {
+                   public ::testing::WithParamInterface<std::tuple<memory_path, memory_path, std::size_t>> {
 protected:
     void SetUp() override {
         const auto [here, there, size] = GetParam();
@@ -44,7 +44,7 @@ TEST_P(every_pair, write_and_read) {
     const auto [here, there, size] = GetParam();
     expect(right.link->offer(right.region, remote_access::all));
     const auto remote = expect(left.link->take_offer(soon));
-    EXPECT_EQ(remote.way, there);
+    EXPECT_EQ(remote.path, there);
     const auto data = pattern(size_, 5);
     left.put(data);
     auto out = expect(left.link->write(left.region, remote));
@@ -86,7 +86,7 @@ constexpr std::size_t longest = (3 << 20) + 7;
 #else
 constexpr std::size_t longest = (20 << 20) + 7; // more than there are slabs
 #endif
-constexpr memory_way ways[] = {memory_way::host, memory_way::zero_copy, memory_way::staged};
+constexpr memory_path ways[] = {memory_path::host, memory_path::zero_copy, memory_path::staged};
 INSTANTIATE_TEST_SUITE_P(sizes, every_pair,
                          ::testing::Combine(::testing::ValuesIn(ways), ::testing::ValuesIn(ways),
                                             ::testing::Values(1, 4095, 4097, 4 << 20, longest)),
@@ -95,7 +95,7 @@ INSTANTIATE_TEST_SUITE_P(sizes, every_pair,
 using connection_test = rdma_test;
 
 TEST_F(connection_test, atomics_on_device_memory) {
-    make_pair(memory_way::host, memory_way::zero_copy, 4096);
+    make_pair(memory_path::host, memory_path::zero_copy, 4096);
     std::vector<std::byte> zero(4096);
     right.put(zero);
     expect(right.link->offer(right.region, remote_access::all));
@@ -115,7 +115,7 @@ TEST_F(connection_test, atomics_on_device_memory) {
 }
 
 TEST_F(connection_test, messages_arrive_in_order_and_wait_for_receives) {
-    make_pair(memory_way::host, memory_way::host, 64 * 1000);
+    make_pair(memory_path::host, memory_path::host, 64 * 1000);
     std::vector<transfer> out, in;
     for (unsigned i = 0; i < 1000; ++i) {
         left.host[i * 64] = static_cast<std::byte>(i * 7);
@@ -133,7 +133,7 @@ TEST_F(connection_test, messages_arrive_in_order_and_wait_for_receives) {
 }
 
 TEST_F(connection_test, a_shorter_message_takes_the_whole_receive) {
-    make_pair(memory_way::zero_copy, memory_way::staged, 3 << 20);
+    make_pair(memory_path::zero_copy, memory_path::staged, 3 << 20);
     auto into = expect(right.link->receive(right.region));
     auto out = expect(left.link->send(expect(left.region.part(0, 10))));
     finish_all(into, out);
@@ -147,7 +147,7 @@ TEST_F(connection_test, a_shorter_message_takes_the_whole_receive) {
 }
 
 TEST_F(connection_test, too_long_a_message_is_refused_and_loses_nothing) {
-    make_pair(memory_way::host, memory_way::host, 4096);
+    make_pair(memory_path::host, memory_path::host, 4096);
     auto into = expect(right.link->receive(expect(right.region.part(0, 100))));
     auto out = expect(left.link->send(left.region));
     finish_all(out);
@@ -165,7 +165,7 @@ TEST_F(connection_test, too_long_a_message_is_refused_and_loses_nothing) {
 TEST_F(connection_test, events_wake_both_sides) {
     connection_options sleepy;
     sleepy.wait = wait_mode::events;
-    make_pair(memory_way::zero_copy, memory_way::staged, 5 << 20, sleepy);
+    make_pair(memory_path::zero_copy, memory_path::staged, 5 << 20, sleepy);
     const auto data = pattern(5 << 20, 3);
     left.put(data);
     auto other = std::async(std::launch::async, [&] {
@@ -183,7 +183,7 @@ TEST_F(connection_test, events_wake_both_sides) {
 }
 
 TEST_F(connection_test, a_wrong_remote_region_is_refused_by_the_nic) {
-    make_pair(memory_way::host, memory_way::host, 4096);
+    make_pair(memory_path::host, memory_path::host, 4096);
     expect(right.link->offer(right.region, remote_access::all));
     auto remote = expect(left.link->take_offer(soon));
     EXPECT_EQ(left.link->write(expect(left.region.part(0, 8)), remote).error().code(), errc::length_mismatch);
@@ -198,7 +198,7 @@ TEST_F(connection_test, a_wrong_remote_region_is_refused_by_the_nic) {
 }
 
 TEST_F(connection_test, a_close_is_told_and_ends_what_waits) {
-    make_pair(memory_way::host, memory_way::host, 4096);
+    make_pair(memory_path::host, memory_path::host, 4096);
     auto into = expect(right.link->receive(right.region));
     left.link->close();
     finish_all(into);
@@ -209,18 +209,18 @@ TEST_F(connection_test, a_close_is_told_and_ends_what_waits) {
 }
 
 TEST_F(connection_test, notes_travel_beside_the_data) {
-    make_pair(memory_way::host, memory_way::host, 64);
+    make_pair(memory_path::host, memory_path::host, 64);
     const auto words = pattern(60000, 1);
-    expect(left.link->tell(words));
-    EXPECT_EQ(expect(right.link->hear(soon)), words);
-    EXPECT_EQ(left.link->tell(pattern(70000, 1)).error().code(), errc::message_too_long);
-    EXPECT_EQ(right.link->hear(milliseconds(10)).error().code(), errc::wait_timeout);
+    expect(left.link->send_note(words));
+    EXPECT_EQ(expect(right.link->receive_note(soon)), words);
+    EXPECT_EQ(left.link->send_note(pattern(70000, 1)).error().code(), errc::message_too_long);
+    EXPECT_EQ(right.link->receive_note(milliseconds(10)).error().code(), errc::wait_timeout);
 }
 
 TEST_F(connection_test, too_many_operations_say_so) {
     connection_options few;
     few.operations = 4;
-    make_pair(memory_way::host, memory_way::host, 64, few);
+    make_pair(memory_path::host, memory_path::host, 64, few);
     std::vector<transfer> all;
     for (int i = 0; i < 4; ++i)
         all.push_back(expect(right.link->receive(right.region)));

@@ -92,7 +92,7 @@ TEST_F(initiator_test, cuts_a_write_at_the_longest_request) {
 
 TEST_F(initiator_test, sends_small_host_memory_inline_but_never_device_memory) {
     add(transfer_kind::write, 64);
-    operations[add(transfer_kind::write, 64)].way = memory_way::zero_copy;
+    operations[add(transfer_kind::write, 64)].path = memory_path::zero_copy;
     advance();
     ASSERT_EQ(qp.sends.size(), 2U);
     EXPECT_NE(qp.sends[0].wr.send_flags & IBV_SEND_INLINE, 0U);

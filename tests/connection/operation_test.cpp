@@ -83,7 +83,7 @@ TEST_F(operations, fail_together_when_the_connection_ends) {
 TEST_F(operations, on_staged_memory_of_the_peer_have_names_that_never_repeat) {
     std::set<std::uint64_t> names;
     for (int i = 0; i < 5; ++i) {
-        const remote_region staged{0x1000, 0, 1, memory_way::staged};
+        const remote_region staged{0x1000, 0, 1, memory_path::staged};
         const auto slot = table.add({.kind = transfer_kind::write, .remote = &staged}, nullptr);
         table[slot].serial = static_cast<std::uint32_t>(i + 1);
         EXPECT_TRUE(names.insert(table.id_of(slot)).second);

@@ -27,12 +27,12 @@ constexpr auto patience = milliseconds(10000);
 class robust_rdma : public rdma_test {
 protected:
     // A connection's whole life; false where something failed, in good order.
-    bool whole_life(memory_way way) {
+    bool whole_life(memory_path path) {
         bool right_data = false;
         try {
             connection_options quick;
             quick.deadline = milliseconds(10000);
-            make_pair(way, way, 3 << 20, quick);
+            make_pair(path, path, 3 << 20, quick);
             const auto data = pattern(3 << 20, 1);
             left.put(data);
             expect(right.link->offer(right.region, remote_access::all));
@@ -61,12 +61,12 @@ protected:
     }
 
     template <typename Arm, typename Fired>
-    unsigned fail_each(memory_way way, Arm&& arm, Fired&& fired) {
-        EXPECT_TRUE(whole_life(way));
+    unsigned fail_each(memory_path path, Arm&& arm, Fired&& fired) {
+        EXPECT_TRUE(whole_life(path));
         const auto descriptors = open_descriptors();
         // Staged, there are hundreds of calls, and a run costs a tenth of a second.
         const char* text = std::getenv("GAUDI_TEST_STRIDE");
-        unsigned stride = way == memory_way::staged ? 17 : 1;
+        unsigned stride = path == memory_path::staged ? 17 : 1;
         if (text != nullptr)
             stride = static_cast<unsigned>(std::atoi(text));
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -78,7 +78,7 @@ protected:
         for (; n < enough; n += stride) {
             SCOPED_TRACE(fmt::format("call {}", n));
             EXPECT_EQ(arm(fmt::format("* {} errno EIO", n).c_str()), 0);
-            (void)whole_life(way);
+            (void)whole_life(path);
             const auto struck = fired();
             arm("");
             EXPECT_EQ(open_descriptors(), descriptors);
@@ -92,30 +92,30 @@ protected:
 };
 
 TEST_F(robust_rdma, every_verb_may_fail_zero_copy) {
-    EXPECT_GT(fail_each(memory_way::zero_copy, gaudi_lab_hca_arm_faults, gaudi_lab_hca_faults_fired), 40U);
-    EXPECT_TRUE(whole_life(memory_way::zero_copy));
+    EXPECT_GT(fail_each(memory_path::zero_copy, gaudi_lab_hca_arm_faults, gaudi_lab_hca_faults_fired), 40U);
+    EXPECT_TRUE(whole_life(memory_path::zero_copy));
 }
 
 TEST_F(robust_rdma, every_verb_may_fail_staged) {
-    EXPECT_GT(fail_each(memory_way::staged, gaudi_lab_hca_arm_faults, gaudi_lab_hca_faults_fired), 40U);
-    EXPECT_TRUE(whole_life(memory_way::staged));
+    EXPECT_GT(fail_each(memory_path::staged, gaudi_lab_hca_arm_faults, gaudi_lab_hca_faults_fired), 40U);
+    EXPECT_TRUE(whole_life(memory_path::staged));
 }
 
 TEST_F(robust_rdma, every_driver_call_may_fail) {
-    EXPECT_GT(fail_each(memory_way::zero_copy, gaudi_lab_arm_faults, gaudi_lab_faults_fired), 20U);
-    EXPECT_TRUE(whole_life(memory_way::zero_copy));
+    EXPECT_GT(fail_each(memory_path::zero_copy, gaudi_lab_arm_faults, gaudi_lab_faults_fired), 20U);
+    EXPECT_TRUE(whole_life(memory_path::zero_copy));
 }
 
 TEST_F(robust_rdma, every_driver_call_may_fail_staged) {
-    EXPECT_GT(fail_each(memory_way::staged, gaudi_lab_arm_faults, gaudi_lab_faults_fired), 20U);
-    EXPECT_TRUE(whole_life(memory_way::staged));
+    EXPECT_GT(fail_each(memory_path::staged, gaudi_lab_arm_faults, gaudi_lab_faults_fired), 20U);
+    EXPECT_TRUE(whole_life(memory_path::staged));
 }
 
 TEST_F(robust_rdma, connections_come_and_go_without_a_trace) {
     const char* text = std::getenv("GAUDI_TEST_CYCLES");
     const int cycles = text != nullptr ? std::atoi(text) : 200;
-    equip(left, 0, memory_way::host, 4096);
-    equip(right, 1, memory_way::host, 4096);
+    equip(left, 0, memory_path::host, 4096);
+    equip(right, 1, memory_path::host, 4096);
     const auto cycle = [&] {
         connect_both();
         auto into = expect(right.link->receive(right.region));
@@ -158,7 +158,7 @@ private:
 };
 
 TEST_F(robust_rdma, greetings_are_checked_before_they_are_believed) {
-    equip(right, 1, memory_way::host, 4096);
+    equip(right, 1, memory_path::host, 4096);
     const auto door = expect(listener::open(0, "127.0.0.1"));
     connection_options quick;
     quick.deadline = milliseconds(300);
@@ -192,7 +192,7 @@ TEST_F(robust_rdma, a_peer_that_vanishes_is_noticed_by_whoever_waits) {
         SCOPED_TRACE(step);
         const auto door = expect(listener::open(0, "127.0.0.1"));
         child other([&, step = std::string(step)] {
-            equip(left, 0, memory_way::zero_copy, 64 << 20);
+            equip(left, 0, memory_path::zero_copy, 64 << 20);
             left.link.emplace(expect(connect(left.nic, fmt::format("127.0.0.1:{}", door.port()))));
             std::vector<transfer> pending;
             if (step == "after a receive")
@@ -204,7 +204,7 @@ TEST_F(robust_rdma, a_peer_that_vanishes_is_noticed_by_whoever_waits) {
             ::kill(::getpid(), SIGKILL);
             return 0;
         });
-        equip(right, 1, memory_way::zero_copy, 64 << 20);
+        equip(right, 1, memory_path::zero_copy, 64 << 20);
         right.link.emplace(expect(door.accept(right.nic, soon)));
         EXPECT_EQ(other.wait(), 128 + SIGKILL);
         const auto begin = std::chrono::steady_clock::now();
@@ -221,8 +221,8 @@ TEST_F(robust_rdma, a_peer_that_vanishes_is_noticed_by_whoever_waits) {
 }
 
 TEST_F(robust_rdma, a_pool_reuses_what_is_alive) {
-    equip(left, 0, memory_way::host, 64);
-    equip(right, 1, memory_way::host, 64);
+    equip(left, 0, memory_path::host, 64);
+    equip(right, 1, memory_path::host, 64);
     const auto door = expect(listener::open(0, "127.0.0.1"));
     const auto where = fmt::format("127.0.0.1:{}", door.port());
     std::atomic<int> accepted{0};
@@ -263,7 +263,7 @@ TEST_F(robust_rdma, a_pool_reuses_what_is_alive) {
 
 // labels: no_tsan
 TEST_F(robust_rdma, a_child_cannot_use_a_connection_and_does_not_harm_it) {
-    make_pair(memory_way::host, memory_way::host, 64);
+    make_pair(memory_path::host, memory_path::host, 64);
     {
         child other([&] {
             const bool refused = left.link->send(left.region).error().code() == errc::forked;
@@ -285,7 +285,7 @@ TEST_F(robust_rdma, a_child_cannot_use_a_connection_and_does_not_harm_it) {
 
 TEST_F(robust_rdma, a_staged_message_survives_its_senders_goodbye) {
     for (int i = 0; i < 5; ++i) {
-        make_pair(memory_way::staged, memory_way::staged, 5 << 20);
+        make_pair(memory_path::staged, memory_path::staged, 5 << 20);
         const auto data = pattern(5 << 20, 4);
         left.put(data);
         auto into = expect(right.link->receive(right.region));
@@ -302,8 +302,8 @@ TEST_F(robust_rdma, a_staged_message_survives_its_senders_goodbye) {
 }
 
 TEST_F(robust_rdma, ipv6_and_names) {
-    equip(left, 0, memory_way::host, 64);
-    equip(right, 1, memory_way::host, 64);
+    equip(left, 0, memory_path::host, 64);
+    equip(right, 1, memory_path::host, 64);
     const auto door = expect(listener::open(0));
     for (const auto* host : {"localhost", "127.0.0.1", "[::1]"}) {
         auto accepted = std::async(std::launch::async, [&] { return door.accept(right.nic, soon); });
@@ -319,10 +319,10 @@ TEST_F(robust_rdma, ipv6_and_names) {
 
 // A peer cannot fill the memory with what nobody asks for.
 TEST_F(robust_rdma, notes_that_nobody_hears_end_the_connection) {
-    make_pair(memory_way::host, memory_way::host, 4096);
+    make_pair(memory_path::host, memory_path::host, 4096);
     const std::vector<std::byte> note(64 * 1024, std::byte{7});
     std::jthread telling([&] {
-        for (int i = 0; i < 2000 && left.link->tell(note); ++i) {
+        for (int i = 0; i < 2000 && left.link->send_note(note); ++i) {
         }
     });
     const auto limit = std::chrono::steady_clock::now() + soon;
@@ -335,7 +335,7 @@ TEST_F(robust_rdma, notes_that_nobody_hears_end_the_connection) {
               std::string::npos)
         << sent.error().message();
     for (std::size_t heard = 0; heard < 1000; ++heard)
-        ASSERT_EQ(expect(right.link->hear(soon)), note) << "what came before is not lost";
+        ASSERT_EQ(expect(right.link->receive_note(soon)), note) << "what came before is not lost";
     right.link.reset();
 }
 

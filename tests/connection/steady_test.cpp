@@ -40,7 +40,7 @@ TEST_F(steady_test, an_operation_costs_no_allocation_lock_or_system_call) {
     GTEST_SKIP() << "sanitizers make system calls of their own";
 #endif
     child counted([this] {
-        make_pair(memory_way::zero_copy, memory_way::zero_copy, 1 << 20);
+        make_pair(memory_path::zero_copy, memory_path::zero_copy, 1 << 20);
         expect(right.link->offer(right.region, remote_access::all));
         const auto remote = expect(left.link->take_offer(soon));
         const auto small = expect(left.region.part(0, 64)), large = left.region;
@@ -79,7 +79,7 @@ TEST_F(steady_test, a_key_that_lives_is_given_again_without_a_system_call) {
     GTEST_SKIP() << "sanitizers make system calls of their own";
 #endif
     child counted([this] {
-        equip(right, 0, memory_way::zero_copy, 4096);
+        equip(right, 0, memory_path::zero_copy, 4096);
         const auto first = expect(right.region.expose(remote_access::read));
         if (!trap_system_calls())
             return 2;
@@ -100,9 +100,9 @@ struct cost {
 class zero_copy_test : public rdma_test {
 protected:
     // 64 MiB there by send and back by read; what was copied on this side of both virtual libraries.
-    cost transfer_with(memory_way way) {
+    cost transfer_with(memory_path path) {
         constexpr std::size_t size = 64 << 20;
-        make_pair(way, way, size);
+        make_pair(path, path, size);
         const auto data = pattern(size, 9);
         left.put(data);
         expect(right.link->offer(right.region, remote_access::all));
@@ -123,25 +123,25 @@ protected:
         const cost paid{counts_now().copied_bytes - before.copied_bytes, engines() - before_engines};
         EXPECT_EQ(right.get(), data);
         EXPECT_EQ(left.get(), data);
-        EXPECT_EQ(left.link->report().by(way).bytes, 2 * size);
+        EXPECT_EQ(left.link->report().by(path).bytes, 2 * size);
         return paid;
     }
 };
 
 TEST_F(zero_copy_test, nothing_is_copied_on_the_way) {
-    const auto paid = transfer_with(memory_way::zero_copy);
+    const auto paid = transfer_with(memory_path::zero_copy);
     EXPECT_LT(paid.copied_by_cpu, 4096U);
     EXPECT_EQ(paid.copied_by_engines, 0U);
 }
 
 TEST_F(zero_copy_test, staged_every_byte_is_copied_at_both_ends) {
-    const auto paid = transfer_with(memory_way::staged);
+    const auto paid = transfer_with(memory_path::staged);
     EXPECT_EQ(paid.copied_by_engines, 4 * (64ULL << 20)) << "out and in, there and back";
     EXPECT_LT(paid.copied_by_cpu, 65536U) << "by the device's engines, not by the CPU";
 }
 
 TEST_F(steady_test, a_region_of_a_warm_heap_is_a_hit) {
-    equip(left, 0, memory_way::zero_copy, 4096);
+    equip(left, 0, memory_path::zero_copy, 4096);
     const auto before = left.nic->registrations();
     for (int i = 0; i < 1000; ++i) {
         const auto buffer = expect(left.gaudi->heap().allocate(65536));

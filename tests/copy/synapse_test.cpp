@@ -51,11 +51,11 @@ std::vector<std::byte> numbered(std::size_t size, unsigned seed) {
 }
 
 TEST_F(synapse_test, its_own_call_copies_where_the_queues_are_its) {
-    const auto card = *open_device(by_index{1});
+    const auto opened_device = *open_device(by_index{1});
     const device_address base(pool_base());
     const auto before = call("fake_synapse_copied");
     {
-        auto engine = expect(card->copies());
+        auto engine = expect(opened_device->copies());
         for (const std::size_t size :
              {std::size_t{1}, std::size_t{4096}, std::size_t{16384}, std::size_t{5} << 20}) {
             const auto out = numbered(size, 1);
@@ -87,8 +87,8 @@ TEST_F(synapse_test, its_own_call_copies_where_the_queues_are_its) {
 }
 
 TEST_F(synapse_test, its_copies_are_asynchronous_and_wake_a_sleeper) {
-    const auto card = *open_device(by_index{1});
-    auto engine = expect(card->copies());
+    const auto opened_device = *open_device(by_index{1});
+    auto engine = expect(opened_device->copies());
     const int event = expect(engine.event_fd());
     const auto out = numbered(64 << 20, 1);
     std::vector<copy_ticket> tickets;
@@ -106,8 +106,8 @@ TEST_F(synapse_test, its_copies_are_asynchronous_and_wake_a_sleeper) {
 }
 
 TEST_F(synapse_test, what_its_copies_answer_reaches_the_ticket) {
-    const auto card = *open_device(by_index{1});
-    auto engine = expect(card->copies());
+    const auto opened_device = *open_device(by_index{1});
+    auto engine = expect(opened_device->copies());
     const auto out = numbered(4096, 1);
     call("fake_synapse_break", 26);
     const auto refused = expect(engine.write(device_address(pool_base()), out)).wait();

@@ -26,7 +26,7 @@ TEST_F(device_test, lists_without_opening) {
     ASSERT_EQ(all->size(), 2U);
     EXPECT_EQ((*all)[1].bus_id, "0000:1a:00.0");
     EXPECT_EQ((*all)[0].generation, generation::gaudi2);
-    EXPECT_EQ((*all)[0].card, "HL225");
+    EXPECT_EQ((*all)[0].product, "HL225");
     EXPECT_EQ((*all)[0].allocation_page, 768ULL << 20);
     EXPECT_TRUE((*all)[0].operational);
     const int fd = hlthunk_open(HLTHUNK_DEVICE_DONT_CARE, "0000:19:00.0");

@@ -61,8 +61,8 @@ private:
 
 struct service {
     connector other; // first: it forks before there are threads
-    std::shared_ptr<device> card = expect(open_device());
-    device_buffer buffer = expect(card->heap().allocate(1 << 20));
+    std::shared_ptr<device> opened_device = expect(open_device());
+    device_buffer buffer = expect(opened_device->heap().allocate(1 << 20));
     handle_record handle = expect(read_handle(expect(share(buffer)).bytes));
     std::string name = broker_name(own_identity());
     shared_memory slab = expect(shared_memory::make("fuzz", 1 << 20));

@@ -31,11 +31,11 @@ handle_record record_of(const memory_handle& handle) {
 
 // A process of another user, or somewhere else: `prepare` brings it there. What it says comes back as its
 // status: 0 if it read 4096 bytes of the first pattern.
-int import_from(const memory_handle& handle, copy_path way, const std::function<bool()>& prepare) {
+int import_from(const memory_handle& handle, copy_path path, const std::function<bool()>& prepare) {
     child importer([&] {
         if (!prepare())
             return 77;
-        auto imported = import_memory(handle, {way});
+        auto imported = import_memory(handle, {path});
         if (!imported)
             return static_cast<int>(imported.error().code()) + 100;
         std::vector<std::byte> seen(4096);
@@ -457,9 +457,9 @@ TEST_F(ipc_test, an_offered_device_is_for_its_own_user_alone) {
     ipc_settings open;
     open.allow = {somebody};
     set_ipc(open);
-    const auto card = expect(open_device());
-    ASSERT_TRUE(offer_device(*card));
-    const auto node = card->core()->node();
+    const auto opened_device = expect(open_device());
+    ASSERT_TRUE(offer_device(*opened_device));
+    const auto node = opened_device->core()->node();
     const auto name = device_name(node);
     child guest([&] {
         if (::setresuid(somebody, somebody, somebody) != 0)

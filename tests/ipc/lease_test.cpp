@@ -3,7 +3,7 @@
 #include "tests/ipc/owner.hpp"
 
 #include "src/ipc/handle.hpp"
-#include "tests/support/card.hpp"
+#include "tests/support/gaudi_device.hpp"
 
 #include <atomic>
 #include <csignal>
@@ -204,12 +204,12 @@ TEST_F(ipc_test, a_killed_importer_ends_its_leases) {
     const auto own = expect(open_device(by_index{0}));
     auto buffer = expect(own->heap().allocate(64 * mebibyte));
     const auto handle = expect(share(buffer));
-    for (const auto way : to_another_process) {
-        SCOPED_TRACE(name_of(way));
+    for (const auto path : to_another_process) {
+        SCOPED_TRACE(name_of(path));
         gate begun;
         child importer([&] {
-            auto imported = expect(import_memory(handle, {way}));
-            landing to(way, 64 * mebibyte);
+            auto imported = expect(import_memory(handle, {path}));
+            landing to(path, 64 * mebibyte);
             auto reading = expect(to.read(imported));
             begun.open();
             ::pause();

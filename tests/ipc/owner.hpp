@@ -167,8 +167,8 @@ private:
 
     static int serve(int socket, unsigned index, const ipc_settings& settings) {
         set_ipc(settings);
-        auto card = expect(open_device(by_index{index}));
-        std::optional<copy_engine> engine = expect(card->copies());
+        auto opened_device = expect(open_device(by_index{index}));
+        std::optional<copy_engine> engine = expect(opened_device->copies());
         std::vector<device_buffer> buffers;
         std::optional<all_descriptors> taken;
         for (order wanted; ::recv(socket, &wanted, sizeof(wanted), 0) == sizeof(wanted);) {
@@ -176,7 +176,7 @@ private:
             auto* const buffer = wanted.first < buffers.size() ? &buffers[wanted.first] : nullptr;
             switch (wanted.what) {
             case 's': {
-                buffers.push_back(expect(card->heap().allocate(wanted.first)));
+                buffers.push_back(expect(opened_device->heap().allocate(wanted.first)));
                 const auto bytes = pattern(wanted.first, static_cast<unsigned>(wanted.second));
                 expect(expect(engine->write(buffers.back().address(), bytes)).wait());
                 said.handle = expect(gaudi::share(buffers.back()));
@@ -202,13 +202,13 @@ private:
             case 'C':
                 buffers.clear();
                 engine.reset();
-                card.reset();
+                opened_device.reset();
                 if (wanted.first == 0)
                     break;
                 if (auto again = open_device(by_index{index})) {
-                    card = *again;
-                    engine = expect(card->copies());
-                    said.value = card->info().memory_free;
+                    opened_device = *again;
+                    engine = expect(opened_device->copies());
+                    said.value = opened_device->info().memory_free;
                 }
                 break;
             case 'u':
@@ -282,8 +282,8 @@ private:
 // Where a test reads to: host memory, or memory of a device of its own where the way is between two devices.
 class landing {
 public:
-    landing(copy_path way, std::size_t size)
-        : landing(way == copy_path::peer_dmabuf || way == copy_path::staged, size) {}
+    landing(copy_path path, std::size_t size)
+        : landing(path == copy_path::peer_dmabuf || path == copy_path::staged, size) {}
     landing(bool on_device, std::size_t size) : host_(size) {
         if (!on_device)
             return;

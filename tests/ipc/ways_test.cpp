@@ -7,7 +7,7 @@ namespace {
 using namespace testing_support;
 
 struct way_case {
-    copy_path way;
+    copy_path path;
     bool device; // the importer's side is device memory
     ipc_give give = ipc_give::context;
 };
@@ -21,12 +21,12 @@ protected:
         settings.give = GetParam().give;
     }
     ipc_settings settings;
-    const import_options only{GetParam().way};
+    const import_options only{GetParam().path};
 };
 
 std::string test_name(const ::testing::TestParamInfo<way_case>& of) {
     constexpr const char* names[] = {"cpu", "engine", "context", "import", "nic", "staged", "proxy"};
-    return std::string(names[static_cast<int>(of.param.way)]) + (of.param.device ? "_device" : "_host");
+    return std::string(names[static_cast<int>(of.param.path)]) + (of.param.device ? "_device" : "_host");
 }
 
 INSTANTIATE_TEST_SUITE_P(all, way_test,
@@ -54,7 +54,7 @@ TEST_P(way_test, moves_every_byte_both_ways) {
         std::vector<std::byte> host(size);
         auto reading = GetParam().device ? imported.read(local.address(), 0, size) : imported.read(host);
         ASSERT_TRUE(reading) << reading.error().message();
-        EXPECT_EQ(reading->path(), GetParam().way);
+        EXPECT_EQ(reading->path(), GetParam().path);
         ASSERT_TRUE(reading->wait());
         if (GetParam().device)
             expect(expect(engine.read(host, local.address())).wait());
@@ -91,7 +91,7 @@ TEST_P(way_test, moves_every_byte_both_ways) {
         }
         ++number;
     }
-    EXPECT_GE(copies_by_path().by(GetParam().way).bytes - before.by(GetParam().way).bytes, 20 * mebibyte);
+    EXPECT_GE(copies_by_path().by(GetParam().path).bytes - before.by(GetParam().path).bytes, 20 * mebibyte);
 }
 
 // A part that begins and ends within pages: its bytes are found where they are, those around it stay.
@@ -235,8 +235,8 @@ TEST_F(ipc_test, other_generations_by_the_ways_they_have) {
         int ends[2];
         ASSERT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
         child other([&] { // memory without contents of its own: Gaudi3 has no engine to fill it with
-            const auto card = expect(open_device(by_index{0}));
-            auto buffer = expect(card->heap().allocate(mebibyte));
+            const auto opened_device = expect(open_device(by_index{0}));
+            auto buffer = expect(opened_device->heap().allocate(mebibyte));
             const auto handle = expect(share(buffer));
             if (::send(ends[1], &handle, sizeof(handle), 0) != sizeof(handle) || !over.wait())
                 return 1;
@@ -247,18 +247,18 @@ TEST_F(ipc_test, other_generations_by_the_ways_they_have) {
         memory_handle handle;
         ASSERT_EQ(::recv(ends[0], &handle, sizeof(handle), 0), static_cast<ssize_t>(sizeof(handle)));
         std::vector<std::byte> seen(mebibyte);
-        for (const auto way : possible) {
-            auto imported = expect(import_memory(handle, {way}));
-            const auto bytes = pattern(mebibyte, static_cast<unsigned>(way));
+        for (const auto path : possible) {
+            auto imported = expect(import_memory(handle, {path}));
+            const auto bytes = pattern(mebibyte, static_cast<unsigned>(path));
             expect(expect(imported.write(0, bytes)).wait());
             expect(expect(imported.read(seen)).wait());
-            EXPECT_EQ(seen, bytes) << name_of(way);
+            EXPECT_EQ(seen, bytes) << name_of(path);
         }
-        for (const auto way : impossible) {
-            auto imported = expect(import_memory(handle, {way}));
+        for (const auto path : impossible) {
+            auto imported = expect(import_memory(handle, {path}));
             auto begun = imported.read(seen);
             const auto outcome = begun ? begun->wait() : result<void>(tl::unexpected(begun.error()));
-            ASSERT_FALSE(outcome) << name_of(way);
+            ASSERT_FALSE(outcome) << name_of(path);
             EXPECT_EQ(outcome.error().code(), errc::copies_absent) << outcome.error().message();
         }
         over.open();
@@ -306,10 +306,10 @@ TEST_F(ipc_test, two_processes_on_one_device) {
     int ends[2];
     ASSERT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
     child first([&] {
-        const auto card = expect(open_device(by_index{0}));
-        expect(offer_device(*card));
-        auto buffer = expect(card->heap().allocate(5 * mebibyte));
-        auto engine = expect(card->copies());
+        const auto opened_device = expect(open_device(by_index{0}));
+        expect(offer_device(*opened_device));
+        auto buffer = expect(opened_device->heap().allocate(5 * mebibyte));
+        auto engine = expect(opened_device->copies());
         expect(expect(engine.write(buffer.address(), pattern(5 * mebibyte, 1))).wait());
         const auto handle = expect(share(buffer));
         if (::send(ends[1], &handle, sizeof(handle), 0) != sizeof(handle))
@@ -334,10 +334,10 @@ TEST_F(ipc_test, two_processes_on_one_device) {
     memory_handle handle;
     ASSERT_EQ(::recv(ends[0], &handle, sizeof(handle), 0), static_cast<ssize_t>(sizeof(handle)));
     {
-        const auto card = expect(open_device(by_index{0})); // busy, and joined
-        auto engine = expect(card->copies());
-        auto own = expect(card->heap().allocate(5 * mebibyte));
-        auto small = expect(card->heap().allocate(mebibyte));
+        const auto opened_device = expect(open_device(by_index{0})); // busy, and joined
+        auto engine = expect(opened_device->copies());
+        auto own = expect(opened_device->heap().allocate(5 * mebibyte));
+        auto small = expect(opened_device->heap().allocate(mebibyte));
         expect(expect(engine.write(small.address(), pattern(mebibyte, 3))).wait());
         const auto theirs = expect(share(small));
         ASSERT_EQ(::send(ends[0], &theirs, sizeof(theirs), 0), static_cast<ssize_t>(sizeof(theirs)));

@@ -70,15 +70,15 @@ struct shared_state {
 
 struct place_and_way {
     bool between_hosts;
-    memory_way way;
+    memory_path path;
 };
 std::string name_of_case(const ::testing::TestParamInfo<place_and_way>& info) {
-    auto way = std::string(name_of(info.param.way));
-    std::replace(way.begin(), way.end(), '-', '_');
-    return fmt::format("{}_{}", info.param.between_hosts ? "between_hosts" : "within_a_host", way);
+    auto path = std::string(name_of(info.param.path));
+    std::replace(path.begin(), path.end(), '-', '_');
+    return fmt::format("{}_{}", info.param.between_hosts ? "between_hosts" : "within_a_host", path);
 }
 void PrintTo(const place_and_way& what, std::ostream* out) {
-    *out << name_of(what.way);
+    *out << name_of(what.path);
 }
 
 class hostile_peer : public rdma_test, public ::testing::WithParamInterface<place_and_way> {
@@ -114,15 +114,15 @@ protected:
         std::array<device_buffer, 3> device;
         std::array<local_region, 3> regions;
 
-        void allocate(std::size_t index, memory_way way) {
+        void allocate(std::size_t index, memory_path path) {
             device[index] = expect(self.gaudi->heap().allocate(one_page));
             regions[index] = expect(self.nic->region(
                 *self.gaudi, device[index],
-                way == memory_way::staged ? way_policy::staged_only : way_policy::require_zero_copy));
+                path == memory_path::staged ? path_policy::staged_only : path_policy::require_zero_copy));
         }
-        void open(memory_way way, unsigned gaudi) {
+        void open(memory_path path, unsigned gaudi) {
             self.nic = expect(open_nic());
-            if (way == memory_way::host) {
+            if (path == memory_path::host) {
                 self.host.resize(3 * one_page);
                 for (std::size_t i = 0; i < 3; ++i)
                     regions[i] =
@@ -131,7 +131,7 @@ protected:
             }
             self.gaudi = expect(open_device(by_index{gaudi}));
             for (std::size_t i = 0; i < 3; ++i)
-                allocate(i, way);
+                allocate(i, path);
         }
         void put(std::size_t index, std::span<const std::byte> bytes) {
             if (self.gaudi)
@@ -153,10 +153,10 @@ protected:
 
     // The order of steps for each attack: the victim has prepared (2n + 1), the attack is over (2n + 2).
     int be_victim() {
-        const auto way = GetParam().way;
+        const auto path = GetParam().path;
         become("far", "127.0.0.2");
         victim it;
-        it.open(way, GetParam().between_hosts ? 0 : 1);
+        it.open(path, GetParam().between_hosts ? 0 : 1);
         const auto door = expect(listener::open(0, "127.0.0.1"));
         shared_->port = door.port();
         unsigned step = 0;
@@ -168,14 +168,14 @@ protected:
             auto link = expect(door.accept(it.self.nic, soon));
             expect(link.offer(it.regions[1], tried.rights));
             shared_->local_key = it.regions[1].local_key();
-            (void)expect(link.hear(soon)); // the peer has the offer
+            (void)expect(link.receive_note(soon)); // the peer has the offer
             prepare(it, link, tried.first);
             shared_->step = ++step;
             ++step;
             // Staged memory is served by this side. Otherwise it does nothing: a victim that notices the
             // attack tells its peer so, which may be faster than the NIC's answer.
             while (shared_->step < step)
-                if (way == memory_way::staged)
+                if (path == memory_path::staged)
                     link.poll();
                 else
                     std::this_thread::sleep_for(milliseconds(1));
@@ -185,7 +185,7 @@ protected:
                         << tried.name << ": buffer " << i << " was changed";
                 }
             if (tried.first == then::free)
-                it.allocate(1, way);
+                it.allocate(1, path);
         }
         return ::testing::Test::HasFailure() ? 1 : 0;
     }
@@ -198,17 +198,17 @@ protected:
         it.device[1] = {};
         if (what == then::free)
             return;
-        it.allocate(1, GetParam().way);
+        it.allocate(1, GetParam().path);
         EXPECT_EQ(it.device[1].address(), address) << "the address is handed out again";
         it.put(1, pattern(one_page, 1));
     }
     // Host memory is freed by its own means, and staged memory has no key to guess.
     static bool applies(const attack& tried) {
-        const auto way = GetParam().way;
+        const auto path = GetParam().path;
         const bool frees = tried.first == then::free || tried.first == then::free_and_allocate;
-        return !(frees && way == memory_way::host) &&
+        return !(frees && path == memory_path::host) &&
                !((tried.with_local_key || tried.kind == add_to_it || tried.rights == atomic) &&
-                 way == memory_way::staged);
+                 path == memory_path::staged);
     }
 
     static result<completion> strike(connection& link, const local_region& mine, const remote_region& at,
@@ -241,7 +241,7 @@ TEST_P(hostile_peer, gets_nowhere) {
         const auto offered = expect(link.take_offer(soon));
         EXPECT_EQ(offered.rights, tried.rights);
         EXPECT_EQ(offered.length, one_page);
-        expect(link.tell({}));
+        expect(link.send_note({}));
         ASSERT_TRUE(reached(++step));
         auto at = offered;
         at.rights = all; // what a hostile peer makes of it
@@ -262,15 +262,15 @@ TEST_P(hostile_peer, gets_nowhere) {
 }
 INSTANTIATE_TEST_SUITE_P(
     keys, hostile_peer,
-    ::testing::Values(place_and_way{false, memory_way::zero_copy}, place_and_way{false, memory_way::host},
-                      place_and_way{false, memory_way::staged}, place_and_way{true, memory_way::zero_copy},
-                      place_and_way{true, memory_way::host}, place_and_way{true, memory_way::staged}),
+    ::testing::Values(place_and_way{false, memory_path::zero_copy}, place_and_way{false, memory_path::host},
+                      place_and_way{false, memory_path::staged}, place_and_way{true, memory_path::zero_copy},
+                      place_and_way{true, memory_path::host}, place_and_way{true, memory_path::staged}),
     name_of_case);
 
 class keys_test : public rdma_test {};
 
 TEST_F(keys_test, what_was_offered_still_works_for_what_it_was_offered) {
-    make_pair(memory_way::host, memory_way::zero_copy, one_page);
+    make_pair(memory_path::host, memory_path::zero_copy, one_page);
     const auto data = pattern(one_page, 3);
     for (const auto rights : {read, write, read | write}) {
         right.put(data);
@@ -300,7 +300,7 @@ TEST_F(keys_test, what_was_offered_still_works_for_what_it_was_offered) {
 
 // Offering the same bytes again asks the NIC for nothing, on any connection, while an offer stands.
 TEST_F(keys_test, are_shared_while_they_live_and_end_with_the_last) {
-    make_pair(memory_way::host, memory_way::zero_copy, one_page);
+    make_pair(memory_path::host, memory_path::zero_copy, one_page);
     const auto regions = [&] { return right.nic->registrations(); };
     expect(right.link->offer(right.region, read));
     const auto first = regions();
@@ -328,7 +328,7 @@ TEST_F(keys_test, are_shared_while_they_live_and_end_with_the_last) {
 
 // Two peers with the same offer, of which one is withdrawn.
 TEST_F(keys_test, that_are_withdrawn_from_one_peer_stay_with_the_other) {
-    make_pair(memory_way::host, memory_way::zero_copy, one_page);
+    make_pair(memory_path::host, memory_path::zero_copy, one_page);
     const auto kept_left = std::move(*left.link), kept_right = std::move(*right.link);
     auto &first_peer = const_cast<connection&>(kept_left), &first_owner = const_cast<connection&>(kept_right);
     left.link.reset();
@@ -355,7 +355,7 @@ TEST_F(keys_test, that_are_withdrawn_from_one_peer_stay_with_the_other) {
 
 // Memory that was given up and never freed: its keys end with the device.
 TEST_F(keys_test, of_memory_that_was_given_up_end_with_the_device) {
-    equip(right, 0, memory_way::zero_copy, one_page);
+    equip(right, 0, memory_path::zero_copy, one_page);
     auto buffer = expect(right.gaudi->heap().allocate(one_page));
     const auto region = expect(right.nic->region(*right.gaudi, buffer));
     const auto key = expect(region.expose(all));
@@ -368,7 +368,7 @@ TEST_F(keys_test, of_memory_that_was_given_up_end_with_the_device) {
 }
 
 TEST_F(keys_test, end_with_the_buffer_and_before_it_is_handed_out_again) {
-    equip(right, 0, memory_way::zero_copy, one_page);
+    equip(right, 0, memory_path::zero_copy, one_page);
     const auto address = right.buffer.address();
     const auto key = expect(right.region.expose(all));
     const auto part = expect(expect(right.region.part(64, 8)).expose(atomic));
@@ -389,7 +389,7 @@ TEST_F(keys_test, end_with_the_buffer_and_before_it_is_handed_out_again) {
 
 // A thread makes keys of a buffer while another frees it: no key survives the buffer.
 TEST_F(keys_test, made_while_the_buffer_is_freed_do_not_survive_it) {
-    equip(right, 0, memory_way::zero_copy, one_page);
+    equip(right, 0, memory_path::zero_copy, one_page);
     for (int round = 0; round < 50; ++round) {
         auto buffer = expect(right.gaudi->heap().allocate(one_page));
         const auto region = expect(right.nic->region(*right.gaudi, buffer));
@@ -417,7 +417,7 @@ TEST_F(keys_test, made_while_the_buffer_is_freed_do_not_survive_it) {
 // A thread drops the last key to a buffer while another frees it: the memory is not handed out before the NIC
 // has forgotten the key, however long that takes.
 TEST_F(keys_test, that_are_being_dropped_are_gone_before_the_memory_is_handed_out) {
-    equip(left, 0, memory_way::host, one_page);
+    equip(left, 0, memory_path::host, one_page);
     right.nic = left.nic;
     right.gaudi = expect(open_device(by_index{1}));
     connect_both();
@@ -449,7 +449,7 @@ TEST_F(keys_test, that_are_being_dropped_are_gone_before_the_memory_is_handed_ou
 
 // Staged memory: a copy that the peer's write caused has ended when a free returns.
 TEST_F(keys_test, of_staged_memory_leave_no_copy_behind_a_free) {
-    make_pair(memory_way::host, memory_way::staged, 4 << 20);
+    make_pair(memory_path::host, memory_path::staged, 4 << 20);
     const auto address = right.buffer.address();
     for (int round = 0; round < 4; ++round) {
         expect(right.link->offer(right.region, write));
@@ -472,16 +472,16 @@ TEST_F(keys_test, of_staged_memory_leave_no_copy_behind_a_free) {
         EXPECT_EQ(right.get(), mine) << "bytes of a peer that had no right to them any more";
         left.link.reset();
         right.link.reset();
-        right.region = expect(right.nic->region(*right.gaudi, right.buffer, way_policy::staged_only));
+        right.region = expect(right.nic->region(*right.gaudi, right.buffer, path_policy::staged_only));
         connect_both();
     }
 }
 
 TEST_F(keys_test, with_impossible_rights_are_refused) {
-    equip(left, 0, memory_way::host, one_page);
+    equip(left, 0, memory_path::host, one_page);
     EXPECT_EQ(left.region.expose(none).error().code(), errc::rights_invalid);
     EXPECT_EQ(left.region.expose(static_cast<remote_access>(8)).error().code(), errc::rights_invalid);
-    equip(right, 0, memory_way::staged, one_page);
+    equip(right, 0, memory_path::staged, one_page);
     EXPECT_EQ(right.region.expose(read).error().code(), errc::remote_staged);
     connect_both();
     EXPECT_EQ(right.link->offer(right.region, none).error().code(), errc::rights_invalid);
@@ -507,7 +507,7 @@ TEST_F(keys_test, are_bounded_like_other_registrations) {
 // The words in which the peer's credits arrive are all that a handshake gives away.
 TEST_F(keys_test, of_the_handshake_reach_the_credits_and_no_more) {
     for (const bool reading : {false, true}) {
-        make_pair(memory_way::host, memory_way::host, one_page);
+        make_pair(memory_path::host, memory_path::host, one_page);
         const auto& theirs = left.link->core()->link().theirs;
         remote_region at{theirs.credits_address, sizeof(credit::ring), theirs.credits_key};
         const auto mine = expect(left.nic->region(std::span(left.host).first(8)));
@@ -524,13 +524,13 @@ TEST_F(keys_test, of_the_handshake_reach_the_credits_and_no_more) {
 
 // Slabs that are granted for staged memory: each key opens one slab, in one direction.
 TEST_F(keys_test, to_granted_slabs_open_one_slab_in_one_direction) {
-    equip(left, 0, memory_way::staged, 4 * one_page);
-    const auto& card = left.nic->core();
+    equip(left, 0, memory_path::staged, 4 * one_page);
+    const auto& opened_device = left.nic->core();
     std::vector<slab_grant> grants;
     for (const bool writing : {false, true}) {
         grants.clear();
         auto staging = expect(remote_staging::make(
-            *card, *left.region.staged_from(), one_page,
+            *opened_device, *left.region.staged_from(), one_page,
             [&](frame_kind kind, std::span<const std::byte> body) -> result<void> {
                 if (kind == frame_kind::slab_grant)
                     grants.push_back(*decode_frame<slab_grant>(body));
@@ -543,12 +543,13 @@ TEST_F(keys_test, to_granted_slabs_open_one_slab_in_one_direction) {
         EXPECT_NE(grants[0].key, grants[1].key);
         // A peer's queue pair on the same domain.
         const auto tries = [&](transfer_kind kind, std::uint64_t address, std::uint32_t key) {
-            auto a = expect(queue_pair::make(card, 4, 1)), b = expect(queue_pair::make(card, 4, 1));
+            auto a = expect(queue_pair::make(opened_device, 4, 1)),
+                 b = expect(queue_pair::make(opened_device, 4, 1));
             const auto from_a = a.endpoint(), from_b = b.endpoint();
             expect(a.connect(from_a, from_b, 14, 6));
             expect(b.connect(from_b, from_a, 14, 6));
             std::vector<std::byte> bytes(64);
-            const auto region = expect(card->register_host(bytes));
+            const auto region = expect(opened_device->register_host(bytes));
             ibv_sge entry{reinterpret_cast<std::uintptr_t>(bytes.data()), 64, region->lkey};
             ibv_send_wr request{}, *bad = nullptr;
             request.opcode = kind == write_it ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ;
@@ -572,15 +573,16 @@ TEST_F(keys_test, to_granted_slabs_open_one_slab_in_one_direction) {
 
 // Memory that a NIC copies to itself: no queue pair of a connection reaches what is registered for that.
 TEST_F(keys_test, of_loopback_transfers_are_out_of_reach_for_connections) {
-    equip(left, 0, memory_way::zero_copy, one_page);
-    const auto& card = left.nic->core();
+    equip(left, 0, memory_path::zero_copy, one_page);
+    const auto& opened_device = left.nic->core();
     std::vector<std::byte> room(64);
-    const auto region = expect(card->register_host(room, read | write, expect(card->loopback_pd())));
+    const auto region =
+        expect(opened_device->register_host(room, read | write, expect(opened_device->loopback_pd())));
     right.nic = left.nic;
     connect_both();
     left.host.resize(64);
     const auto mine = expect(left.nic->region(left.host));
-    const remote_region at{reinterpret_cast<std::uintptr_t>(room.data()), 64, region->rkey, memory_way::host,
+    const remote_region at{reinterpret_cast<std::uintptr_t>(room.data()), 64, region->rkey, memory_path::host,
                            all};
     auto begun = expect(left.link->read(mine, at));
     finish_all(begun);

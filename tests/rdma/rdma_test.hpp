@@ -57,9 +57,9 @@ protected:
     }
 
     // `way`: host, zero-copy or staged.
-    static void equip(side& each, unsigned index, memory_way way, std::size_t size) {
+    static void equip(side& each, unsigned index, memory_path path, std::size_t size) {
         each.nic = expect(open_nic());
-        if (way == memory_way::host) {
+        if (path == memory_path::host) {
             each.host.resize(size);
             each.region = expect(each.nic->region(each.host));
             return;
@@ -67,8 +67,8 @@ protected:
         each.gaudi = expect(open_device(by_index{index}));
         each.buffer = expect(each.gaudi->heap().allocate(size));
         each.region = expect(each.nic->region(*each.gaudi, each.buffer,
-                                              way == memory_way::staged ? way_policy::staged_only
-                                                                        : way_policy::require_zero_copy));
+                                              path == memory_path::staged ? path_policy::staged_only
+                                                                          : path_policy::require_zero_copy));
     }
 
     void connect_both(const connection_options& options = {}) {
@@ -78,7 +78,7 @@ protected:
         right.link.emplace(expect(accepted.get()));
     }
 
-    void make_pair(memory_way left_way, memory_way right_way, std::size_t size,
+    void make_pair(memory_path left_way, memory_path right_way, std::size_t size,
                    const connection_options& options = {}) {
         equip(left, 0, left_way, size);
         equip(right, 1, right_way, size);

@@ -60,7 +60,7 @@ TEST_F(registration_test, the_least_recently_used_goes_when_there_is_no_room) {
     (void)expect(region_of(a));
     EXPECT_EQ(left.nic->registrations().misses, misses);
     const auto held_a = expect(region_of(a)), held_c = expect(region_of(c));
-    const auto refused = left.nic->region(*left.gaudi, b, way_policy::require_zero_copy);
+    const auto refused = left.nic->region(*left.gaudi, b, path_policy::require_zero_copy);
     ASSERT_FALSE(refused);
     EXPECT_NE(refused.error().message().find("2 regions of 2"), std::string::npos)
         << refused.error().message();
@@ -222,14 +222,14 @@ TEST_F(registration_test, parts_stay_within) {
 // Memory of which only a DMA-BUF descriptor is known, as of a GPU: one virtual Gaudi's stands for it.
 TEST_F(registration_test, any_dmabuf_can_be_registered_and_moved) {
     constexpr std::size_t size = 100001, skip = 12345;
-    equip(left, 0, memory_way::zero_copy, size);
-    equip(right, 1, memory_way::zero_copy, size + skip);
+    equip(left, 0, memory_path::zero_copy, size);
+    equip(right, 1, memory_path::zero_copy, size + skip);
     const auto window = expect(right.gaudi->export_memory(right.buffer.address() + skip, size));
     const std::uint64_t iova = 0x7000000000 + window.offset % 4096;
     right.region = expect(right.nic->region(window.fd, window.offset, size, iova));
     ::close(window.fd); // the region has its own
     EXPECT_EQ(right.region.address(), iova);
-    EXPECT_EQ(right.region.way(), memory_way::zero_copy);
+    EXPECT_EQ(right.region.path(), memory_path::zero_copy);
     connect_both();
     const auto sent = pattern(size, 1);
     left.put(sent);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Plays SynapseAI's part: holds a device in this process, owns all of its memory and its queues, tells its
 // descriptor when asked, and copies, stream by stream, in its own time.
-#include "tests/support/card.hpp"
+#include "tests/support/gaudi_device.hpp"
 
 #include <atomic>
 #include <condition_variable>
@@ -84,9 +84,9 @@ struct event {
 };
 
 // The descriptor is this library's: the helper must not close it.
-class borrowed_card : public testing_support::card {
+class borrowed_card : public testing_support::gaudi_device {
 public:
-    explicit borrowed_card(int descriptor) : card("none") { fd = descriptor; }
+    explicit borrowed_card(int descriptor) : gaudi_device("none") { fd = descriptor; }
     ~borrowed_card() { fd = -1; }
 };
 

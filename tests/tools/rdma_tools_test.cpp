@@ -188,8 +188,8 @@ TEST_F(rdma_tools, json_holds_everything) {
     EXPECT_TRUE(client["problem"].is_null());
     EXPECT_EQ(client["endpoint"]["virtual"], true);
     EXPECT_EQ(client["endpoint"]["nic"]["name"], "vhca0");
-    EXPECT_EQ(client["memory"]["way"], "zero-copy");
-    EXPECT_EQ(client["peer"]["way"], "zero-copy");
+    EXPECT_EQ(client["memory"]["path"], "zero-copy");
+    EXPECT_EQ(client["peer"]["path"], "zero-copy");
     ASSERT_EQ(client["results"].size(), 5U);
     EXPECT_EQ(client["results"][0]["bytes"], 2 * 65536);
     for (const auto* cost : {"open", "allocate", "export", "register", "connect", "first_byte"})

@@ -325,8 +325,8 @@ TEST_F(tool_test, a_port_is_pulled_and_plugged_in) {
     const auto down = [&] {
         std::vector<json> all;
         const auto shown = json::parse(tool({"lab", "show", "--json"}).output);
-        for (const auto& card : shown["hcas"])
-            all.push_back(card["ports_down"]);
+        for (const auto& opened_device : shown["hcas"])
+            all.push_back(opened_device["ports_down"]);
         return all;
     };
     EXPECT_EQ(port("vhca1/2", "down").status, 0);

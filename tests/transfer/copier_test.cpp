@@ -41,9 +41,10 @@ TEST_F(copier_test, between_two_devices_the_best_path_is_taken) {
 // A device without queues for users: a NIC carries every copy, in the library and in the C surface.
 TEST_F(copier_test, gaudi3_copies_by_a_nic) {
     describe("gaudis = 2\nhcas = 1\ngeneration = gaudi3");
-    const auto card = expect(open_device(by_index{0})), other = expect(open_device(by_index{1}));
+    const auto opened_device = expect(open_device(by_index{0})), other = expect(open_device(by_index{1}));
     constexpr std::size_t size = 5 * mebibyte + 17;
-    const auto first = expect(card->heap().allocate(size)), second = expect(card->heap().allocate(size)),
+    const auto first = expect(opened_device->heap().allocate(size)),
+               second = expect(opened_device->heap().allocate(size)),
                third = expect(other->heap().allocate(size));
     copier copies;
     const auto sent = pattern(size, 2);
@@ -79,8 +80,8 @@ TEST_F(copier_test, gaudi3_copies_by_a_nic) {
 
 TEST_F(copier_test, a_device_that_nothing_can_copy_for_says_why) {
     describe("gaudis = 1\nhcas = 0\ngeneration = gaudi3");
-    const auto card = expect(open_device(by_index{0}));
-    const auto buffer = expect(card->heap().allocate(4096));
+    const auto opened_device = expect(open_device(by_index{0}));
+    const auto buffer = expect(opened_device->heap().allocate(4096));
     copier copies;
     std::vector<std::byte> host(4096);
     const auto refused = copies.copy(place(buffer.address(), 4096), std::span(host));
@@ -232,18 +233,18 @@ TEST_F(copier_test, one_that_keeps_nothing_keeps_no_device_open) {
 
 TEST_F(copier_test, what_a_lost_device_had_is_let_go) {
     describe("gaudis = 2\nhcas = 1");
-    auto card = expect(open_device(by_index{0}));
-    auto buffer = expect(card->heap().allocate(4096));
+    auto opened_device = expect(open_device(by_index{0}));
+    auto buffer = expect(opened_device->heap().allocate(4096));
     copier copies;
     std::vector<std::byte> host(4096);
     expect(expect(copies.copy(place(buffer.address(), 4096), std::span(host))).wait());
-    card->core()->loss().mark("a test says so");
+    opened_device->core()->loss().mark("a test says so");
     EXPECT_EQ(copies.copy(place(buffer.address(), 4096), std::span(host)).error().code(), errc::device_lost);
     buffer = {};
-    card.reset();
+    opened_device.reset();
     copies.drop_lost();
-    card = expect(open_device(by_index{0}));
-    buffer = expect(card->heap().allocate(4096));
+    opened_device = expect(open_device(by_index{0}));
+    buffer = expect(opened_device->heap().allocate(4096));
     EXPECT_TRUE(expect(copies.copy(place(buffer.address(), 4096), std::span(host))).wait());
 }
 

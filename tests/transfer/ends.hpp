@@ -48,7 +48,7 @@ public:
         expect(expect(expect(card_->copies()).read(seen, memory_.address())).wait());
         return seen;
     }
-    [[nodiscard]] device& card() { return *card_; }
+    [[nodiscard]] device& opened_device() { return *card_; }
     [[nodiscard]] const device_buffer& memory() const { return memory_; }
 
 private:
@@ -60,7 +60,8 @@ private:
 class foreign_place : public device_place {
 public:
     foreign_place(unsigned index, std::size_t size)
-        : device_place(index, size), window_(expect(card().export_memory(memory().address(), size))) {}
+        : device_place(index, size),
+          window_(expect(opened_device().export_memory(memory().address(), size))) {}
     ~foreign_place() override { ::close(window_.fd); }
     place part(std::uint64_t offset, std::uint64_t length) override {
         return dmabuf_export{window_.fd, window_.offset + offset, {}, length};

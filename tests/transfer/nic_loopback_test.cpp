@@ -15,23 +15,23 @@ protected:
     static constexpr std::uint64_t small = 64 * 1024;
 
     void open() {
-        card = expect(open_device(by_index{0}));
+        opened_device = expect(open_device(by_index{0}));
         copies.emplace(copier_options{.nic_max = small});
     }
     void TearDown() override {
         copies.reset();
-        card.reset();
+        opened_device.reset();
         ipc_test::TearDown();
     }
-    std::shared_ptr<device> card;
+    std::shared_ptr<device> opened_device;
     std::optional<copier> copies;
 };
 
 TEST_F(nic_loopback_test, small_copies_are_done_at_once) {
     describe("gaudis = 1\nhcas = 1");
     open();
-    auto engine = expect(card->copies());
-    const auto buffer = expect(card->heap().allocate(mebibyte));
+    auto engine = expect(opened_device->copies());
+    const auto buffer = expect(opened_device->heap().allocate(mebibyte));
     for (const std::size_t size : {1UL, 8UL, 63UL, 4096UL, 16384UL, 16385UL, 65536UL}) {
         const place there(buffer.address() + 13, size);
         const auto out = pattern(size, static_cast<unsigned>(size));
@@ -57,8 +57,8 @@ TEST_F(nic_loopback_test, small_copies_are_done_at_once) {
 TEST_F(nic_loopback_test, stays_within_an_allocation_that_lives) {
     describe("gaudis = 1\nhcas = 1");
     open();
-    auto buffer = expect(card->heap().allocate(4096));
-    const auto beside = expect(card->heap().allocate(4096)); // the chunk stays
+    auto buffer = expect(opened_device->heap().allocate(4096));
+    const auto beside = expect(opened_device->heap().allocate(4096)); // the chunk stays
     std::array<std::byte, 8> word{};
     for (const auto& only : {std::optional<copy_path>(), std::optional(copy_path::nic_loopback)}) {
         EXPECT_TRUE(copies->copy(place(buffer.address() + 4088, 8), std::span(word), {only}));
@@ -80,7 +80,7 @@ TEST_F(nic_loopback_test, a_chunk_goes_back_although_it_was_used) {
     open();
     const auto other = expect(open_device(by_index{1}));
     {
-        const auto buffer = expect(card->heap().allocate(4096)),
+        const auto buffer = expect(opened_device->heap().allocate(4096)),
                    second = expect(other->heap().allocate(4096));
         std::array<std::byte, 8> word{};
         expect(expect(copies->copy(place(buffer.address(), 8), std::span(word))).wait());
@@ -88,7 +88,7 @@ TEST_F(nic_loopback_test, a_chunk_goes_back_although_it_was_used) {
         EXPECT_EQ(across.path(), copy_path::nic_loopback);
         expect(across.wait());
     }
-    for (const auto& each : {card, other}) {
+    for (const auto& each : {opened_device, other}) {
         each->heap().trim();
         EXPECT_EQ(each->heap().statistics().chunks, 0U);
     }
@@ -97,7 +97,7 @@ TEST_F(nic_loopback_test, a_chunk_goes_back_although_it_was_used) {
 TEST_F(nic_loopback_test, a_nic_without_dmabufs_is_no_path) {
     describe("gaudis = 1\nhcas = 1\n[hca 0]\ndmabuf = no\n");
     open();
-    const auto buffer = expect(card->heap().allocate(4096));
+    const auto buffer = expect(opened_device->heap().allocate(4096));
     std::array<std::byte, 8> word{};
     const place there(buffer.address(), 8);
     auto writing = expect(copies->copy(there, word));
@@ -113,7 +113,7 @@ TEST_F(nic_loopback_test, a_nic_without_dmabufs_is_no_path) {
 TEST_F(nic_loopback_test, works_over_ethernet) {
     describe("gaudis = 1\nhcas = 1\nlink_layer = ethernet\n");
     open();
-    const auto buffer = expect(card->heap().allocate(mebibyte));
+    const auto buffer = expect(opened_device->heap().allocate(mebibyte));
     for (const auto size : {std::size_t{4096}, mebibyte}) {
         const auto out = pattern(size, 3);
         std::vector<std::byte> back(size);
@@ -128,7 +128,7 @@ TEST_F(nic_loopback_test, works_over_ethernet) {
 TEST_F(nic_loopback_test, a_source_may_be_read_only) {
     describe("gaudis = 1\nhcas = 1");
     open();
-    const auto buffer = expect(card->heap().allocate(mebibyte));
+    const auto buffer = expect(opened_device->heap().allocate(mebibyte));
     auto* const mapped = static_cast<std::byte*>(
         ::mmap(nullptr, mebibyte, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
     ASSERT_NE(mapped, MAP_FAILED);
@@ -140,7 +140,7 @@ TEST_F(nic_loopback_test, a_source_may_be_read_only) {
     ASSERT_TRUE(started) << started.error().message();
     ASSERT_TRUE(started->wait());
     std::vector<std::byte> seen(mebibyte);
-    expect(expect(expect(card->copies()).read(seen, buffer.address())).wait());
+    expect(expect(expect(opened_device->copies()).read(seen, buffer.address())).wait());
     EXPECT_TRUE(seen == sent);
     ::munmap(mapped, mebibyte);
 }
@@ -149,7 +149,7 @@ TEST_F(nic_loopback_test, a_source_may_be_read_only) {
 TEST_F(nic_loopback_test, one_that_fails_is_left_alone) {
     describe("gaudis = 2\nhcas = 1");
     open();
-    const auto buffer = expect(card->heap().allocate(4096));
+    const auto buffer = expect(opened_device->heap().allocate(4096));
     std::array<std::byte, 8> word{std::byte{5}}, back{};
     ASSERT_EQ(gaudi_lab_hca_arm_faults("ibv_modify_qp every errno EINVAL"), 0);
     auto writing = expect(copies->copy(place(buffer.address(), 8), word));

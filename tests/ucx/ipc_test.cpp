@@ -13,14 +13,14 @@ struct ipc_case {
     const char* version;
     const char* description;
     const char* environment;
-    int way;
+    int path;
 };
 
 class between_processes : public ucx_test, public ::testing::WithParamInterface<ipc_case> {
 protected:
     // put, get, tag and am of these sizes, the largest of which nobody stages.
     void expect_its_way(const char* sizes, std::uint64_t largest, int limit) {
-        const auto& [name, version, description, environment, way] = GetParam();
+        const auto& [name, version, description, environment, path] = GetParam();
         describe_lab(description);
         auto variables = counting();
         for (const auto& each : words(environment))
@@ -32,11 +32,11 @@ protected:
         EXPECT_HAS_NOT(done.output, "ERROR");
         const auto bytes = ipc_bytes();
         for (int each = 0; each < 7; ++each)
-            if (each == way)
+            if (each == path)
                 EXPECT_GE(bytes[static_cast<std::size_t>(each)], 4 * largest) << each;
             else
                 EXPECT_EQ(bytes[static_cast<std::size_t>(each)], 0U) << each;
-        if (way == nic) { // as the NIC itself reports it, although nobody closes it before the end
+        if (path == nic) { // as the NIC itself reports it, although nobody closes it before the end
             const auto counted = ways_of();
             EXPECT_GE(counted.from_dmabuf, 4 * largest);
             EXPECT_GE(counted.to_dmabuf, 4 * largest);

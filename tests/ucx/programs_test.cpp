@@ -7,7 +7,7 @@ namespace {
 using namespace testing_support;
 
 // Tests of perftest one after the other in the same two processes.
-class perftest_test : public ucx_test, public ::testing::WithParamInterface<way> {
+class perftest_test : public ucx_test, public ::testing::WithParamInterface<path> {
 protected:
     void expect_all(const std::string& tests, const std::string& sizes, const std::string& more) {
         std::vector<std::string> lines;
@@ -63,7 +63,7 @@ TEST_P(perftest_matrix, runs_every_test_with_every_memory) {
     expect_all(tests, "1 8 4096 65536 1048576", fmt::format("-n 20 -w 2 {}", GetParam().more));
 }
 INSTANTIATE_TEST_SUITE_P(whole_matrix, perftest_matrix, ::testing::ValuesIn([] {
-                             std::vector<way> all;
+                             std::vector<path> all;
                              for (const auto& [version, transports] :
                                   {std::pair("1.22", "tcp"), std::pair("1.23", "tcp"),
                                    std::pair("1.22", "posix,cma"), std::pair("1.23", "posix,cma"),
@@ -116,14 +116,14 @@ TEST_P(perftest_round, runs_every_operation_with_every_memory) {
 }
 // labels: waits
 INSTANTIATE_TEST_SUITE_P(ucx, perftest_round,
-                         ::testing::Values(way{"1.22", "tcp", "", ""}, way{"1.23", "posix,cma", "", ""},
-                                           way{"1.23", "rc_v", "", ""}, way{"1.23", "ud_v", "", ""},
-                                           way{"1.23", "rc_v", "link_layer = ethernet", ""},
-                                           way{"1.23", "ud_v", "link_layer = ethernet", ""}),
+                         ::testing::Values(path{"1.22", "tcp", "", ""}, path{"1.23", "posix,cma", "", ""},
+                                           path{"1.23", "rc_v", "", ""}, path{"1.23", "ud_v", "", ""},
+                                           path{"1.23", "rc_v", "link_layer = ethernet", ""},
+                                           path{"1.23", "ud_v", "link_layer = ethernet", ""}),
                          name_of_way);
 // labels: full
 INSTANTIATE_TEST_SUITE_P(other_version, perftest_round,
-                         ::testing::Values(way{"1.23", "tcp", "", ""}, way{"1.22", "posix,cma", "", ""}),
+                         ::testing::Values(path{"1.23", "tcp", "", ""}, path{"1.22", "posix,cma", "", ""}),
                          name_of_way);
 
 // Whose devices have no queues: a NIC that sends to itself copies what the tool copies, and what UCX stages.
@@ -133,7 +133,7 @@ TEST_P(perftest_of_gaudi3, runs) {
     expect_all("tag_bw ucp_put_bw ucp_get", "8 1048576", "-n 20 -w 2 -m gaudi");
 }
 INSTANTIATE_TEST_SUITE_P(ucx, perftest_of_gaudi3,
-                         ::testing::Values(way{"1.22", "tcp", "", ""}, way{"1.23", "rc_v", "", ""}),
+                         ::testing::Values(path{"1.22", "tcp", "", ""}, path{"1.23", "rc_v", "", ""}),
                          name_of_way);
 
 class perftest_gibibyte : public perftest_test {};
@@ -142,9 +142,9 @@ TEST_P(perftest_gibibyte, is_sent) {
     expect_all("tag_bw", "1073741824", fmt::format("-n 1 -w 0 -O 1 {}", GetParam().more));
 }
 INSTANTIATE_TEST_SUITE_P(ucx, perftest_gibibyte,
-                         ::testing::Values(way{"1.22", "tcp", "-m gaudi", ""},
-                                           way{"1.22", "posix,cma", "-m gaudi,host", ""},
-                                           way{"1.23", "rc_v", "-m gaudi", ""}),
+                         ::testing::Values(path{"1.22", "tcp", "-m gaudi", ""},
+                                           path{"1.22", "posix,cma", "-m gaudi,host", ""},
+                                           path{"1.23", "rc_v", "-m gaudi", ""}),
                          name_of_way);
 
 class perftest_of_a_gibibyte : public perftest_test {};
@@ -154,13 +154,13 @@ TEST_P(perftest_of_a_gibibyte, runs) {
                fmt::format("-n 2 -w 1 {}", GetParam().more));
 }
 INSTANTIATE_TEST_SUITE_P(whole_matrix, perftest_of_a_gibibyte,
-                         ::testing::Values(way{"1.22", "tcp", "-m gaudi -O 1", ""},
-                                           way{"1.23", "tcp", "-m gaudi -O 1", ""},
-                                           way{"1.22", "posix,cma", "-m gaudi -O 1", ""},
-                                           way{"1.23", "posix,cma", "-m gaudi -O 1", ""},
-                                           way{"1.23", "rc_v", "-m gaudi -O 1", ""},
-                                           way{"1.23", "rc_v", "-m host,gaudi -O 1", ""},
-                                           way{"1.22", "posix,gaudi_ipc", "-m gaudi -O 1", ""}),
+                         ::testing::Values(path{"1.22", "tcp", "-m gaudi -O 1", ""},
+                                           path{"1.23", "tcp", "-m gaudi -O 1", ""},
+                                           path{"1.22", "posix,cma", "-m gaudi -O 1", ""},
+                                           path{"1.23", "posix,cma", "-m gaudi -O 1", ""},
+                                           path{"1.23", "rc_v", "-m gaudi -O 1", ""},
+                                           path{"1.23", "rc_v", "-m host,gaudi -O 1", ""},
+                                           path{"1.22", "posix,gaudi_ipc", "-m gaudi -O 1", ""}),
                          name_of_way);
 
 // ---- NIXL ----

@@ -136,18 +136,18 @@ protected:
 };
 
 // A run of a program: over what, with what arguments, in what environment.
-struct way {
+struct path {
     const char* version;
     const char* transports;
     const char* more;
     const char* environment;
 };
 
-inline void PrintTo(const way& which, std::ostream* to) {
+inline void PrintTo(const path& which, std::ostream* to) {
     *to << which.version << ' ' << which.transports << ' ' << which.more << ' ' << which.environment;
 }
 
-inline std::string name_of_way(const ::testing::TestParamInfo<way>& info) {
+inline std::string name_of_way(const ::testing::TestParamInfo<path>& info) {
     return name_of(fmt::format("{} {} {} {}", info.param.version, info.param.transports, info.param.more,
                                info.param.environment));
 }

@@ -127,7 +127,7 @@ TEST_P(both_versions, host_memory_goes_its_way_without_a_gaudi) {
 
 // ---- every byte, every way ----
 
-class data : public ucx_test, public ::testing::WithParamInterface<way> {};
+class data : public ucx_test, public ::testing::WithParamInterface<path> {};
 TEST_P(data, is_right) {
     const auto& [version, transports, more, environment] = GetParam();
     const auto prefix = prefix_of(version);
@@ -135,39 +135,42 @@ TEST_P(data, is_right) {
 }
 INSTANTIATE_TEST_SUITE_P(
     staged, data,
-    ::testing::Values(
-        way{"1.22", "tcp", "", ""}, way{"1.23", "tcp", "", ""}, way{"1.22", "posix,cma", "", ""},
-        way{"1.23", "posix,cma", "", ""}, way{"1.22", "sysv", "--rounds 1", ""},
-        way{"1.23", "sysv", "--rounds 1 --sizes 8,4097,1m", ""},
-        way{"1.22", "tcp", "--here host --rounds 1", ""}, way{"1.23", "tcp", "--there host --rounds 1", ""},
-        way{"1.23", "posix,cma", "--here host --rounds 1", ""},
-        way{"1.22", "posix,cma", "--there host --rounds 1", ""}, way{"1.22", "tcp", "--sleep --rounds 1", ""},
-        way{"1.22", "tcp", "--threads 3 --rounds 1 --sizes 8,4096,1m", ""},
-        way{"1.22", "tcp", "--library --rounds 1", ""},
-        way{"1.22", "tcp", "--rounds 1", "UCX_MEMTYPE_CACHE=n"},
-        way{"1.22", "tcp", "--rounds 1 --operations tag,am", "UCX_RNDV_THRESH=0"},
-        way{"1.22", "tcp", "--rounds 1 --operations tag,am", "UCX_RNDV_THRESH=inf"},
-        way{"1.23", "rc_v", "--rounds 1", "UCX_GAUDI_COPY_DMABUF=no"}, way{"1.23", "ud_v", "--rounds 1", ""},
-        way{"1.23", "ud_v", "--sleep --rounds 1 --sizes 8,4097,1m", ""},
-        way{"1.23", "ud_v", "--threads 3 --rounds 1 --sizes 8,4096,1m", ""},
-        way{"1.23", "tcp", "--sleep --rounds 1 --sizes 8,4097,1m", ""},
-        way{"1.22", "posix,cma", "--sleep --rounds 1 --sizes 8,4097,1m", ""},
-        way{"1.23", "posix,cma", "--sleep --rounds 1 --sizes 8,4097,1m", ""},
-        way{"1.22", "tcp", "--rounds 1 --sizes 16m,100m --operations put,get,tag", ""},
-        way{"1.23", "posix,cma", "--rounds 1 --sizes 16m,100m --operations stream,am", ""},
-        way{"1.23", "tcp", "--threads 3 --rounds 1 --sizes 8,4096,1m", ""},
-        // More fragments at once than gaudi_dma takes from whoever can wait.
-        way{"1.22", "posix,gaudi_dma", "--rounds 1 --sizes 64m --operations tag",
-            "UCX_GAUDI_DMA_IN_FLIGHT=8"},
-        way{"1.23", "posix,gaudi_dma", "--rounds 1 --sizes 64m --operations tag",
-            "UCX_GAUDI_DMA_IN_FLIGHT=8"},
-        // As UCX is without our haste: code that is patched, which memory of the library comes and goes
-        // under.
-        way{"1.22", "tcp", "--library --rounds 1", "UCX_MEM_MMAP_HOOK_MODE=bistro"}),
+    ::testing::Values(path{"1.22", "tcp", "", ""}, path{"1.23", "tcp", "", ""},
+                      path{"1.22", "posix,cma", "", ""}, path{"1.23", "posix,cma", "", ""},
+                      path{"1.22", "sysv", "--rounds 1", ""},
+                      path{"1.23", "sysv", "--rounds 1 --sizes 8,4097,1m", ""},
+                      path{"1.22", "tcp", "--here host --rounds 1", ""},
+                      path{"1.23", "tcp", "--there host --rounds 1", ""},
+                      path{"1.23", "posix,cma", "--here host --rounds 1", ""},
+                      path{"1.22", "posix,cma", "--there host --rounds 1", ""},
+                      path{"1.22", "tcp", "--sleep --rounds 1", ""},
+                      path{"1.22", "tcp", "--threads 3 --rounds 1 --sizes 8,4096,1m", ""},
+                      path{"1.22", "tcp", "--library --rounds 1", ""},
+                      path{"1.22", "tcp", "--rounds 1", "UCX_MEMTYPE_CACHE=n"},
+                      path{"1.22", "tcp", "--rounds 1 --operations tag,am", "UCX_RNDV_THRESH=0"},
+                      path{"1.22", "tcp", "--rounds 1 --operations tag,am", "UCX_RNDV_THRESH=inf"},
+                      path{"1.23", "rc_v", "--rounds 1", "UCX_GAUDI_COPY_DMABUF=no"},
+                      path{"1.23", "ud_v", "--rounds 1", ""},
+                      path{"1.23", "ud_v", "--sleep --rounds 1 --sizes 8,4097,1m", ""},
+                      path{"1.23", "ud_v", "--threads 3 --rounds 1 --sizes 8,4096,1m", ""},
+                      path{"1.23", "tcp", "--sleep --rounds 1 --sizes 8,4097,1m", ""},
+                      path{"1.22", "posix,cma", "--sleep --rounds 1 --sizes 8,4097,1m", ""},
+                      path{"1.23", "posix,cma", "--sleep --rounds 1 --sizes 8,4097,1m", ""},
+                      path{"1.22", "tcp", "--rounds 1 --sizes 16m,100m --operations put,get,tag", ""},
+                      path{"1.23", "posix,cma", "--rounds 1 --sizes 16m,100m --operations stream,am", ""},
+                      path{"1.23", "tcp", "--threads 3 --rounds 1 --sizes 8,4096,1m", ""},
+                      // More fragments at once than gaudi_dma takes from whoever can wait.
+                      path{"1.22", "posix,gaudi_dma", "--rounds 1 --sizes 64m --operations tag",
+                           "UCX_GAUDI_DMA_IN_FLIGHT=8"},
+                      path{"1.23", "posix,gaudi_dma", "--rounds 1 --sizes 64m --operations tag",
+                           "UCX_GAUDI_DMA_IN_FLIGHT=8"},
+                      // As UCX is without our haste: code that is patched, which memory of the library comes
+                      // and goes under.
+                      path{"1.22", "tcp", "--library --rounds 1", "UCX_MEM_MMAP_HOOK_MODE=bistro"}),
     name_of_way);
 // UCX is given addresses and nothing else, with and without its memory-type cache.
 INSTANTIATE_TEST_SUITE_P(detected, data, ::testing::ValuesIn([] {
-                             std::vector<way> all;
+                             std::vector<path> all;
                              for (const auto& [version, transports] :
                                   {std::pair("1.22", "tcp"), std::pair("1.23", "posix,cma"),
                                    std::pair("1.23", "rc_v"), std::pair("1.22", "posix,gaudi_ipc")})
@@ -190,49 +193,50 @@ INSTANTIATE_TEST_SUITE_P(detected, data, ::testing::ValuesIn([] {
                          });
 INSTANTIATE_TEST_SUITE_P(
     several_contexts, data,
-    ::testing::Values(way{"1.22", "posix,cma", "--own-contexts --threads 3 --rounds 1 --sizes 8,4096,1m", ""},
-                      way{"1.23", "tcp", "--own-contexts --threads 3 --rounds 1 --sizes 8,4096,1m", ""},
-                      way{"1.23", "rc_v", "--own-contexts --threads 3 --rounds 1 --sizes 8,4096,1m", ""}),
+    ::testing::Values(path{"1.22", "posix,cma", "--own-contexts --threads 3 --rounds 1 --sizes 8,4096,1m",
+                           ""},
+                      path{"1.23", "tcp", "--own-contexts --threads 3 --rounds 1 --sizes 8,4096,1m", ""},
+                      path{"1.23", "rc_v", "--own-contexts --threads 3 --rounds 1 --sizes 8,4096,1m", ""}),
     name_of_way);
 INSTANTIATE_TEST_SUITE_P(
     threads_on_one_worker, data,
     ::testing::Values(
-        way{"1.22", "tcp",
-            "--one-worker --threads 4 --rounds 2 --sizes 8,4096,1m --operations put,get,tag,am", ""},
-        way{"1.23", "posix,cma",
-            "--one-worker --threads 4 --rounds 2 --sizes 8,4096,1m --operations put,get,tag,am", ""},
-        way{"1.23", "rc_v",
-            "--one-worker --threads 4 --rounds 4 --sizes 8,4096,1m --operations put,get,tag,am", ""}),
+        path{"1.22", "tcp",
+             "--one-worker --threads 4 --rounds 2 --sizes 8,4096,1m --operations put,get,tag,am", ""},
+        path{"1.23", "posix,cma",
+             "--one-worker --threads 4 --rounds 2 --sizes 8,4096,1m --operations put,get,tag,am", ""},
+        path{"1.23", "rc_v",
+             "--one-worker --threads 4 --rounds 4 --sizes 8,4096,1m --operations put,get,tag,am", ""}),
     name_of_way);
 INSTANTIATE_TEST_SUITE_P(
     infiniband, data,
-    ::testing::Values(way{"1.23", "rc_v", "", ""}, way{"1.23", "rc_v", "--here host --rounds 1", ""},
-                      way{"1.23", "rc_v", "--there host --rounds 1", ""},
-                      way{"1.23", "rc_v", "--sleep --rounds 1", ""},
-                      way{"1.23", "rc_v", "--threads 3 --rounds 1 --sizes 8,4096,1m", ""},
-                      way{"1.23", "rc_v", "--library --rounds 1", ""},
-                      way{"1.23", "rc_v", "--rounds 1", "UCX_MEMTYPE_CACHE=n"},
-                      way{"1.23", "rc_v", "--library --rounds 1", "UCX_MEM_MMAP_HOOK_MODE=bistro"},
-                      way{"1.23", "rc_v", "--rounds 1 --operations tag,am", "UCX_RNDV_SCHEME=put_zcopy"},
-                      way{"1.23", "rc_v", "--rounds 1 --operations tag,am", "UCX_RNDV_SCHEME=get_zcopy"},
-                      way{"1.23", "rc_v", "--rounds 1 --operations tag,am", "UCX_RNDV_SCHEME=am"},
-                      way{"1.23", "rc_v", "--rounds 1 --operations tag,am", "UCX_RNDV_THRESH=0"},
-                      way{"1.23", "rc_v", "--rounds 1 --operations tag,am", "UCX_RNDV_THRESH=inf"},
-                      way{"1.23", "rc_v,ud_v,tcp,posix,cma", "--rounds 1", ""}),
+    ::testing::Values(path{"1.23", "rc_v", "", ""}, path{"1.23", "rc_v", "--here host --rounds 1", ""},
+                      path{"1.23", "rc_v", "--there host --rounds 1", ""},
+                      path{"1.23", "rc_v", "--sleep --rounds 1", ""},
+                      path{"1.23", "rc_v", "--threads 3 --rounds 1 --sizes 8,4096,1m", ""},
+                      path{"1.23", "rc_v", "--library --rounds 1", ""},
+                      path{"1.23", "rc_v", "--rounds 1", "UCX_MEMTYPE_CACHE=n"},
+                      path{"1.23", "rc_v", "--library --rounds 1", "UCX_MEM_MMAP_HOOK_MODE=bistro"},
+                      path{"1.23", "rc_v", "--rounds 1 --operations tag,am", "UCX_RNDV_SCHEME=put_zcopy"},
+                      path{"1.23", "rc_v", "--rounds 1 --operations tag,am", "UCX_RNDV_SCHEME=get_zcopy"},
+                      path{"1.23", "rc_v", "--rounds 1 --operations tag,am", "UCX_RNDV_SCHEME=am"},
+                      path{"1.23", "rc_v", "--rounds 1 --operations tag,am", "UCX_RNDV_THRESH=0"},
+                      path{"1.23", "rc_v", "--rounds 1 --operations tag,am", "UCX_RNDV_THRESH=inf"},
+                      path{"1.23", "rc_v,ud_v,tcp,posix,cma", "--rounds 1", ""}),
     name_of_way);
 // labels: full
 INSTANTIATE_TEST_SUITE_P(
     one_gibibyte, data,
-    ::testing::Values(way{"1.22", "tcp", "--sizes 1g --rounds 1 --operations tag", ""},
-                      way{"1.23", "tcp", "--sizes 1g --rounds 1 --operations am", ""},
-                      way{"1.22", "posix,cma", "--sizes 1g --rounds 1 --operations put", ""},
-                      way{"1.23", "posix,cma", "--sizes 1g --rounds 1 --operations stream", ""},
-                      way{"1.23", "ud_v", "--sizes 1g --rounds 1 --operations get", ""},
-                      way{"1.23", "rc_v", "--sizes 1g --rounds 1", ""}),
+    ::testing::Values(path{"1.22", "tcp", "--sizes 1g --rounds 1 --operations tag", ""},
+                      path{"1.23", "tcp", "--sizes 1g --rounds 1 --operations am", ""},
+                      path{"1.22", "posix,cma", "--sizes 1g --rounds 1 --operations put", ""},
+                      path{"1.23", "posix,cma", "--sizes 1g --rounds 1 --operations stream", ""},
+                      path{"1.23", "ud_v", "--sizes 1g --rounds 1 --operations get", ""},
+                      path{"1.23", "rc_v", "--sizes 1g --rounds 1", ""}),
     name_of_way);
 // labels: full
 INSTANTIATE_TEST_SUITE_P(every_gibibyte, data, ::testing::ValuesIn([] {
-                             std::vector<way> all;
+                             std::vector<path> all;
                              for (const auto* version : {"1.22", "1.23"})
                                  for (const auto* transports :
                                       {"tcp", "posix,cma", "posix,gaudi_ipc", "posix,gaudi_dma",
@@ -245,7 +249,7 @@ INSTANTIATE_TEST_SUITE_P(every_gibibyte, data, ::testing::ValuesIn([] {
 
 // Operand and reply are Gaudi memory, the target is host memory.
 INSTANTIATE_TEST_SUITE_P(atomics, data, ::testing::ValuesIn([] {
-                             std::vector<way> all;
+                             std::vector<path> all;
                              for (const auto& [version, transports] :
                                   {std::pair("1.22", "tcp"), std::pair("1.23", "tcp"),
                                    std::pair("1.22", "posix,cma"), std::pair("1.23", "posix,cma"),

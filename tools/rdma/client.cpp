@@ -56,7 +56,7 @@ outcome<json> agree(run& all, gaudi::connection& link, const buffer& memory) {
     words.update(memory.to_json());
     if (auto said = say(link, words); !said)
         return tl::unexpected(said.error());
-    return hear(link, all.given.deadline_seconds);
+    return receive_note(link, all.given.deadline_seconds);
 }
 
 outcome<void> work_through(run& all) {
@@ -81,7 +81,7 @@ outcome<void> work_through(run& all) {
         return tl::unexpected(peer.error());
     all.report["peer"] = *peer;
     if (all.talks())
-        fmt::print("  server   {}: {} on {}, {}\n", link->peer(), peer->value("way", "?"),
+        fmt::print("  server   {}: {} on {}, {}\n", link->peer(), peer->value("path", "?"),
                    peer->value("device", "?"), peer->value("nic", "?"));
     session both(*link, *memory, all.work, all.given, *peer);
     progress_bar bar(all.talks(), all.work.iterations * 4);
@@ -101,7 +101,7 @@ outcome<void> work_through(run& all) {
     print_results(both.results, all.costs);
     if (!home->why_host.empty())
         fmt::print("HOST MEMORY was used, because there is no Gaudi here\n");
-    if (memory->region().way() == gaudi::memory_way::staged)
+    if (memory->region().path() == gaudi::memory_path::staged)
         fmt::print("STAGED through host memory: {}\n", memory->region().reason());
     return {};
 }

@@ -95,7 +95,7 @@ std::string endpoint::device_text() const {
                                 : fmt::format("HOST MEMORY, because there is no Gaudi: {}", why_host);
     const auto info = device->info();
     return fmt::format("{}: {} {}, {}", info.index, info.generation ? gaudi::name_of(*info.generation) : "?",
-                       info.card, info.bus_id);
+                       info.product, info.bus_id);
 }
 
 std::string endpoint::nic_text() const {
@@ -121,8 +121,9 @@ json endpoint::to_json() const {
                    {"why_chosen", nic->why_chosen()},
                    {"distance", gaudi::name_of(info.distance)}}}};
     if (device) {
-        const auto card = device->info();
-        made["device"] = {{"index", card.index}, {"card", card.card}, {"bus_id", card.bus_id}};
+        const auto described = device->info();
+        made["device"] = {
+            {"index", described.index}, {"product", described.product}, {"bus_id", described.bus_id}};
     }
     return made;
 }
@@ -156,7 +157,7 @@ outcome<buffer> buffer::make(const endpoint& home, std::uint64_t size, const opt
     made.memory_ = std::move(*memory);
     made.allocate_seconds = allocating.seconds();
     made.copies_.emplace();
-    if (given.policy() != gaudi::way_policy::staged_only) {
+    if (given.policy() != gaudi::path_policy::staged_only) {
         const stopwatch exporting;
         (void)made.memory_.dmabuf(); // its outcome is the region's matter
         made.export_seconds = exporting.seconds();
@@ -172,10 +173,10 @@ outcome<buffer> buffer::make(const endpoint& home, std::uint64_t size, const opt
 }
 
 std::string buffer::way_text() const {
-    switch (region_.way()) {
-    case gaudi::memory_way::zero_copy:
+    switch (region_.path()) {
+    case gaudi::memory_path::zero_copy:
         return "zero-copy: the NIC reads and writes Gaudi memory through its DMA-BUF";
-    case gaudi::memory_way::staged:
+    case gaudi::memory_path::staged:
         return fmt::format("STAGED through host memory: {}", region_.reason());
     default:
         return "host memory, read and written by the NIC directly";
@@ -183,7 +184,7 @@ std::string buffer::way_text() const {
 }
 
 json buffer::to_json() const {
-    return {{"bytes", size_}, {"way", gaudi::name_of(region_.way())}, {"reason", region_.reason()}};
+    return {{"bytes", size_}, {"path", gaudi::name_of(region_.path())}, {"reason", region_.reason()}};
 }
 
 outcome<void> buffer::fill(const pattern& with) {

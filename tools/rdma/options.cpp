@@ -90,10 +90,10 @@ std::optional<int> complain(const CLI::App& program, const std::string& problem)
 
 } // namespace
 
-gaudi::way_policy options::policy() const {
-    return stage             ? gaudi::way_policy::staged_only
-           : require.empty() ? gaudi::way_policy::prefer_zero_copy
-                             : gaudi::way_policy::require_zero_copy;
+gaudi::path_policy options::policy() const {
+    return stage             ? gaudi::path_policy::staged_only
+           : require.empty() ? gaudi::path_policy::prefer_zero_copy
+                             : gaudi::path_policy::require_zero_copy;
 }
 
 gaudi::connection_options options::connection() const {

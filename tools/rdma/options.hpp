@@ -32,7 +32,7 @@ struct options {
     unsigned deadline_seconds = 30;
     bool as_json = false, quiet = false, no_lab = false;
 
-    [[nodiscard]] gaudi::way_policy policy() const;
+    [[nodiscard]] gaudi::path_policy policy() const;
     [[nodiscard]] gaudi::connection_options connection() const;
 };
 

@@ -31,9 +31,9 @@ private:
         std::atomic<bool> over{false};
     };
 
-    outcome<void> receive(gaudi::caller& who, json& entry);
+    outcome<void> receive(gaudi::pending_connection& who, json& entry);
     outcome<job> understand(const json& words) const;
-    int attend(gaudi::caller who);
+    int attend(gaudi::pending_connection who);
     void say(const std::string& line, bool important = false);
 
     const options given_;
@@ -68,12 +68,12 @@ outcome<job> server::understand(const json& words) const {
     return wanted;
 }
 
-outcome<void> server::receive(gaudi::caller& who, json& entry) {
+outcome<void> server::receive(gaudi::pending_connection& who, json& entry) {
     std::optional<buffer> memory; // outlives the connection, whose NIC may still write to it
-    auto link = who.welcome(home_.nic, given_.connection());
+    auto link = who.handshake(home_.nic, given_.connection());
     if (!link)
         return tl::unexpected(failed(link.error(), peer_lost));
-    auto words = hear(*link, given_.deadline_seconds);
+    auto words = receive_note(*link, given_.deadline_seconds);
     if (!words)
         return tl::unexpected(words.error());
     auto work = understand(*words);
@@ -99,11 +99,11 @@ outcome<void> server::receive(gaudi::caller& who, json& entry) {
     }
     entry["results"] = results_json(both.results);
     say(fmt::format("{}: all data right, {} x {}, {} to {}", who.peer(), work->iterations,
-                    tools::human_bytes(work->size), words->value("way", "?"), answer.value("way", "?")));
+                    tools::human_bytes(work->size), words->value("path", "?"), answer.value("path", "?")));
     return {};
 }
 
-int server::attend(gaudi::caller who) {
+int server::attend(gaudi::pending_connection who) {
     json entry = {{"peer", who.peer()}};
     outcome<void> went;
     try {

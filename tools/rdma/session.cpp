@@ -56,8 +56,9 @@ void operation_result::add(std::uint64_t moved, double took) {
 }
 
 json operation_result::to_json() const {
-    return {{"name", name},         {"by", by},   {"count", count},    {"bytes", bytes}, {"seconds", seconds},
-            {"best_seconds", best}, {"way", way}, {"skipped", skipped}};
+    return {{"name", name},   {"by", by},           {"count", count},
+            {"bytes", bytes}, {"seconds", seconds}, {"best_seconds", best},
+            {"path", path},   {"skipped", skipped}};
 }
 
 operation_result operation_result::from_json(const json& text) {
@@ -68,7 +69,7 @@ operation_result operation_result::from_json(const json& text) {
     made.bytes = text.value("bytes", std::uint64_t{0});
     made.seconds = text.value("seconds", 0.0);
     made.best = text.value("best_seconds", 0.0);
-    made.way = text.value("way", "?");
+    made.path = text.value("path", "?");
     made.skipped = text.value("skipped", "");
     return made;
 }
@@ -95,7 +96,7 @@ void progress_bar::step(std::string_view doing) {
 
 outcome<void> say(gaudi::connection& link, const json& words) {
     const auto text = words.dump();
-    if (auto told = link.tell(std::as_bytes(std::span(text))); !told)
+    if (auto told = link.send_note(std::as_bytes(std::span(text))); !told)
         return tl::unexpected(failed(told.error(), peer_lost));
     return {};
 }
@@ -121,10 +122,10 @@ std::optional<failure> reported(const gaudi::connection& link, const json& words
 
 } // namespace
 
-outcome<json> hear(gaudi::connection& link, unsigned limit_seconds) {
+outcome<json> receive_note(gaudi::connection& link, unsigned limit_seconds) {
     const stopwatch waiting;
     for (;;) {
-        const auto heard = link.hear(glance);
+        const auto heard = link.receive_note(glance);
         if (heard) {
             auto words = json::parse(text_of(*heard), nullptr, false);
             if (!words.is_object())
@@ -150,7 +151,7 @@ session::session(gaudi::connection& link, buffer& memory, const job& work, const
 
 // Why the peer left, if it said so.
 std::optional<failure> session::last_words() {
-    const auto words = link_.hear(milliseconds(0));
+    const auto words = link_.receive_note(milliseconds(0));
     if (!words)
         return {};
     const auto text = text_of(*words);
@@ -207,8 +208,8 @@ outcome<void> session::say(const json& words) {
     return said;
 }
 
-outcome<json> session::hear() {
-    return rdma::hear(link_, options_.deadline_seconds);
+outcome<json> session::receive_note() {
+    return rdma::receive_note(link_, options_.deadline_seconds);
 }
 
 outcome<gaudi::remote_region> session::take_offer() {
@@ -239,7 +240,7 @@ operation_result session::blank(const char* name, const char* by) const {
     operation_result made;
     made.name = name;
     made.by = by;
-    made.way = fmt::format("{} to {}", gaudi::name_of(memory_.region().way()), peer_.value("way", "?"));
+    made.path = fmt::format("{} to {}", gaudi::name_of(memory_.region().path()), peer_.value("path", "?"));
     return made;
 }
 
@@ -267,7 +268,7 @@ outcome<void> session::receive_and_answer(unsigned round, operation_result& send
 outcome<void> session::be_written(unsigned round) {
     GAUDI_TRY(memory_.fill(scribble));
     GAUDI_TRY(offer(memory_.region(), gaudi::remote_access::write));
-    GAUDI_TRY(hear());
+    GAUDI_TRY(receive_note());
     return memory_.check(written(round));
 }
 
@@ -293,7 +294,7 @@ outcome<void> session::pull(unsigned round, operation_result& reads) {
 outcome<void> session::be_read(unsigned round) {
     GAUDI_TRY(memory_.fill(pulled(round)));
     GAUDI_TRY(offer(memory_.region(), gaudi::remote_access::read));
-    GAUDI_TRY(hear());
+    GAUDI_TRY(receive_note());
     return {};
 }
 
@@ -323,7 +324,7 @@ outcome<void> session::be_counted(unsigned round) {
     GAUDI_TRY(memory_.fill(counted(round)));
     const auto word = memory_.region().part(0, 8);
     GAUDI_TRY(offer(*word, gaudi::remote_access::atomic));
-    GAUDI_TRY(hear());
+    GAUDI_TRY(receive_note());
     const auto found = memory_.first_word();
     if (!found)
         return tl::unexpected(found.error());
@@ -342,7 +343,7 @@ std::string no_atomics(const gaudi::connection& link, std::uint64_t size, std::s
         return "one of the two NICs has no atomic operations";
     if (size < 8)
         return "the buffer is shorter than 8 bytes";
-    if (servers_way == gaudi::name_of(gaudi::memory_way::staged))
+    if (servers_way == gaudi::name_of(gaudi::memory_path::staged))
         return "the server's memory is staged, and a NIC's atomic operations need memory that it can reach";
     return {};
 }
@@ -369,7 +370,7 @@ outcome<void> session::run_as_client(progress_bar& bar) {
         "write", [&](unsigned round) { return be_written(round); }, &bar));
     GAUDI_TRY(each_round(
         "read", [&](unsigned round) { return pull(round, reads); }, &bar));
-    atomics.skipped = no_atomics(link_, work_.size, peer_.value("way", ""));
+    atomics.skipped = no_atomics(link_, work_.size, peer_.value("path", ""));
     if (atomics.skipped.empty())
         GAUDI_TRY(each_round(
             "atomics", [&](unsigned round) { return count_up(round, atomics); }, &bar));
@@ -385,7 +386,7 @@ outcome<void> session::run_as_server() {
     GAUDI_TRY(each_round("sendrecv", [&](unsigned round) { return receive_and_answer(round, sends); }));
     GAUDI_TRY(each_round("write", [&](unsigned round) { return push(round, writes); }));
     GAUDI_TRY(each_round("read", [&](unsigned round) { return be_read(round); }));
-    if (no_atomics(link_, work_.size, gaudi::name_of(memory_.region().way())).empty())
+    if (no_atomics(link_, work_.size, gaudi::name_of(memory_.region().path())).empty())
         GAUDI_TRY(each_round("atomics", [&](unsigned round) { return be_counted(round); }));
     for (const auto& [test, result] : {std::pair{"sendrecv", &sends}, {"write", &writes}})
         if (work_.has(test))
@@ -398,7 +399,7 @@ outcome<void> session::exchange_results() {
     for (const auto& each : results)
         mine.push_back(each.to_json());
     GAUDI_TRY(say({{"results", mine}}));
-    const auto theirs = hear();
+    const auto theirs = receive_note();
     if (!theirs)
         return tl::unexpected(theirs.error());
     if (const auto list = theirs->find("results"); list != theirs->end() && list->is_array())

@@ -21,7 +21,7 @@ struct operation_result {
     unsigned count = 0;
     std::uint64_t bytes = 0;
     double seconds = 0, best = 0;
-    std::string way;
+    std::string path;
     std::string skipped; // why it was not run
 
     void add(std::uint64_t moved, double took);
@@ -64,7 +64,7 @@ private:
     std::optional<failure> last_words();
     failure why_failed(const gaudi::error& seen, int otherwise);
     outcome<void> say(const json& words);
-    outcome<json> hear();
+    outcome<json> receive_note();
     outcome<gaudi::remote_region> take_offer();
     outcome<void> offer(const gaudi::local_region& region, gaudi::remote_access rights);
     outcome<void> exchange_results();
@@ -91,7 +91,7 @@ private:
 // Words between the two, as JSON over the connection's side channel. A peer that failed says so with
 // "failed".
 outcome<void> say(gaudi::connection& link, const json& words);
-outcome<json> hear(gaudi::connection& link, unsigned limit_seconds);
+outcome<json> receive_note(gaudi::connection& link, unsigned limit_seconds);
 // Tells the peer of a failure that it cannot see itself.
 void say_why(gaudi::connection& link, const failure& why);
 

@@ -14,7 +14,7 @@ struct uct_gaudi_ep_t {
 
 ucs_status_t zcopy(uct_ep_h ep, const uct_iov_t* iov, size_t iovcnt, uint64_t remote, uct_rkey_t rkey,
                    uct_completion_t* comp, bool put) {
-    return guarded([&]() -> ucs_status_t {
+    return no_throw([&]() -> ucs_status_t {
         if (iovcnt == 0 || iov->length == 0)
             return UCS_OK;
         if (iovcnt > 1 || iov->count > 1)
@@ -25,7 +25,7 @@ ucs_status_t zcopy(uct_ep_h ep, const uct_iov_t* iov, size_t iovcnt, uint64_t re
 
 ucs_status_t short_copy(uct_ep_h ep, void* buffer, std::size_t length, uint64_t remote, uct_rkey_t rkey,
                         bool put) {
-    return guarded([&] {
+    return no_throw([&] {
         return length == 0 ? UCS_OK
                            : iface_of(ep->iface).ep_copy(gaudi_iface::kind::short_copy, buffer, length,
                                                          remote, rkey, put);
@@ -35,7 +35,7 @@ ucs_status_t short_copy(uct_ep_h ep, void* buffer, std::size_t length, uint64_t 
 ssize_t uct_gaudi_ep_put_bcopy(uct_ep_h ep, uct_pack_callback_t pack, void* arg, uint64_t remote,
                                uct_rkey_t rkey) {
     std::size_t length = 0;
-    const auto status = guarded([&] {
+    const auto status = no_throw([&] {
         auto& self = iface_of(ep->iface);
         length = pack(self.bounce(), arg);
         return self.ep_copy(gaudi_iface::kind::bcopy, self.bounce(), length, remote, rkey, true);
@@ -45,7 +45,7 @@ ssize_t uct_gaudi_ep_put_bcopy(uct_ep_h ep, uct_pack_callback_t pack, void* arg,
 
 ucs_status_t uct_gaudi_ep_get_bcopy(uct_ep_h ep, uct_unpack_callback_t unpack, void* arg, size_t length,
                                     uint64_t remote, uct_rkey_t rkey, uct_completion_t*) {
-    return guarded([&]() -> ucs_status_t {
+    return no_throw([&]() -> ucs_status_t {
         auto& self = iface_of(ep->iface);
         if (length > self.limit_of(gaudi_iface::kind::bcopy))
             return UCS_ERR_INVALID_PARAM;
@@ -58,7 +58,7 @@ ucs_status_t uct_gaudi_ep_get_bcopy(uct_ep_h ep, uct_unpack_callback_t unpack, v
 }
 
 ucs_status_t uct_gaudi_ep_create(const uct_ep_params_t* params, uct_ep_h* ep_p) {
-    return guarded([&]() -> ucs_status_t {
+    return no_throw([&]() -> ucs_status_t {
         auto& self = iface_of(params->iface);
         const auto& ucx = self.module().ucx;
         if ((params->field_mask & UCT_EP_PARAM_FIELD_DEV_ADDR) != 0 && params->dev_addr != nullptr)
@@ -80,7 +80,7 @@ ucs_status_t uct_gaudi_ep_create(const uct_ep_params_t* params, uct_ep_h* ep_p) 
 
 void uct_gaudi_ep_destroy(uct_ep_h ep) {
     const auto& ucx = iface_of(ep->iface).module().ucx;
-    (void)guarded([&] {
+    (void)no_throw([&] {
         iface_of(ep->iface).failures().forget(ep);
         iface_of(ep->iface).outstanding().forget(ep);
         return UCS_OK;
@@ -109,26 +109,26 @@ void fill_ep_ops(uct_iface_ops_t& ops) {
     ops.ep_put_bcopy = uct_gaudi_ep_put_bcopy;
     ops.ep_get_bcopy = uct_gaudi_ep_get_bcopy;
     ops.ep_pending_add = [](uct_ep_h ep, uct_pending_req_t* request, unsigned) {
-        return guarded([&] { return iface_of(ep->iface).pending_add(ep, request); });
+        return no_throw([&] { return iface_of(ep->iface).pending_add(ep, request); });
     };
     ops.ep_pending_purge = [](uct_ep_h ep, uct_pending_purge_callback_t visit, void* arg) {
-        (void)guarded([&] {
+        (void)no_throw([&] {
             iface_of(ep->iface).outstanding().purge(ep,
                                                     [&](uct_pending_req_t* request) { visit(request, arg); });
             return UCS_OK;
         });
     };
     ops.ep_flush = [](uct_ep_h ep, unsigned, uct_completion_t* comp) {
-        return guarded([&] { return iface_of(ep->iface).outstanding().flush(comp); });
+        return no_throw([&] { return iface_of(ep->iface).outstanding().flush(comp); });
     };
     ops.ep_fence = [](uct_ep_h ep, unsigned) {
-        return guarded([&] {
+        return no_throw([&] {
             iface_of(ep->iface).outstanding().fence();
             return UCS_OK;
         });
     };
     ops.ep_check = [](uct_ep_h ep, unsigned, uct_completion_t*) {
-        return guarded([&] {
+        return no_throw([&] {
             auto& self = iface_of(ep->iface);
             const auto status = self.ep_check(reinterpret_cast<uct_gaudi_ep_t*>(ep)->peer);
             if (status != UCS_OK)

@@ -105,7 +105,7 @@ void gaudi_iface::wait_for_all() {
 
 ucs_status_t gaudi_iface::outcome_of(gaudi::copy_ticket& ticket, uct_ep_h ep) {
     auto status = UCS_ERR_NO_MEMORY;
-    (void)guarded([&] { // the completion must get a status in any case
+    (void)no_throw([&] { // the completion must get a status in any case
         const auto result = ticket.wait();
         status = result ? UCS_OK : status_of(result.error());
         if (result) {
@@ -169,7 +169,7 @@ void fill_perf_attr(uct_perf_attr_t& attr, double bandwidth, double latency, dou
 namespace {
 
 ucs_status_t uct_gaudi_iface_query(uct_iface_h iface, uct_iface_attr_t* attr) {
-    return guarded([&]() -> ucs_status_t {
+    return no_throw([&]() -> ucs_status_t {
         auto& self = iface_of(iface);
         self.module().ucx.uct_base_iface_query(reinterpret_cast<uct_base_iface_t*>(iface), attr);
         attr->iface_addr_len = self.iface_address().size();
@@ -205,7 +205,7 @@ int uct_gaudi_iface_is_reachable_v2(const uct_iface_h iface, const uct_iface_is_
     if (ucx.uct_iface_is_reachable_params_addrs_valid(params) == 0)
         return 0;
     const char* why = "out of memory";
-    (void)guarded([&] {
+    (void)no_throw([&] {
         why = self.unreachable_reason(params->device_addr, params->iface_addr);
         return UCS_OK;
     });
@@ -220,7 +220,7 @@ unsigned uct_gaudi_iface_progress(uct_iface_h iface) {
     if (self.outstanding().idle() && self.failures().empty())
         return 0;
     unsigned count = 0;
-    (void)guarded([&] {
+    (void)no_throw([&] {
         count = self.progress();
         for (; !self.failures().empty(); ++count) {
             const auto [ep, status] = self.failures().take();
@@ -234,7 +234,7 @@ unsigned uct_gaudi_iface_progress(uct_iface_h iface) {
 void uct_gaudi_iface_close(uct_iface_h tl_iface) {
     auto* iface = reinterpret_cast<uct_gaudi_iface_t*>(tl_iface);
     const auto& ucx = iface->self->module().ucx;
-    (void)guarded([&] {
+    (void)no_throw([&] {
         iface->self->drain();
         return UCS_OK;
     });
@@ -248,33 +248,33 @@ uct_iface_ops_t* iface_ops() {
         uct_iface_ops_t made{};
         fill_ep_ops(made);
         made.iface_flush = [](uct_iface_h iface, unsigned, uct_completion_t* comp) {
-            return guarded([&] { return iface_of(iface).outstanding().flush(comp); });
+            return no_throw([&] { return iface_of(iface).outstanding().flush(comp); });
         };
         made.iface_fence = [](uct_iface_h iface, unsigned) {
-            return guarded([&] {
+            return no_throw([&] {
                 iface_of(iface).outstanding().fence();
                 return UCS_OK;
             });
         };
         made.iface_progress = uct_gaudi_iface_progress;
         made.iface_event_fd_get = [](uct_iface_h iface, int* fd) {
-            return guarded([&] { return iface_of(iface).event_fd(fd); });
+            return no_throw([&] { return iface_of(iface).event_fd(fd); });
         };
         made.iface_event_arm = [](uct_iface_h iface, unsigned) {
-            return guarded(
+            return no_throw(
                 [&] { return iface_of(iface).failures().empty() ? iface_of(iface).arm() : UCS_ERR_BUSY; });
         };
         made.iface_close = uct_gaudi_iface_close;
         made.iface_query = uct_gaudi_iface_query;
         made.iface_get_device_address = [](uct_iface_h iface, uct_device_addr_t* address) {
-            return guarded([&] {
+            return no_throw([&] {
                 const auto bytes = iface_of(iface).device_address();
                 std::copy(bytes.begin(), bytes.end(), reinterpret_cast<std::byte*>(address));
                 return UCS_OK;
             });
         };
         made.iface_get_address = [](uct_iface_h iface, uct_iface_addr_t* address) {
-            return guarded([&] {
+            return no_throw([&] {
                 const auto bytes = iface_of(iface).iface_address();
                 std::copy(bytes.begin(), bytes.end(), reinterpret_cast<std::byte*>(address));
                 return UCS_OK;

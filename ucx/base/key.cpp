@@ -3,7 +3,7 @@
 
 #include <gaudi/ipc.hpp>
 
-#include "src/os/mix.hpp"
+#include "src/os/checksum.hpp"
 
 #include <cstddef>
 
@@ -21,7 +21,7 @@ memory_key memory_key::make(std::uint16_t kind, std::uint64_t base, std::uint64_
 }
 
 void memory_key::seal() {
-    checksum = gaudi::mix(this, offsetof(memory_key, checksum));
+    checksum = gaudi::checksum64(this, offsetof(memory_key, checksum));
 }
 
 std::string_view memory_key::fault() const {
@@ -29,8 +29,8 @@ std::string_view memory_key::fault() const {
         return "no key of Gaudi memory";
     if (version != current_version)
         return "a key of another version";
-    if (checksum != gaudi::mix(this, offsetof(memory_key, checksum)) || length == 0 || base + length < base ||
-        kind > device)
+    if (checksum != gaudi::checksum64(this, offsetof(memory_key, checksum)) || length == 0 ||
+        base + length < base || kind > device)
         return "a corrupted key";
     return {};
 }

@@ -96,7 +96,7 @@ void refuse_gpu_memory(uct_gaudi_module& module, std::uint64_t address, std::siz
 
 // No exception may pass through UCX: what a function of ours throws (memory is short) becomes a status.
 template <typename F>
-ucs_status_t guarded(F&& body) noexcept {
+ucs_status_t no_throw(F&& body) noexcept {
     try {
         return body();
     } catch (const std::bad_alloc&) {

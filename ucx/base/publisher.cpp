@@ -153,7 +153,7 @@ void learn_sys_devices(uct_gaudi_module& module, const std::vector<gaudi::device
 
 ucs_status_t query_if_any_gaudi(uct_component_t* component, uct_md_resource_desc_t** resources_p,
                                 unsigned* num_resources_p) {
-    return guarded([&]() -> ucs_status_t {
+    return no_throw([&]() -> ucs_status_t {
         auto& module = module_of(component);
         auto devices = gaudi::list_devices();
         // What is wrong with a setting is told to everybody; that there is no Gaudi, to who asks.

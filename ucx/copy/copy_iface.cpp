@@ -185,7 +185,7 @@ std::string wrong_with(const uct_gaudi_copy_iface_config_t& config) {
 
 ucs_status_t uct_gaudi_copy_iface_open(uct_md_h md, uct_worker_h worker, const uct_iface_params_t* params,
                                        const uct_iface_config_t* tl_config, uct_iface_h* iface_p) {
-    return guarded([&]() -> ucs_status_t {
+    return no_throw([&]() -> ucs_status_t {
         const auto& config = *reinterpret_cast<const uct_gaudi_copy_iface_config_t*>(tl_config);
         if (const auto wrong = wrong_with(config); !wrong.empty())
             return refuse_setting(*copy_md(md).module, wrong);

@@ -23,7 +23,7 @@ bool library_exports() {
 namespace {
 
 ucs_status_t uct_gaudi_copy_md_query(uct_md_h tl_md, uct_md_attr_v2_t* attr) {
-    return guarded([&] {
+    return no_throw([&] {
         const auto& md = copy_md(tl_md);
         md.module->ucx.uct_md_base_md_query(attr);
         constexpr std::uint64_t gaudi_type = 1ULL << UCS_MEMORY_TYPE_GAUDI,
@@ -61,7 +61,7 @@ std::string statistics_line(const uct_gaudi_module& module) {
 void uct_gaudi_copy_md_close(uct_md_h tl_md) {
     auto* md = &copy_md(tl_md);
     if (md->statistics) // asked for, whatever the log level
-        (void)guarded([&] {
+        (void)no_throw([&] {
             md->module->write(UCS_LOG_LEVEL_PRINT, __FILE__, __LINE__, "uct_gaudi_copy_md_close",
                               statistics_line(*md->module));
             return UCS_OK;
@@ -72,7 +72,7 @@ void uct_gaudi_copy_md_close(uct_md_h tl_md) {
 void show_counter(void*, ucs_string_buffer_t* text, void* arg, uint64_t) {
     // The only function of UCX that is called without a module at hand: the argument is it.
     const auto* module = static_cast<const uct_gaudi_module*>(arg);
-    (void)guarded([&] {
+    (void)no_throw([&] {
         module->ucx.ucs_string_buffer_appendf(text, "%s\n", statistics_line(*module).c_str());
         return UCS_OK;
     });
@@ -80,7 +80,7 @@ void show_counter(void*, ucs_string_buffer_t* text, void* arg, uint64_t) {
 
 void show_devices(void*, ucs_string_buffer_t* text, void* arg, uint64_t) {
     const auto* module = static_cast<const uct_gaudi_module*>(arg);
-    (void)guarded([&] {
+    (void)no_throw([&] {
         for (unsigned index = 0; index < uct_gaudi_module::most_devices; ++index)
             if (const auto device = gaudi::find_open_device(index)) {
                 const auto held = device->heap().statistics();
@@ -129,7 +129,7 @@ uct_md_ops_t* md_ops() {
 
 ucs_status_t uct_gaudi_copy_md_open(uct_component_t* component, const char*, const uct_md_config_t* tl_config,
                                     uct_md_h* md_p) {
-    return guarded([&]() -> ucs_status_t {
+    return no_throw([&]() -> ucs_status_t {
         auto& module = module_of(component);
         auto made = std::make_unique<uct_gaudi_copy_md_t>();
         made->super = {md_ops(), component};

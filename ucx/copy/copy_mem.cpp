@@ -85,7 +85,7 @@ void warn_of_staging(uct_gaudi_copy_md_t& md) {
 ucs_status_t uct_gaudi_copy_mem_alloc(uct_md_h tl_md, size_t* length_p, void** address_p,
                                       ucs_memory_type_t mem_type, ucs_sys_device_t sys_dev, unsigned flags,
                                       const char* name, uct_mem_h* memh_p) {
-    return guarded([&]() -> ucs_status_t {
+    return no_throw([&]() -> ucs_status_t {
         auto& md = copy_md(tl_md);
         auto& module = *md.module;
         const auto level = level_of(flags);
@@ -131,7 +131,7 @@ ucs_status_t uct_gaudi_copy_mem_alloc(uct_md_h tl_md, size_t* length_p, void** a
 }
 
 ucs_status_t uct_gaudi_copy_mem_free(uct_md_h, uct_mem_h memh) {
-    return guarded([&] {
+    return no_throw([&] {
         delete static_cast<uct_gaudi_memh_t*>(memh);
         return UCS_OK;
     });
@@ -161,7 +161,7 @@ ucs_status_t read_key(uct_gaudi_module& module, const void* buffer, ucs_log_leve
 
 ucs_status_t uct_gaudi_copy_mem_reg(uct_md_h tl_md, void* address, size_t length,
                                     const uct_md_mem_reg_params_t* params, uct_mem_h* memh_p) {
-    return guarded([&]() -> ucs_status_t {
+    return no_throw([&]() -> ucs_status_t {
         auto& md = copy_md(tl_md);
         const auto flags = (params->field_mask & UCT_MD_MEM_REG_FIELD_FLAGS) != 0 ? params->flags : 0;
         if (length > UINT64_MAX - number(address)) {
@@ -198,7 +198,7 @@ ucs_status_t uct_gaudi_copy_mem_reg(uct_md_h tl_md, void* address, size_t length
 }
 
 ucs_status_t uct_gaudi_copy_mem_dereg(uct_md_h, const uct_md_mem_dereg_params_t* params) {
-    return guarded([&]() -> ucs_status_t {
+    return no_throw([&]() -> ucs_status_t {
         if ((params->field_mask & UCT_MD_MEM_DEREG_FIELD_MEMH) == 0 || params->memh == nullptr)
             return UCS_ERR_INVALID_PARAM;
         if ((params->field_mask & UCT_MD_MEM_DEREG_FIELD_FLAGS) != 0 &&
@@ -217,7 +217,7 @@ ucs_status_t uct_gaudi_copy_mkey_pack(uct_md_h, uct_mem_h memh, void*, size_t,
 
 ucs_status_t uct_gaudi_copy_mem_attach(uct_md_h tl_md, const void* mkey_buffer,
                                        uct_md_mem_attach_params_t* params, uct_mem_h* memh_p) {
-    return guarded([&]() -> ucs_status_t {
+    return no_throw([&]() -> ucs_status_t {
         auto& module = *copy_md(tl_md).module;
         const bool quiet = (params->field_mask & UCT_MD_MEM_ATTACH_FIELD_FLAGS) != 0 &&
                            (params->flags & UCT_MD_MEM_ATTACH_FLAG_HIDE_ERRORS) != 0;
@@ -320,7 +320,7 @@ ucs_status_t give_dmabuf(uct_gaudi_copy_md_t& md, gaudi::device& device, std::ui
 
 ucs_status_t uct_gaudi_copy_mem_query(uct_md_h tl_md, const void* pointer, size_t length,
                                       uct_md_mem_attr_v2_t* attr) {
-    return guarded([&]() -> ucs_status_t {
+    return no_throw([&]() -> ucs_status_t {
         auto& md = copy_md(tl_md);
         const auto address = number(pointer);
         const auto where = md.attached.locate_or_attach(address);
@@ -356,7 +356,7 @@ ucs_status_t uct_gaudi_copy_mem_query(uct_md_h tl_md, const void* pointer, size_
 
 ucs_status_t uct_gaudi_copy_detect_memory_type(uct_md_h tl_md, const void* pointer, size_t,
                                                ucs_memory_type_t* mem_type_p) {
-    return guarded([&]() -> ucs_status_t {
+    return no_throw([&]() -> ucs_status_t {
         if (!copy_md(tl_md).attached.locate_or_attach(number(pointer)).device)
             return UCS_ERR_INVALID_ADDR;
         *mem_type_p = UCS_MEMORY_TYPE_GAUDI;
@@ -369,7 +369,7 @@ ucs_status_t uct_gaudi_copy_detect_memory_type(uct_md_h tl_md, const void* point
 ucs_status_t uct_gaudi_copy_rkey_unpack(uct_component_t* component, const void* rkey_buffer,
                                         const uct_rkey_unpack_params_t*, uct_rkey_t* rkey_p,
                                         void** handle_p) {
-    return guarded([&]() -> ucs_status_t {
+    return no_throw([&]() -> ucs_status_t {
         auto key = std::make_unique<memory_key>();
         const auto status = read_key(module_of(component), rkey_buffer, UCS_LOG_LEVEL_ERROR, *key);
         if (status != UCS_OK)

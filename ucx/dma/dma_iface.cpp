@@ -131,7 +131,7 @@ std::string wrong_with(const uct_gaudi_dma_iface_config_t& config) {
 
 ucs_status_t uct_gaudi_dma_iface_open(uct_md_h md, uct_worker_h worker, const uct_iface_params_t* params,
                                       const uct_iface_config_t* tl_config, uct_iface_h* iface_p) {
-    return guarded([&]() -> ucs_status_t {
+    return no_throw([&]() -> ucs_status_t {
         auto& module = *copy_md(md).module;
         const auto& config = *reinterpret_cast<const uct_gaudi_dma_iface_config_t*>(tl_config);
         if (const auto wrong = wrong_with(config); !wrong.empty())
@@ -144,7 +144,7 @@ ucs_status_t uct_gaudi_dma_iface_open(uct_md_h md, uct_worker_h worker, const uc
 // Absent where no device has queues for us.
 ucs_status_t uct_gaudi_dma_query_devices(uct_md_h md, uct_tl_device_resource_t** devices_p,
                                          unsigned* num_devices_p) {
-    return guarded([&]() -> ucs_status_t {
+    return no_throw([&]() -> ucs_status_t {
         auto& module = *copy_md(md).module;
         std::string why = "there is no device";
         const bool by_synapse = gaudi::synapse_copies_here();

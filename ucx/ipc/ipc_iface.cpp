@@ -232,7 +232,7 @@ private:
 
 ucs_status_t uct_gaudi_ipc_iface_open(uct_md_h md, uct_worker_h worker, const uct_iface_params_t* params,
                                       const uct_iface_config_t* tl_config, uct_iface_h* iface_p) {
-    return guarded([&]() -> ucs_status_t {
+    return no_throw([&]() -> ucs_status_t {
         auto& module = *ipc_md(md).module;
         const auto& config = *reinterpret_cast<const uct_gaudi_ipc_iface_config_t*>(tl_config);
         auto chosen = config;

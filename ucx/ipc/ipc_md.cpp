@@ -52,7 +52,7 @@ ucs_status_t uct_gaudi_ipc_md_query(uct_md_h tl_md, uct_md_attr_v2_t* attr) {
 
 ucs_status_t uct_gaudi_ipc_mem_reg(uct_md_h tl_md, void* address, size_t length,
                                    const uct_md_mem_reg_params_t* params, uct_mem_h* memh_p) {
-    return guarded([&]() -> ucs_status_t {
+    return no_throw([&]() -> ucs_status_t {
         auto& module = *ipc_md(tl_md).module;
         const auto flags = (params->field_mask & UCT_MD_MEM_REG_FIELD_FLAGS) != 0 ? params->flags : 0;
         const auto at = gaudi::device_address(number(address));
@@ -75,7 +75,7 @@ ucs_status_t uct_gaudi_ipc_mem_reg(uct_md_h tl_md, void* address, size_t length,
 }
 
 ucs_status_t uct_gaudi_ipc_mem_dereg(uct_md_h tl_md, const uct_md_mem_dereg_params_t* params) {
-    return guarded([&]() -> ucs_status_t {
+    return no_throw([&]() -> ucs_status_t {
         if ((params->field_mask & UCT_MD_MEM_DEREG_FIELD_MEMH) == 0 || params->memh == nullptr)
             return UCS_ERR_INVALID_PARAM;
         const std::unique_ptr<uct_gaudi_ipc_memh_t> gone(static_cast<uct_gaudi_ipc_memh_t*>(params->memh));
@@ -96,7 +96,7 @@ ucs_status_t uct_gaudi_ipc_mem_dereg(uct_md_h tl_md, const uct_md_mem_dereg_para
 
 ucs_status_t uct_gaudi_ipc_mkey_pack(uct_md_h tl_md, uct_mem_h tl_memh, void*, size_t,
                                      const uct_md_mkey_pack_params_t* params, void* buffer) {
-    return guarded([&]() -> ucs_status_t {
+    return no_throw([&]() -> ucs_status_t {
         auto& memh = *static_cast<uct_gaudi_ipc_memh_t*>(tl_memh);
         const bool apart = params != nullptr && (params->field_mask & UCT_MD_MKEY_PACK_FIELD_FLAGS) != 0 &&
                            (params->flags & UCT_MD_MKEY_PACK_FLAG_INVALIDATE_RMA) != 0;
@@ -120,7 +120,7 @@ ucs_status_t uct_gaudi_ipc_mkey_pack(uct_md_h tl_md, uct_mem_h tl_memh, void*, s
 
 ucs_status_t uct_gaudi_ipc_rkey_unpack(uct_component_t* component, const void* buffer,
                                        const uct_rkey_unpack_params_t*, uct_rkey_t* rkey_p, void** handle_p) {
-    return guarded([&]() -> ucs_status_t {
+    return no_throw([&]() -> ucs_status_t {
         ipc_key key;
         std::memcpy(&key, buffer, sizeof(key));
         if (const auto valid = gaudi::check_handle(key.handle); !valid)
@@ -135,7 +135,7 @@ ucs_status_t uct_gaudi_ipc_rkey_unpack(uct_component_t* component, const void* b
 }
 
 ucs_status_t uct_gaudi_ipc_rkey_release(uct_component_t*, uct_rkey_t rkey, void*) {
-    return guarded([&] {
+    return no_throw([&] {
         delete reinterpret_cast<uct_gaudi_ipc_rkey_t*>(rkey);
         return UCS_OK;
     });
@@ -166,7 +166,7 @@ std::string statistics_line(const uct_gaudi_module& module) {
 void uct_gaudi_ipc_md_close(uct_md_h tl_md) {
     auto* md = &ipc_md(tl_md);
     if (md->statistics) // asked for, whatever the log level
-        (void)guarded([&] {
+        (void)no_throw([&] {
             md->module->write(UCS_LOG_LEVEL_PRINT, __FILE__, __LINE__, "uct_gaudi_ipc_md_close",
                               statistics_line(*md->module));
             return UCS_OK;
@@ -176,7 +176,7 @@ void uct_gaudi_ipc_md_close(uct_md_h tl_md) {
 
 void show_counters(void*, ucs_string_buffer_t* text, void* arg, uint64_t) {
     const auto* module = static_cast<const uct_gaudi_module*>(arg);
-    (void)guarded([&] {
+    (void)no_throw([&] {
         module->ucx.ucs_string_buffer_appendf(text, "%s\n", statistics_line(*module).c_str());
         return UCS_OK;
     });
@@ -227,7 +227,7 @@ uct_md_ops_t md_ops = {
 
 ucs_status_t uct_gaudi_ipc_md_open(uct_component_t* component, const char*, const uct_md_config_t* tl_config,
                                    uct_md_h* md_p) {
-    return guarded([&]() -> ucs_status_t {
+    return no_throw([&]() -> ucs_status_t {
         auto& module = module_of(component);
         const auto& config = *reinterpret_cast<const uct_gaudi_ipc_md_config_t*>(tl_config);
         const bool as_the_library = std::string_view(config.give) == "auto";

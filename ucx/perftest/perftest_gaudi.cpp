@@ -79,7 +79,7 @@ ucs_status_t refuse_uct(const void*, size_t, unsigned, uct_allocated_memory_t*) 
 
 // What can be known beforehand is an error here, where the tool takes one: later it could not be told.
 ucs_status_t ready(void*) noexcept {
-    return guarded([]() -> ucs_status_t {
+    return no_throw([]() -> ucs_status_t {
         const auto devices = gaudi::list_devices();
         if (!devices || devices->empty()) {
             std::fprintf(stderr, "ucx_perftest: no Gaudi: %s\n",
@@ -111,7 +111,7 @@ constexpr ucx_perf_allocator allocator = {
 } // namespace
 
 extern "C" __attribute__((visibility("default"))) ucs_status_t ucs_module_global_init(void) {
-    return guarded([]() -> ucs_status_t {
+    return no_throw([]() -> ucs_status_t {
         auto** table =
             static_cast<const ucx_perf_allocator**>(::dlsym(RTLD_DEFAULT, "ucx_perf_mem_type_allocators"));
         if (table == nullptr)

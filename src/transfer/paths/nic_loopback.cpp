@@ -19,9 +19,9 @@ constexpr std::size_t room_bytes = 16 * 1024;
 constexpr auto both_rights = remote_access::read | remote_access::write;
 
 // Memory regions that a child of fork leaves alone.
-std::shared_ptr<const void> keep(const std::shared_ptr<nic>& card, mr_handle region) {
-    return {region.release(), [card, destroy = std::move(region.get_deleter())](ibv_mr* last) {
-                if (card->core()->valid_in_this_process())
+std::shared_ptr<const void> keep(const std::shared_ptr<nic>& opened_nic, mr_handle region) {
+    return {region.release(), [opened_nic, destroy = std::move(region.get_deleter())](ibv_mr* last) {
+                if (opened_nic->core()->valid_in_this_process())
                     destroy(last);
             }};
 }
@@ -56,9 +56,9 @@ private:
         state_->failed.store(true, std::memory_order_relaxed);
         return result<void>(tl::unexpected(*copier.broken()));
     }
-    void let_go() override {
-        prepared_.near.kept.reset();
-        prepared_.far.kept.reset();
+    void release_resources() override {
+        prepared_.local.kept.reset();
+        prepared_.remote.kept.reset();
     }
     void sleep(std::chrono::milliseconds) override { std::this_thread::yield(); }
 
@@ -69,20 +69,21 @@ private:
     clock::time_point since_ = clock::now();
 };
 
-result<std::shared_ptr<nic_loop>> nic_loop::make(const std::shared_ptr<nic>& card) {
+result<std::shared_ptr<nic_loop>> nic_loop::make(const std::shared_ptr<nic>& opened_nic) {
     auto made = std::make_shared<nic_loop>();
-    made->card = card;
-    GAUDI_TRY(made->small, nic_copier::make(card));
-    GAUDI_TRY(made->domain, card->core()->loopback_pd());
+    made->opened_nic = opened_nic;
+    GAUDI_TRY(made->small, nic_copier::make(opened_nic));
+    GAUDI_TRY(made->domain, opened_nic->core()->loopback_pd());
     GAUDI_TRY(made->room, mapping::anonymous(room_bytes));
-    GAUDI_TRY(made->room_region, card->core()->register_host(made->room.bytes(), both_rights, made->domain));
-    made->far_memory =
-        std::make_shared<registration_cache>(card->core(), registration_limits{}, both_rights, made->domain);
+    GAUDI_TRY(made->room_region,
+              opened_nic->core()->register_host(made->room.bytes(), both_rights, made->domain));
+    made->remote_memory = std::make_shared<registration_cache>(opened_nic->core(), registration_limits{},
+                                                               both_rights, made->domain);
     return made;
 }
 
 nic_loop::~nic_loop() {
-    if (card && !card->core()->valid_in_this_process()) // a child of fork has no part in it
+    if (opened_nic && !opened_nic->core()->valid_in_this_process()) // a child of fork has no part in it
         (void)room_region.release();
 }
 
@@ -98,15 +99,15 @@ result<void> nic_loopback::make_loop(entry& of, const std::shared_ptr<device>& n
     choice.needs_dmabuf = true;
     if (near_to)
         choice.near_to = near_to->info();
-    GAUDI_TRY(const auto card, open_nic(choice));
+    GAUDI_TRY(const auto opened_nic, open_nic(choice));
     for (const auto& each : loops_) // several devices may be near to one NIC
-        if (const auto known = each.lock(); known && known->card->info().name == card->info().name &&
-                                            known->card->info().port == card->info().port &&
-                                            !known->small->broken()) {
+        if (const auto known = each.lock();
+            known && known->opened_nic->info().name == opened_nic->info().name &&
+            known->opened_nic->info().port == opened_nic->info().port && !known->small->broken()) {
             of.loop = known;
             return {};
         }
-    GAUDI_TRY(of.loop, nic_loop::make(card));
+    GAUDI_TRY(of.loop, nic_loop::make(opened_nic));
     std::erase_if(loops_, [](const auto& each) { return each.expired(); });
     loops_.push_back(of.loop);
     return {};
@@ -146,15 +147,15 @@ result<void> nic_loopback::move_small(nic_loop& loop, device& owner, const copy_
     const auto& there = to_device ? job.to : job.from;
     auto* const here = to_device ? job.from.host : job.to.host;
     const auto room = loop.room.bytes();
-    const nic_copier::region far{reinterpret_cast<std::uintptr_t>(room.data()), loop.room_region->rkey};
+    const nic_copier::region remote{reinterpret_cast<std::uintptr_t>(room.data()), loop.room_region->rkey};
     for (std::size_t done = 0; done < job.length;) {
         const auto bytes = std::min<std::size_t>(job.length - done, room.size());
         // The device is the near end, by its local key: nothing of it is open to a remote one.
-        GAUDI_TRY(const auto region, loop.card->region(owner, there.address + done, bytes));
+        GAUDI_TRY(const auto region, loop.opened_nic->region(owner, there.address + done, bytes));
         if (to_device)
             std::memcpy(room.data(), here + done, bytes);
         GAUDI_CHECK(
-            loop.small->carry_out(!to_device, {region.address(), region.local_key(), true}, far, bytes));
+            loop.small->carry_out(!to_device, {region.address(), region.local_key(), true}, remote, bytes));
         if (!to_device)
             std::memcpy(here + done, room.data(), bytes);
         done += bytes;
@@ -176,59 +177,59 @@ result<copy_ticket> nic_loopback::copy_now(const copy_job& job) {
     return copy_ticket(nullptr, 0, which(), job.length);
 }
 
-result<nic_loopback::reached> nic_loopback::reach_near(nic_loop& loop, const copy_job& job,
-                                                       const copy_end& end) {
-    const auto& card = loop.card;
+result<nic_loopback::reached> nic_loopback::local_end(nic_loop& loop, const copy_job& job,
+                                                      const copy_end& end) {
+    const auto& opened_nic = loop.opened_nic;
     if (end.is(kind::dmabuf)) {
-        GAUDI_TRY(auto region, card->core()->register_dmabuf(
+        GAUDI_TRY(auto region, opened_nic->core()->register_dmabuf(
                                    {end.fd, end.offset, device_address(end.offset), job.length}));
         const auto key = region->lkey;
-        return reached{{end.offset, key, true}, keep(card, std::move(region))};
+        return reached{{end.offset, key, true}, keep(opened_nic, std::move(region))};
     }
     const bool on_device = end.is(kind::device);
     std::shared_ptr<device> owner;
     if (on_device) {
         GAUDI_TRY(owner, devices_.device_of(end, job.length));
     }
-    GAUDI_TRY(auto region,
-              on_device ? card->region(*owner, end.address, job.length) : card->region(job.host_of(end)));
+    GAUDI_TRY(auto region, on_device ? opened_nic->region(*owner, end.address, job.length)
+                                     : opened_nic->region(job.host_of(end)));
     const nic_copier::region at{region.address(), region.local_key(), on_device};
     return reached{at, std::make_shared<const local_region>(std::move(region))};
 }
 
-result<nic_loopback::reached> nic_loopback::reach_far(nic_loop& loop, const copy_job& job,
-                                                      const copy_end& end) {
-    const auto& card = loop.card;
+result<nic_loopback::reached> nic_loopback::remote_end(nic_loop& loop, const copy_job& job,
+                                                       const copy_end& end) {
+    const auto& opened_nic = loop.opened_nic;
     switch (end.what) {
     case kind::host: {
         const auto host = job.host_of(end);
         GAUDI_TRY(auto region, &end == &job.from
-                                   ? card->core()->register_source(host, loop.domain)
-                                   : card->core()->register_host(host, both_rights, loop.domain));
+                                   ? opened_nic->core()->register_source(host, loop.domain)
+                                   : opened_nic->core()->register_host(host, both_rights, loop.domain));
         const auto key = region->rkey;
         return reached{{reinterpret_cast<std::uintptr_t>(host.data()), key, false},
-                       keep(card, std::move(region))};
+                       keep(opened_nic, std::move(region))};
     }
     case kind::device: {
         GAUDI_TRY(const auto owner, devices_.device_of(end, job.length));
         GAUDI_TRY(auto region, owner->attached()
-                                   ? loop.far_memory->of_foreign(*owner, end.address, job.length)
-                                   : loop.far_memory->of(*owner->heap().core(), end.address, job.length));
-        const auto key = region.lease()->remote_key();
+                                   ? loop.remote_memory->of_foreign(*owner, end.address, job.length)
+                                   : loop.remote_memory->of(*owner->heap().core(), end.address, job.length));
+        const auto key = region.registration_ref()->remote_key();
         return reached{{end.address.value(), key, true},
                        std::make_shared<const local_region>(std::move(region))};
     }
     case kind::leased: {
-        auto reach = job.lease->reach(); // kept by the copy, whatever becomes of the owner
-        GAUDI_TRY(const auto key, job.lease->key_on(*reach, card));
-        return reached{{end.address.value(), key, true}, std::move(reach)};
+        auto resources = job.lease->resources(); // kept by the copy, whatever becomes of the owner
+        GAUDI_TRY(const auto key, job.lease->key_on(*resources, opened_nic));
+        return reached{{end.address.value(), key, true}, std::move(resources)};
     }
     case kind::dmabuf: {
-        GAUDI_TRY(auto region,
-                  card->core()->register_dmabuf({end.fd, end.offset, device_address(end.offset), job.length},
-                                                both_rights, loop.domain));
+        GAUDI_TRY(auto region, opened_nic->core()->register_dmabuf(
+                                   {end.fd, end.offset, device_address(end.offset), job.length}, both_rights,
+                                   loop.domain));
         const auto key = region->rkey;
-        return reached{{end.offset, key, true}, keep(card, std::move(region))};
+        return reached{{end.offset, key, true}, keep(opened_nic, std::move(region))};
     }
     }
     return tl::unexpected(error(errc::no_path, "an unknown kind of place"));
@@ -244,17 +245,17 @@ result<nic_loopback::ready> nic_loopback::reach_both(const copy_job& job) {
         GAUDI_TRY(const auto* const known, entry_for(job, owner));
         loop = known->loop;
         if (!loop->large || loop->large->broken()) {
-            GAUDI_TRY(loop->large, nic_copier::make(loop->card));
+            GAUDI_TRY(loop->large, nic_copier::make(loop->opened_nic));
         }
         made.copier = loop->large;
     }
-    const auto* far = &job.from;
+    const auto* remote = &job.from;
     for (const auto first : {kind::host, kind::dmabuf, kind::leased}) // the last that is there counts
         if (job.has(first) && !(first == kind::host && !job.has(kind::device)))
-            far = &job.end_of(first);
-    made.write = far == &job.to;
-    GAUDI_TRY(made.near, reach_near(*loop, job, made.write ? job.from : job.to));
-    GAUDI_TRY(made.far, reach_far(*loop, job, *far));
+            remote = &job.end_of(first);
+    made.write = remote == &job.to;
+    GAUDI_TRY(made.local, local_end(*loop, job, made.write ? job.from : job.to));
+    GAUDI_TRY(made.remote, remote_end(*loop, job, *remote));
     return made;
 }
 
@@ -267,7 +268,7 @@ result<copy_ticket> nic_loopback::start(const copy_job& job) {
     std::uint64_t number = 0;
     {
         const std::lock_guard guard(state_->mutex);
-        GAUDI_TRY(number, made.copier->start(made.write, made.near.at, made.far.at, job.length));
+        GAUDI_TRY(number, made.copier->start(made.write, made.local.at, made.remote.at, job.length));
     }
     return pending_.add(std::make_shared<nic_copy>(job, state_, std::move(made), number), which(),
                         job.length);

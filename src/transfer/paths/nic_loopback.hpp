@@ -15,9 +15,9 @@ namespace gaudi {
 // A NIC of this process that sends to itself.
 struct nic_loop {
     // Order of members is order of tear-down, last first.
-    std::shared_ptr<nic> card;
+    std::shared_ptr<nic> opened_nic;
     // Devices' memory as the far end of a transfer: in the loopback domain, with remote rights.
-    std::shared_ptr<registration_cache> far_memory;
+    std::shared_ptr<registration_cache> remote_memory;
     ibv_pd* domain = nullptr;
     // Small copies go through a room in host memory, which is registered once.
     mapping room;
@@ -29,7 +29,7 @@ struct nic_loop {
     ~nic_loop();
     nic_loop(const nic_loop&) = delete;
     nic_loop& operator=(const nic_loop&) = delete;
-    static result<std::shared_ptr<nic_loop>> make(const std::shared_ptr<nic>& card);
+    static result<std::shared_ptr<nic_loop>> make(const std::shared_ptr<nic>& opened_nic);
 };
 
 // A NIC that sends to itself: between any two places that it can register.
@@ -64,7 +64,7 @@ private:
     };
     struct ready {
         std::shared_ptr<nic_copier> copier;
-        reached near, far;
+        reached local, remote;
         bool write = false; // from near to far
     };
 
@@ -77,8 +77,8 @@ private:
 
     // All without it: an owner may have to be asked, and much memory to be pinned.
     result<ready> reach_both(const copy_job& job);
-    result<reached> reach_near(nic_loop& loop, const copy_job& job, const copy_end& end);
-    result<reached> reach_far(nic_loop& loop, const copy_job& job, const copy_end& end);
+    result<reached> local_end(nic_loop& loop, const copy_job& job, const copy_end& end);
+    result<reached> remote_end(nic_loop& loop, const copy_job& job, const copy_end& end);
 
     device_table& devices_;
     pending_copies& pending_;

@@ -137,9 +137,9 @@ private:
         return of_descriptor(by, descriptor.get(), window.offset, length);
     }
     static result<imported_range> of_lease(const std::shared_ptr<hl_device>& by, const copy_job& job) {
-        auto reach = job.lease->reach(); // kept by the copy, whatever becomes of the owner
-        GAUDI_TRY(const auto base, job.lease->imported_by(*reach, by));
-        return imported_range{base + job.end_of(kind::leased).offset, std::move(reach)};
+        auto resources = job.lease->resources(); // kept by the copy, whatever becomes of the owner
+        GAUDI_TRY(const auto base, job.lease->imported_by(*resources, by));
+        return imported_range{base + job.end_of(kind::leased).offset, std::move(resources)};
     }
     static result<imported_range> of_descriptor(hl_device& by, int fd, std::uint64_t offset,
                                                 std::uint64_t length) {

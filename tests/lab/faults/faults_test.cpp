@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Fault scripts as they act on the virtual Gaudi.
-#include "tests/support/card.hpp"
 #include "tests/support/child.hpp"
 #include "tests/support/expect_has.hpp"
+#include "tests/support/gaudi_device.hpp"
 #include "tests/support/test_lab.hpp"
 
 #include <thread>
@@ -14,7 +14,7 @@ using lab_faults = test_lab;
 using clock = std::chrono::steady_clock;
 
 TEST_F(lab_faults, the_named_occurrence_fails_and_no_other) {
-    card opened;
+    gaudi_device opened;
     ASSERT_EQ(gaudi_lab_arm_faults("hlthunk_device_memory_alloc 2 errno ENOMEM"), 0);
     EXPECT_NE(hlthunk_device_memory_alloc(opened.fd, 1, 0, false, false), 0U);
     EXPECT_EQ(hlthunk_device_memory_alloc(opened.fd, 1, 0, false, false), 0U);
@@ -24,7 +24,7 @@ TEST_F(lab_faults, the_named_occurrence_fails_and_no_other) {
 }
 
 TEST_F(lab_faults, delay_and_short_results) {
-    card opened;
+    gaudi_device opened;
     ASSERT_EQ(gaudi_lab_arm_faults("hlthunk_wait_for_cs 1 delay 60ms; hlthunk_wait_for_cs 2 short"), 0);
     host_memory buffer(opened, 4096);
     packets nop;
@@ -45,7 +45,7 @@ TEST_F(lab_faults, delay_and_short_results) {
 }
 
 TEST_F(lab_faults, a_reset_out_of_the_blue) {
-    card opened;
+    gaudi_device opened;
     const int notifier = hlthunk_notifier_create(opened.fd);
     ASSERT_EQ(gaudi_lab_arm_faults("hlthunk_device_memory_alloc 1 reset"), 0);
     EXPECT_EQ(hlthunk_device_memory_alloc(opened.fd, 1, 0, false, false), 0U);
@@ -56,12 +56,12 @@ TEST_F(lab_faults, a_reset_out_of_the_blue) {
 TEST_F(lab_faults, death_of_the_process) {
     child victim([] {
         gaudi_lab_arm_faults("hlthunk_device_memory_alloc 1 die");
-        const card opened;
+        const gaudi_device opened;
         hlthunk_device_memory_alloc(opened.fd, 1, 0, false, false);
         return 0;
     });
     EXPECT_EQ(victim.wait(), 128 + SIGKILL);
-    card again;
+    gaudi_device again;
     EXPECT_GE(again.fd, 0);
 }
 

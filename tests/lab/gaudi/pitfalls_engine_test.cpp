@@ -15,7 +15,7 @@ using clock = std::chrono::steady_clock;
 
 // labels: dmabuf
 TEST_F(pitfall, p14_import_is_an_operation_the_upstream_driver_does_not_know) {
-    card exporter("0000:19:00.0"), importer("0000:1a:00.0");
+    gaudi_device exporter("0000:19:00.0"), importer("0000:1a:00.0");
     const int fd = exporter.dmabuf(exporter.memory(1), 8192);
     hl_mem_args args{};
     args.in.argument[0] = static_cast<std::uint64_t>(fd);
@@ -29,7 +29,7 @@ TEST_F(pitfall, p14_import_is_an_operation_the_upstream_driver_does_not_know) {
 // labels: dmabuf
 TEST_F(pitfall, p14_import_with_the_vendor_driver) {
     describe("gaudis = 2\ndmabuf_import = yes");
-    card exporter("0000:19:00.0"), importer("0000:1a:00.0");
+    gaudi_device exporter("0000:19:00.0"), importer("0000:1a:00.0");
     const auto source = exporter.memory(1);
     host_memory filled(exporter, 8192);
     std::iota(filled.bytes().begin(), filled.bytes().end(), 1);
@@ -56,7 +56,7 @@ TEST_F(pitfall, p14_import_with_the_vendor_driver) {
 // labels: dmabuf
 TEST_F(pitfall, p14_closing_the_importer_lets_the_exporter_go) {
     describe("gaudis = 2\ndmabuf_import = yes");
-    card exporter("0000:19:00.0"), importer("0000:1a:00.0");
+    gaudi_device exporter("0000:19:00.0"), importer("0000:1a:00.0");
     const auto source = exporter.memory(1);
     const int fd = exporter.dmabuf(source, 8192);
     hl_mem_args args{};
@@ -72,7 +72,7 @@ TEST_F(pitfall, p14_closing_the_importer_lets_the_exporter_go) {
 
 TEST_F(pitfall, p20_the_65th_submission_blocks) {
     describe("gaudis = 1\ncs_timeout_ms = 500");
-    card opened;
+    gaudi_device opened;
     blocked_queue blocked(opened);
     std::uint64_t sequence = 0;
     const auto begin = clock::now();
@@ -86,7 +86,7 @@ TEST_F(pitfall, p20_the_65th_submission_blocks) {
 }
 
 TEST_F(pitfall, p21_kernel_buffers_are_refused_on_gaudi2) {
-    card opened;
+    gaudi_device opened;
     std::uint64_t handle = 0, sequence = 0;
     ASSERT_EQ(hlthunk_request_command_buffer(opened.fd, 4096, &handle), 0);
     EXPECT_EQ(opened.submit(handle, 8, 0, &sequence, 0), -EINVAL);
@@ -96,7 +96,7 @@ TEST_F(pitfall, p21_kernel_buffers_are_refused_on_gaudi2) {
 
 TEST_F(pitfall, p21_gen1_takes_only_kernel_buffers_and_parses_them) {
     describe("gaudis = 1\ngeneration = gaudi");
-    card opened;
+    gaudi_device opened;
     host_memory user(opened, 4096);
     std::uint64_t sequence = 0, handle = 0;
     EXPECT_EQ(opened.submit(user.address, 8, 0, &sequence), -EINVAL);
@@ -120,7 +120,7 @@ TEST_F(pitfall, p21_gen1_takes_only_kernel_buffers_and_parses_them) {
 }
 
 TEST_F(pitfall, p22_queues_are_independent) {
-    card opened;
+    gaudi_device opened;
     blocked_queue blocked(opened);
     std::uint64_t sequence = 0;
     ASSERT_EQ(blocked.submit(&sequence), 0);
@@ -134,7 +134,7 @@ TEST_F(pitfall, p22_queues_are_independent) {
 }
 
 TEST_F(pitfall, p22_order_within_a_queue) {
-    card opened;
+    gaudi_device opened;
     const auto device = opened.memory(1);
     host_memory host(opened, 1 << 20), small(opened, 4096);
     std::fill(host.bytes().begin(), host.bytes().end(), 1);
@@ -150,7 +150,7 @@ TEST_F(pitfall, p22_order_within_a_queue) {
 
 // Who polls may carry out short copies for the virtual device: in their order, and nothing else.
 TEST_F(pitfall, p22_order_while_several_threads_poll) {
-    card opened;
+    gaudi_device opened;
     constexpr std::uint32_t size = 64 << 10, steps = 60;
     const auto device = opened.memory(size * (steps + 1));
     host_memory host(opened, size), buffers(opened, 4096);
@@ -180,7 +180,7 @@ TEST_F(pitfall, p22_order_while_several_threads_poll) {
 }
 
 TEST_F(pitfall, p22_a_poll_waits_for_nothing) {
-    card opened;
+    gaudi_device opened;
     const auto device = opened.memory(4096);
     host_memory host(opened, 8192);
     std::fill(host.bytes().begin(), host.bytes().begin() + 4096, 3);
@@ -203,7 +203,7 @@ TEST_F(pitfall, p22_a_poll_waits_for_nothing) {
 }
 
 TEST_F(pitfall, p38_idle_as_soon_as_nothing_is_in_flight) {
-    card opened;
+    gaudi_device opened;
     EXPECT_TRUE(hlthunk_is_device_idle(opened.fd));
     blocked_queue blocked(opened);
     std::uint64_t sequence = 0;
@@ -216,7 +216,7 @@ TEST_F(pitfall, p38_idle_as_soon_as_nothing_is_in_flight) {
 }
 
 TEST_F(pitfall, submission_checks) {
-    card opened;
+    gaudi_device opened;
     hlthunk_cs_in in{};
     hlthunk_cs_out out{};
     EXPECT_EQ(hlthunk_command_submission(opened.fd, &in, &out), -EINVAL) << "no chunk";
@@ -234,7 +234,7 @@ TEST_F(pitfall, submission_checks) {
 }
 
 TEST_F(pitfall, an_unknown_opcode_is_a_fault) {
-    told_card opened;
+    told_device opened;
     packets odd;
     odd.raw(0, 0x1fU << 24);
     EXPECT_LT(run(opened, odd), 0);
@@ -242,7 +242,7 @@ TEST_F(pitfall, an_unknown_opcode_is_a_fault) {
 }
 
 TEST_F(pitfall, lin_dma_memset) {
-    card opened;
+    gaudi_device opened;
     const auto device = opened.memory(1);
     host_memory host(opened, 4096);
     packets fill;
@@ -255,7 +255,7 @@ TEST_F(pitfall, lin_dma_memset) {
 }
 
 TEST_F(pitfall, lin_dma_endian_swap_of_every_width) {
-    card opened;
+    gaudi_device opened;
     const auto device = opened.memory(1);
     for (const unsigned code : {0U, 1U, 2U, 3U}) {
         const unsigned width = 1U << code; // 16, 32 and 64 bits
@@ -272,7 +272,7 @@ TEST_F(pitfall, lin_dma_endian_swap_of_every_width) {
 }
 
 TEST_F(pitfall, cp_dma_runs_the_lower_buffer) {
-    card opened;
+    gaudi_device opened;
     const auto device = opened.memory(1);
     host_memory host(opened, 4096), lower(opened, 4096);
     std::iota(host.bytes().begin(), host.bytes().begin() + 1000, 1);
@@ -288,7 +288,7 @@ TEST_F(pitfall, cp_dma_runs_the_lower_buffer) {
 }
 
 TEST_F(pitfall, every_edma_copies_through_a_lower_buffer) {
-    card opened;
+    gaudi_device opened;
     const auto device = opened.memory(1);
     constexpr std::uint64_t sram = 0x1000FFFFFD000000;
     host_memory host(opened, 4096), lower(opened, 4096);
@@ -312,7 +312,7 @@ TEST_F(pitfall, every_edma_copies_through_a_lower_buffer) {
 }
 
 TEST_F(pitfall, an_edma_takes_no_copy_from_its_upper_buffer) {
-    told_card opened;
+    told_device opened;
     const auto device = opened.memory(1);
     packets direct;
     direct.lin_dma(device, device + 4096, 4096);

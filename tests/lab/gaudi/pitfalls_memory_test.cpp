@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The pitfalls of hardware that the virtual Gaudi must reproduce: memory, mapping, DMA-BUF.
 #include "lab/dmabuf.h"
-#include "tests/support/card.hpp"
 #include "tests/support/child.hpp"
+#include "tests/support/gaudi_device.hpp"
 #include "tests/support/test_lab.hpp"
 
 #include <csetjmp>
@@ -19,7 +19,7 @@ using namespace testing_support;
 using pitfall = test_lab;
 
 TEST_F(pitfall, p03_an_allocation_costs_768_megabytes) {
-    card opened;
+    gaudi_device opened;
     ASSERT_NE(opened.memory(1), 0U);
     hlthunk_dram_usage_info usage{};
     ASSERT_EQ(hlthunk_get_dram_usage(opened.fd, &usage), 0);
@@ -31,7 +31,7 @@ TEST_F(pitfall, p03_an_allocation_costs_768_megabytes) {
 }
 
 TEST_F(pitfall, p04_the_page_is_no_power_of_two) {
-    card opened;
+    gaudi_device opened;
     hlthunk_hw_ip_info info{};
     ASSERT_EQ(hlthunk_get_hw_ip_info(opened.fd, &info), 0);
     EXPECT_EQ(info.dram_page_size, 3ULL << 28);
@@ -39,7 +39,7 @@ TEST_F(pitfall, p04_the_page_is_no_power_of_two) {
 }
 
 TEST_F(pitfall, p05_a_handle_is_no_address) {
-    card opened;
+    gaudi_device opened;
     std::uint64_t handle = 0;
     const auto address = opened.memory(1, &handle);
     EXPECT_NE(handle, address);
@@ -49,7 +49,7 @@ TEST_F(pitfall, p05_a_handle_is_no_address) {
 
 // labels: dmabuf
 TEST_F(pitfall, p06_export_wants_the_exact_base_and_whole_pages) {
-    card opened;
+    gaudi_device opened;
     const auto base = opened.memory(1);
     EXPECT_EQ(opened.dmabuf(base + 4096, 4096), -EINVAL) << "inside";
     EXPECT_EQ(opened.dmabuf(base, 4095), -EINVAL);
@@ -68,7 +68,7 @@ TEST_F(pitfall, p06_export_wants_the_exact_base_and_whole_pages) {
 
 // labels: dmabuf
 TEST_F(pitfall, p07_export_flags_exactly) {
-    card opened;
+    gaudi_device opened;
     const auto base = opened.memory(1);
     for (const std::uint32_t flags : {0U, 2U, 0x80000U, 0x80003U})
         EXPECT_EQ(opened.dmabuf(base, 4096, 0, flags), -EINVAL) << flags;
@@ -76,7 +76,7 @@ TEST_F(pitfall, p07_export_flags_exactly) {
 
 // labels: dmabuf
 TEST_F(pitfall, p08_only_mapped_device_memory_is_exported) {
-    card opened;
+    gaudi_device opened;
     host_memory host(opened, 8192);
     EXPECT_EQ(opened.dmabuf(host.address & ~4095ULL, 4096), -EINVAL);
     const auto handle = hlthunk_device_memory_alloc(opened.fd, 1, 0, false, false);
@@ -85,7 +85,7 @@ TEST_F(pitfall, p08_only_mapped_device_memory_is_exported) {
 
 // labels: dmabuf
 TEST_F(pitfall, p09_no_unmap_and_no_free_while_exported) {
-    card opened;
+    gaudi_device opened;
     std::uint64_t handle = 0;
     const auto base = opened.memory(1, &handle);
     const int fd = opened.dmabuf(base, 4096);
@@ -101,17 +101,17 @@ TEST_F(pitfall, p09_no_unmap_and_no_free_while_exported) {
 }
 
 TEST_F(pitfall, p09_closing_the_device_first_leaves_it_busy) {
-    card opened;
+    gaudi_device opened;
     const int fd = opened.dmabuf(opened.memory(1), 4096);
     opened.close();
     EXPECT_EQ(hlthunk_open(HLTHUNK_DEVICE_DONT_CARE, "0000:19:00.0"), -EBUSY);
     ::close(fd);
-    card again;
+    gaudi_device again;
     EXPECT_GE(again.fd, 0);
 }
 
 TEST_F(pitfall, p10_a_kept_duplicate_outlives_the_descriptor) {
-    card opened;
+    gaudi_device opened;
     const auto base = opened.memory(1);
     const int fd = opened.dmabuf(base, 8192);
     const int region = ::fcntl(fd, F_DUPFD_CLOEXEC, 0); // what a memory region keeps
@@ -127,7 +127,7 @@ TEST_F(pitfall, p10_a_kept_duplicate_outlives_the_descriptor) {
 
 // labels: dmabuf
 TEST_F(pitfall, p11_a_dmabuf_cannot_be_mapped_or_read) {
-    card opened;
+    gaudi_device opened;
     const auto base = opened.memory(1);
     const int fd = opened.dmabuf(base, 8192);
     for (const int protection : {PROT_READ, PROT_WRITE, PROT_READ | PROT_WRITE})
@@ -153,7 +153,7 @@ TEST_F(pitfall, p11_a_dmabuf_cannot_be_mapped_or_read) {
 }
 
 TEST_F(pitfall, p12_the_cpu_cannot_touch_a_device_address) {
-    card opened;
+    gaudi_device opened;
     const auto address = opened.memory(1);
     EXPECT_NE(address >> 47, 0U) << "canonical: a stray memcpy could work";
     child toucher([&] {
@@ -168,7 +168,7 @@ TEST_F(pitfall, p12_the_cpu_cannot_touch_a_device_address) {
 }
 
 TEST_F(pitfall, p16_a_host_mapping_keeps_the_page_offset) {
-    card opened;
+    gaudi_device opened;
     alignas(4096) static unsigned char memory[3 * 4096];
     const auto address = hlthunk_host_memory_map(opened.fd, memory + 100, 0, 5000);
     ASSERT_NE(address, 0U);
@@ -179,7 +179,7 @@ TEST_F(pitfall, p16_a_host_mapping_keeps_the_page_offset) {
 }
 
 TEST_F(pitfall, p17_the_mmu_knows_only_whole_pages) {
-    card opened;
+    gaudi_device opened;
     alignas(4096) static unsigned char memory[2 * 4096];
     const auto address = hlthunk_host_memory_map(opened.fd, memory, 0, 100);
     const auto device = opened.memory(1);
@@ -188,7 +188,7 @@ TEST_F(pitfall, p17_the_mmu_knows_only_whole_pages) {
 }
 
 TEST_F(pitfall, free_gives_the_storage_back_at_once) {
-    card opened;
+    gaudi_device opened;
     std::uint64_t handle = 0;
     const auto kept = opened.memory(1), freed = opened.memory(1, &handle);
     host_memory host(opened, 16 * mib);
@@ -205,7 +205,7 @@ TEST_F(pitfall, free_gives_the_storage_back_at_once) {
 
 TEST_F(pitfall, p25_rounding_and_contiguous_requests) {
     describe("gaudis = 1\nhbm_pages = 4");
-    card opened;
+    gaudi_device opened;
     std::uint64_t handles[4];
     for (auto& handle : handles)
         ASSERT_NE(handle = hlthunk_device_memory_alloc(opened.fd, 1, 0, false, false), 0U);
@@ -236,7 +236,7 @@ TEST_F(pitfall, p25_rounding_and_contiguous_requests) {
 }
 
 TEST_F(pitfall, p26_a_bad_hint_is_silently_replaced) {
-    card opened;
+    gaudi_device opened;
     const auto handle = hlthunk_device_memory_alloc(opened.fd, 1, 0, false, false);
     const std::uint64_t good = 0x1001500010000000;
     ASSERT_EQ((good & ((1ULL << 48) - 1)) % dram_page, 0U);
@@ -257,7 +257,7 @@ TEST_F(pitfall, p26_a_bad_hint_is_silently_replaced) {
 }
 
 TEST_F(pitfall, p29_a_child_does_not_see_what_the_device_writes) {
-    card opened;
+    gaudi_device opened;
     auto* memory = static_cast<unsigned char*>(
         ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
     memory[0] = 1;
@@ -280,7 +280,7 @@ TEST_F(pitfall, p29_a_child_does_not_see_what_the_device_writes) {
 }
 
 TEST_F(pitfall, p30_memory_that_cannot_be_pinned) {
-    card opened;
+    gaudi_device opened;
     EXPECT_EQ(hlthunk_host_memory_map(opened.fd, nullptr, 0, 4096), 0U);
     EXPECT_EQ(errno, EFAULT);
     void* reserved = ::mmap(nullptr, 8192, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -296,7 +296,7 @@ TEST_F(pitfall, p30_memory_that_cannot_be_pinned) {
 }
 
 TEST_F(pitfall, p30_memory_of_files_and_devices) {
-    card opened;
+    gaudi_device opened;
     const auto refused = [&](void* memory) {
         errno = 0;
         EXPECT_EQ(hlthunk_host_memory_map(opened.fd, memory, 0, 4096), 0U);
@@ -337,7 +337,7 @@ TEST_F(pitfall, p37_the_hash_functions_do_not_exist) {
 }
 
 TEST_F(pitfall, errors_of_allocation_and_mapping) {
-    card opened;
+    gaudi_device opened;
     EXPECT_EQ(hlthunk_device_memory_alloc(opened.fd, 0, 0, false, false), 0U);
     EXPECT_EQ(errno, EINVAL);
     EXPECT_EQ(hlthunk_device_memory_alloc(opened.fd, 96 * gib, 0, false, false), 0U);

@@ -2,8 +2,8 @@
 // The pitfalls of hardware that the virtual Gaudi must reproduce: opening, closing, generations.
 // Numbers are those of the list in docs/gotchas.md. 15 and 31 to 33 are in tests/hca, 23 and 36 in
 // tests/device.
-#include "tests/support/card.hpp"
 #include "tests/support/child.hpp"
+#include "tests/support/gaudi_device.hpp"
 #include "tests/support/test_lab.hpp"
 
 #include <fcntl.h>
@@ -20,32 +20,32 @@ constexpr const char* first = "0000:19:00.0";
 constexpr const char* second = "0000:1a:00.0";
 
 TEST_F(pitfall, p01_one_opener_in_this_process) {
-    card opened;
+    gaudi_device opened;
     ASSERT_GE(opened.fd, 0);
     EXPECT_EQ(hlthunk_open(HLTHUNK_DEVICE_DONT_CARE, first), -EBUSY);
     EXPECT_EQ(errno, EBUSY);
 }
 
 TEST_F(pitfall, p01_one_opener_across_processes) {
-    card opened;
+    gaudi_device opened;
     ASSERT_GE(opened.fd, 0);
     child other([] { return hlthunk_open(HLTHUNK_DEVICE_DONT_CARE, first) == -EBUSY ? 0 : 1; });
     EXPECT_EQ(other.wait(), 0);
 }
 
 TEST_F(pitfall, p01_busy_until_the_last_duplicate) {
-    card opened;
+    gaudi_device opened;
     const int copy = ::dup(opened.fd);
     opened.close();
     EXPECT_EQ(hlthunk_open(HLTHUNK_DEVICE_DONT_CARE, first), -EBUSY);
     ::close(copy);
-    card again;
+    gaudi_device again;
     EXPECT_GE(again.fd, 0);
 }
 
 TEST_F(pitfall, p01_busy_until_a_child_with_the_descriptor_is_gone) {
     gate ready, leave;
-    card opened;
+    gaudi_device opened;
     child holder([&] {
         ready.open();
         return leave.wait() ? 0 : 1;
@@ -55,14 +55,14 @@ TEST_F(pitfall, p01_busy_until_a_child_with_the_descriptor_is_gone) {
     EXPECT_EQ(hlthunk_open(HLTHUNK_DEVICE_DONT_CARE, first), -EBUSY);
     leave.open();
     EXPECT_EQ(holder.wait(), 0);
-    card again;
+    gaudi_device again;
     EXPECT_GE(again.fd, 0);
 }
 
 TEST_F(pitfall, p01_free_after_kill_9) {
     gate ready;
     child holder([&] {
-        const card opened;
+        const gaudi_device opened;
         const auto address = opened.memory(1);
         const int fd = opened.dmabuf(address, 4096);
         if (fd < 0)
@@ -75,12 +75,12 @@ TEST_F(pitfall, p01_free_after_kill_9) {
     EXPECT_EQ(hlthunk_open(HLTHUNK_DEVICE_DONT_CARE, first), -EBUSY);
     holder.kill_it();
     EXPECT_EQ(holder.wait(), 128 + SIGKILL);
-    card again;
+    gaudi_device again;
     EXPECT_GE(again.fd, 0);
 }
 
 TEST_F(pitfall, p01_busy_while_a_command_buffer_is_mmapped) {
-    card opened;
+    gaudi_device opened;
     std::uint64_t handle = 0;
     ASSERT_EQ(hlthunk_request_command_buffer(opened.fd, 4096, &handle), 0);
     void* view =
@@ -89,7 +89,7 @@ TEST_F(pitfall, p01_busy_while_a_command_buffer_is_mmapped) {
     opened.close();
     EXPECT_EQ(hlthunk_open(HLTHUNK_DEVICE_DONT_CARE, first), -EBUSY);
     ::munmap(view, 4096);
-    card again;
+    gaudi_device again;
     EXPECT_GE(again.fd, 0);
 }
 
@@ -102,7 +102,7 @@ TEST_F(pitfall, p01_busy_until_a_passed_dmabuf_is_closed) {
         const bool told = leave.wait();
         return fd >= 0 && told && ::close(fd) == 0 ? 0 : 1;
     });
-    card opened;
+    gaudi_device opened;
     const int fd = opened.dmabuf(opened.memory(1), 4096);
     ASSERT_GE(fd, 0);
     channel.send(fd);
@@ -113,13 +113,13 @@ TEST_F(pitfall, p01_busy_until_a_passed_dmabuf_is_closed) {
         << "the other process still has the DMA-BUF";
     leave.open();
     EXPECT_EQ(importer.wait(), 0);
-    card again;
+    gaudi_device again;
     EXPECT_GE(again.fd, 0);
 }
 
 TEST_F(pitfall, p02_without_a_bus_id_failure_is_minus_one) {
     describe("gaudis = 1");
-    card opened;
+    gaudi_device opened;
     EXPECT_EQ(hlthunk_open(HLTHUNK_DEVICE_DONT_CARE, nullptr), -1);
     EXPECT_EQ(errno, EBUSY);
 }
@@ -141,13 +141,13 @@ TEST_F(pitfall, p08_the_control_node_only_answers_questions) {
     EXPECT_EQ(hlthunk_device_mapped_memory_export_dmabuf_fd(control, 0, 4096, 0, HL_EXPORT_FLAGS), -ENOTTY);
     EXPECT_EQ(hlthunk_notifier_create(control), -EOPNOTSUPP);
     EXPECT_EQ(hlthunk_close(control), 0);
-    card compute; // the control node did not make it busy
+    gaudi_device compute; // the control node did not make it busy
     EXPECT_GE(compute.fd, 0);
 }
 
 TEST_F(pitfall, p13_a_descriptor_number_means_nothing_elsewhere) {
     gate number_known, done;
-    card opened;
+    gaudi_device opened;
     const int fd = opened.dmabuf(opened.memory(1), 4096);
     ASSERT_GE(fd, 0);
     // Another program has no such descriptor: forked children inherit, so this one closes everything first.
@@ -162,7 +162,7 @@ TEST_F(pitfall, p13_a_descriptor_number_means_nothing_elsewhere) {
 TEST_F(pitfall, p24_memory_is_not_zero_and_lost_at_close) {
     std::vector<unsigned char> written(4096, 0x11);
     for (int round = 0; round < 2; ++round) {
-        card opened;
+        gaudi_device opened;
         const auto memory = opened.memory(1);
         host_memory host(opened, 4096);
         ASSERT_EQ(copy(opened, memory, host.address, 4096, 4), 0);
@@ -178,7 +178,7 @@ TEST_F(pitfall, p24_gen1_keeps_its_memory_until_an_error) {
     constexpr std::uint64_t memory = 0x20000000 + 12345;
     constexpr std::uint32_t flags = 1U << 3 | 1U << 30; // which gen1 insists on
     const std::vector<unsigned char> written(4096, 0x33);
-    const auto read_back = [&](const card& opened) {
+    const auto read_back = [&](const gaudi_device& opened) {
         host_memory host(opened, 4096);
         packets up;
         up.lin_dma(memory, host.address, 4096, flags);
@@ -186,7 +186,7 @@ TEST_F(pitfall, p24_gen1_keeps_its_memory_until_an_error) {
         return host.bytes();
     };
     {
-        card opened;
+        gaudi_device opened;
         host_memory host(opened, 4096);
         host.bytes() = written;
         packets down;
@@ -194,19 +194,19 @@ TEST_F(pitfall, p24_gen1_keeps_its_memory_until_an_error) {
         ASSERT_EQ(run_on_gen1(opened, down), 0);
     }
     {
-        card opened;
+        gaudi_device opened;
         const int notifier = hlthunk_notifier_create(opened.fd);
         EXPECT_EQ(read_back(opened), written) << "there is no reset at close";
         ASSERT_EQ(gaudi_lab_arm_faults("hlthunk_is_device_idle 1 reset"), 0);
         EXPECT_FALSE(hlthunk_is_device_idle(opened.fd));
         hlthunk_notifier_release(opened.fd, notifier);
     }
-    card opened;
+    gaudi_device opened;
     EXPECT_NE(read_back(opened), written) << "but after an error there is";
 }
 
 TEST_F(pitfall, p24_memory_is_not_what_a_predecessor_left) {
-    card opened;
+    gaudi_device opened;
     std::uint64_t handle = 0;
     auto memory = opened.memory(1, &handle);
     host_memory host(opened, 4096);
@@ -223,7 +223,7 @@ TEST_F(pitfall, p24_memory_is_not_what_a_predecessor_left) {
 // labels: dmabuf
 TEST_F(pitfall, p27_gen1_has_physical_addresses_and_its_own_export) {
     describe("gaudis = 1\ngeneration = gaudi");
-    card opened;
+    gaudi_device opened;
     ASSERT_GE(opened.fd, 0);
     EXPECT_EQ(hlthunk_device_memory_alloc(opened.fd, 4096, 0, false, false), 0U)
         << "looks like failure and is not";
@@ -247,7 +247,7 @@ TEST_F(pitfall, p27_gen1_has_physical_addresses_and_its_own_export) {
 
 TEST_F(pitfall, p27_gen1_only_accounts_for_memory) {
     describe("gaudis = 1\ngeneration = gaudi");
-    card opened;
+    gaudi_device opened;
     const auto usage = [&] {
         hlthunk_dram_usage_info seen{};
         EXPECT_EQ(hlthunk_get_dram_usage(opened.fd, &seen), 0);
@@ -272,7 +272,7 @@ TEST_F(pitfall, p27_gen1_only_accounts_for_memory) {
     EXPECT_EQ(hlthunk_device_memory_alloc(opened.fd, 0, 0, false, false), 0U);
     EXPECT_EQ(errno, EINVAL);
     opened.close();
-    card again;
+    gaudi_device again;
     hlthunk_dram_usage_info seen{};
     ASSERT_EQ(hlthunk_get_dram_usage(again.fd, &seen), 0);
     EXPECT_EQ(seen.dram_free_mem, all);
@@ -280,13 +280,13 @@ TEST_F(pitfall, p27_gen1_only_accounts_for_memory) {
 
 // labels: dmabuf
 TEST_F(pitfall, p27_later_generations_refuse_the_physical_export) {
-    card opened;
+    gaudi_device opened;
     EXPECT_EQ(hlthunk_device_memory_export_dmabuf_fd(opened.fd, 0x20000000, 4096, HL_EXPORT_FLAGS), -EINVAL);
 }
 
 TEST_F(pitfall, p28_gaudi3_offers_no_queue_and_small_pages) {
     describe("gaudis = 1\ngeneration = gaudi3");
-    card opened;
+    gaudi_device opened;
     ASSERT_GE(opened.fd, 0);
     EXPECT_EQ(hlthunk_get_device_name_from_fd(opened.fd), HLTHUNK_DEVICE_GAUDI3);
     packets nop;
@@ -307,7 +307,7 @@ TEST_F(pitfall, p28_gaudi3_offers_no_queue_and_small_pages) {
 }
 
 TEST_F(pitfall, p34_time_sync_writes_sixteen_bytes) {
-    card opened;
+    gaudi_device opened;
     struct {
         hlthunk_time_sync_info info;
         std::uint64_t guard;
@@ -319,12 +319,12 @@ TEST_F(pitfall, p34_time_sync_writes_sixteen_bytes) {
 TEST_F(pitfall, p39_sync_objects_are_cleared_at_open) {
     constexpr std::uint64_t sob = cfg + 0x4100000 + 4 * 500, fence = fence_of_queue_0;
     {
-        card opened;
+        gaudi_device opened;
         packets set;
         set.msg_long(sob, 1);
         ASSERT_EQ(run(opened, set), 0);
     }
-    card opened;
+    gaudi_device opened;
     // A monitor that waits for "equal 0" fires at once only if the object reads 0 again.
     packets wait;
     wait.msg_short(0, 0x0000 + 4 * 300, static_cast<std::uint32_t>(fence));
@@ -338,7 +338,7 @@ TEST_F(pitfall, p39_sync_objects_are_cleared_at_open) {
 // labels: dmabuf
 TEST_F(pitfall, p40_small_bar_refuses_every_export) {
     describe("gaudis = 1\nsmall_bar = yes");
-    card opened;
+    gaudi_device opened;
     EXPECT_EQ(opened.dmabuf(opened.memory(1), 4096), -EINVAL);
 }
 

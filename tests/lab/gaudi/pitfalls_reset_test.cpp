@@ -15,7 +15,7 @@ using pitfall = test_lab;
 using clock = std::chrono::steady_clock;
 
 TEST_F(pitfall, p18_a_bad_address_is_a_fault_and_no_errno_of_submit) {
-    told_card opened;
+    told_device opened;
     host_memory host(opened, 4096), buffer(opened, 4096);
     packets bad;
     bad.lin_dma(host.address, 0x1001900000000000, 64);
@@ -32,7 +32,7 @@ TEST_F(pitfall, p18_a_bad_address_is_a_fault_and_no_errno_of_submit) {
 }
 
 TEST_F(pitfall, p18_a_blocked_waiter_gets_eio) {
-    told_card opened;
+    told_device opened;
     blocked_queue blocked(opened);
     std::uint64_t sequence = 0;
     ASSERT_EQ(blocked.submit(&sequence), 0);
@@ -61,14 +61,14 @@ TEST_F(pitfall, p18_a_blocked_waiter_gets_eio) {
 }
 
 TEST_F(pitfall, p18_a_command_buffer_outside_every_range_is_efault) {
-    card opened;
+    gaudi_device opened;
     std::uint64_t sequence = 0;
     EXPECT_EQ(opened.submit(0x1000, 8, 0, &sequence), -EFAULT);
     EXPECT_EQ(errno, EFAULT);
 }
 
 TEST_F(pitfall, p18_reading_unmapped_host_memory_faults) {
-    told_card opened;
+    told_device opened;
     std::uint64_t address;
     {
         host_memory gone(opened, 1 << 20);
@@ -81,7 +81,7 @@ TEST_F(pitfall, p18_reading_unmapped_host_memory_faults) {
 }
 
 TEST_F(pitfall, p19_what_wait_returns) {
-    card opened;
+    gaudi_device opened;
     std::uint32_t status = 77;
     EXPECT_EQ(hlthunk_wait_for_cs(opened.fd, 1, 0, &status), -EINVAL) << "not issued yet";
     EXPECT_EQ(errno, EINVAL);
@@ -105,7 +105,7 @@ TEST_F(pitfall, p19_what_wait_returns) {
 
 TEST_F(pitfall, p19_a_stuck_submission_times_out) {
     describe("gaudis = 1\ncs_timeout_ms = 200");
-    told_card opened;
+    told_device opened;
     blocked_queue blocked(opened);
     std::uint64_t sequence = 0;
     ASSERT_EQ(blocked.submit(&sequence), 0);
@@ -118,7 +118,7 @@ TEST_F(pitfall, p19_a_stuck_submission_times_out) {
 
 TEST_F(pitfall, p19_a_timeout_without_reset_is_told_all_the_same) {
     describe("gaudis = 1\ncs_timeout_ms = 100");
-    told_card opened;
+    told_device opened;
     blocked_queue blocked(opened);
     std::uint64_t sequence = 0;
     ASSERT_EQ(blocked.submit(&sequence, HL_CS_FLAGS_SKIP_RESET_ON_TIMEOUT), 0);
@@ -131,7 +131,7 @@ TEST_F(pitfall, p35_after_a_fault_everything_is_busy_and_the_silent_are_killed) 
     child silent([] {
         const rlimit none{0, 0};
         ::setrlimit(RLIMIT_CORE, &none);
-        const card opened; // no notifier
+        const gaudi_device opened; // no notifier
         packets bad;
         bad.lin_dma(0x1001900000000000, 0x1001900000001000, 64);
         if (run(opened, bad) != -EIO)
@@ -142,12 +142,12 @@ TEST_F(pitfall, p35_after_a_fault_everything_is_busy_and_the_silent_are_killed) 
         return 3;
     });
     EXPECT_EQ(silent.wait(), 128 + SIGKILL);
-    card again;
+    gaudi_device again;
     EXPECT_GE(again.fd, 0) << "the next one finds a device that works";
 }
 
 TEST_F(pitfall, p35_with_a_notifier_there_is_time_to_close) {
-    told_card opened;
+    told_device opened;
     packets bad;
     bad.lin_dma(0x1001900000000000, 0x1001900000001000, 64);
     EXPECT_LT(run(opened, bad), 0);
@@ -158,13 +158,13 @@ TEST_F(pitfall, p35_with_a_notifier_there_is_time_to_close) {
     EXPECT_EQ(rc, -EBUSY) << "the release watchdog runs";
     hlthunk_notifier_release(opened.fd, opened.notifier);
     EXPECT_EQ(opened.close(), 0);
-    card again;
+    gaudi_device again;
     EXPECT_GE(again.fd, 0);
     EXPECT_NE(again.memory(1), 0U);
 }
 
 TEST_F(pitfall, p35_in_reset_memory_buffers_and_submissions_are_busy) {
-    told_card opened;
+    told_device opened;
     std::uint64_t handle = 0, buffer = 0, ignored = 0;
     const auto address = opened.memory(1, &handle);
     const auto unmapped = hlthunk_device_memory_alloc(opened.fd, 1, 0, false, false);
@@ -200,7 +200,7 @@ TEST_F(pitfall, p35_in_reset_memory_buffers_and_submissions_are_busy) {
 }
 
 TEST_F(pitfall, p35_which_queries_work_in_reset) {
-    told_card opened;
+    told_device opened;
     alignas(8) unsigned char any[4096]; // larger than every answer
     const auto ask = [&]<typename Out>(int (*query)(int, Out*)) {
         return query(opened.fd, reinterpret_cast<Out*>(any));

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "lab/dmabuf.h"
-#include "tests/support/card.hpp"
+#include "tests/support/gaudi_device.hpp"
 #include "tests/support/test_lab.hpp"
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace testing_support {
 // A command buffer that stays in flight until open_fence() is called.
 class blocked_queue {
 public:
-    explicit blocked_queue(card& where) : card_(where), buffer_(where, 4096) {
+    explicit blocked_queue(gaudi_device& where) : card_(where), buffer_(where, 4096) {
         packets wait;
         wait.fence(0, 1, 1);
         std::copy(wait.bytes().begin(), wait.bytes().end(), buffer_.bytes().begin());
@@ -33,15 +33,15 @@ public:
     }
 
 private:
-    card& card_;
+    gaudi_device& card_;
     host_memory buffer_;
 };
 
 // Takes a fault: told through a notifier, so that the driver does not kill us.
-class told_card : public card {
+class told_device : public gaudi_device {
 public:
-    told_card() : notifier(hlthunk_notifier_create(fd)) {}
-    ~told_card() {
+    told_device() : notifier(hlthunk_notifier_create(fd)) {}
+    ~told_device() {
         if (fd >= 0)
             hlthunk_notifier_release(fd, notifier);
         else
@@ -57,7 +57,7 @@ public:
 };
 
 // Resets the device under its owner, who was told and has time to look around.
-inline void reset(const told_card& opened) {
+inline void reset(const told_device& opened) {
     ASSERT_EQ(gaudi_lab_arm_faults("hlthunk_is_device_idle 1 reset"), 0);
     EXPECT_FALSE(hlthunk_is_device_idle(opened.fd));
     EXPECT_EQ(gaudi_lab_faults_fired(), 1U);

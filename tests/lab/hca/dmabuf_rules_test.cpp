@@ -4,7 +4,7 @@
 #include "lab/dmabuf.h"
 #include "tests/lab/hca/gaudi_region.hpp"
 #include "tests/lab/hca/newer_verbs.h"
-#include "tests/support/card.hpp"
+#include "tests/support/gaudi_device.hpp"
 #include "tests/support/test_lab.hpp"
 
 #include <fcntl.h>

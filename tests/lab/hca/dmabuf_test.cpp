@@ -3,8 +3,8 @@
 // Memory of a virtual Gaudi as a region of the virtual NIC: what moves through it, and what it keeps alive.
 #include "lab/dmabuf.h"
 #include "tests/lab/hca/gaudi_region.hpp"
-#include "tests/support/card.hpp"
 #include "tests/support/child.hpp"
+#include "tests/support/gaudi_device.hpp"
 #include "tests/support/test_lab.hpp"
 
 #include <csignal>
@@ -101,7 +101,7 @@ TEST_F(dmabuf_test, one_message_out_of_device_and_host_memory) {
 }
 
 TEST_F(dmabuf_test, from_device_to_device_without_the_host) {
-    card second("0000:1a:00.0");
+    gaudi_device second("0000:1a:00.0");
     const auto there = second.memory(dram_page);
     const int other = second.dmabuf(there, dram_page);
     ASSERT_GE(other, 0);
@@ -330,7 +330,7 @@ TEST_F(test_lab, a_full_tmpfs_under_a_write_is_an_error) {
     const small_tmpfs small(root(), "40m");
     if (!small.mounted())
         GTEST_SKIP() << "no right to mount";
-    const card gaudi;
+    const gaudi_device gaudi;
     ASSERT_GE(gaudi.fd, 0);
     const auto at = gaudi.memory(dram_page);
     const int fd = gaudi.dmabuf(at, dram_page);

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "tests/lab/hca/verbs_node.hpp"
-#include "tests/support/card.hpp"
+#include "tests/support/gaudi_device.hpp"
 #include "tests/support/test_lab.hpp"
 
 #include <optional>
@@ -40,7 +40,7 @@ protected:
         return {buffer.bytes().begin(), buffer.bytes().begin() + static_cast<std::ptrdiff_t>(length)};
     }
 
-    std::optional<card> gaudi;
+    std::optional<gaudi_device> gaudi;
     std::uint64_t at = 0;
     int fd = -1;
 };

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Two hosts: two labs with addresses of their own, TCP between them.
 #include "tests/lab/hca/two_hosts.hpp"
-#include "tests/support/card.hpp"
 #include "tests/support/expect_has.hpp"
+#include "tests/support/gaudi_device.hpp"
 
 #include <arpa/inet.h>
 #include <csignal>
@@ -384,7 +384,7 @@ TEST_F(wire_test, an_address_of_somebody_else_is_refused_in_words) {
 TEST_F(wire_test, memory_of_all_kinds_in_one_message) {
     EXPECT_EQ(on_both(
                   [&](node& here, ibv_qp* qp) {
-                      card gaudi;
+                      gaudi_device gaudi;
                       const auto at = gaudi.memory(dram_page);
                       const int fd = gaudi.dmabuf(at, dram_page);
                       const mr_handle mr(ibv_reg_dmabuf_mr(here.pd.get(), 0, 1 << 20, at, fd, all_access));
@@ -424,7 +424,7 @@ TEST_F(wire_test, bytes_of_device_memory_are_counted) {
     const auto report = root() / "report";
     const auto near = [&](node& here, ibv_qp* qp) {
         ::setenv("GAUDI_LAB_HCA_REPORT", report.c_str(), 1); // the child is not to write it
-        card gaudi;
+        gaudi_device gaudi;
         const auto at = gaudi.memory(dram_page);
         const int fd = gaudi.dmabuf(at, dram_page);
         const mr_handle mr(ibv_reg_dmabuf_mr(here.pd.get(), 0, 1 << 20, at, fd, all_access));

@@ -229,8 +229,8 @@ TEST_F(uct_case, copies_between_two_devices_move_every_byte_and_no_other) {
     unsigned seed = 0;
     for (const std::size_t size : {1UL, 8UL, 4097UL, 32769UL, 1000003UL, (9UL << 20) + 5})
         for (const unsigned source : {0U, 1U})
-            for (const auto* way : {"put_zcopy", "get_zcopy", "put_short"}) {
-                SCOPED_TRACE(std::string(way) + " of " + std::to_string(size) + " bytes from device " +
+            for (const auto* path : {"put_zcopy", "get_zcopy", "put_short"}) {
+                SCOPED_TRACE(std::string(path) + " of " + std::to_string(size) + " bytes from device " +
                              std::to_string(source));
                 on_device from(source, size), to(1 - source, size + 2 * margin);
                 const auto out = numbered(size, ++seed), before = numbered(size + 2 * margin, seed + 100);
@@ -238,7 +238,7 @@ TEST_F(uct_case, copies_between_two_devices_move_every_byte_and_no_other) {
                 to.fill(before);
                 auto* const mine = reinterpret_cast<void*>(from.number());
                 const auto there = to.number() + margin;
-                const auto name = std::string_view(way);
+                const auto name = std::string_view(path);
                 if (name == "put_zcopy")
                     ASSERT_EQ(complete(copies, true, mine, size, there), UCS_OK);
                 else if (name == "get_zcopy")

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "src/rdma/nic_survey.hpp"
+#include "src/rdma/nic_list.hpp"
 
 #include "src/error/try.hpp"
 #include "src/os/topology.hpp"
@@ -101,32 +101,32 @@ std::string dmabuf_refusal(const std::shared_ptr<const verbs_api>& api, ibv_cont
 }
 
 void add_ports(const std::shared_ptr<const verbs_api>& api, ibv_device* device, std::vector<nic_info>& into) {
-    nic_info card;
-    card.name = api->ibv_get_device_name(device);
+    nic_info nic;
+    nic.name = api->ibv_get_device_name(device);
     const auto folder = fs::path(device->ibdev_path) / "device";
     std::error_code ignored;
     const auto real = fs::canonical(folder, ignored);
-    card.bus_id = real.filename().string();
-    card.numa_node = numa_node_below(folder);
+    nic.bus_id = real.filename().string();
+    nic.numa_node = numa_node_below(folder);
     std::string vendor;
     std::ifstream(folder / "vendor") >> vendor;
-    card.of_gaudi = vendor == "0x1da3";
+    nic.of_gaudi = vendor == "0x1da3";
     const context_handle context(api->ibv_open_device(device), {api});
     if (!context) {
-        card.state = fmt::format("closed to us: {}", std::strerror(errno));
-        into.push_back(card);
+        nic.state = fmt::format("closed to us: {}", std::strerror(errno));
+        into.push_back(nic);
         return;
     }
     ibv_device_attr limits{};
     if (api->ibv_query_device(context.get(), &limits) != 0)
         return;
-    card.why_no_dmabuf = dmabuf_refusal(api, context.get());
-    card.dmabuf = card.why_no_dmabuf.empty();
+    nic.why_no_dmabuf = dmabuf_refusal(api, context.get());
+    nic.dmabuf = nic.why_no_dmabuf.empty();
     for (unsigned port = 1; port <= limits.phys_port_cnt; ++port) {
         ibv_port_attr attributes{};
         if (query_port(*api, context.get(), port, attributes) != 0)
             continue;
-        auto info = card;
+        auto info = nic;
         info.port = port;
         info.active = attributes.state == IBV_PORT_ACTIVE;
         info.state = state_text(attributes.state);
@@ -152,9 +152,9 @@ int query_port(const verbs_api& api, ibv_context* context, unsigned port, ibv_po
     return api.ibv_query_port(context, number, reinterpret_cast<_compat_ibv_port_attr*>(&into));
 }
 
-result<nic_survey> survey_nics(const std::optional<device_info>& near_to) {
+result<nic_list> enumerate_nics(const std::optional<device_info>& near_to) {
     GAUDI_TRY(auto api, verbs_api::load());
-    nic_survey seen{api, {}};
+    nic_list seen{api, {}};
     const device_list devices(*api);
     if (devices.all == nullptr)
         return tl::unexpected(

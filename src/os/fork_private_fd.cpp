@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "src/os/close_on_fork.hpp"
+#include "src/os/fork_private_fd.hpp"
 
 #include "src/os/fork_count.hpp"
 
@@ -22,7 +22,7 @@ void close_all() {
 
 } // namespace
 
-lone_fd::lone_fd(unique_fd owned) : open_({owned.release(), fork_count()}) {
+fork_private_fd::fork_private_fd(unique_fd owned) : open_({owned.release(), fork_count()}) {
     static const int watching = ::pthread_atfork(nullptr, nullptr, close_all);
     (void)watching;
     if (!open_)
@@ -33,7 +33,7 @@ lone_fd::lone_fd(unique_fd owned) : open_({owned.release(), fork_count()}) {
             return;
 }
 
-void lone_fd::open_descriptor::close() noexcept {
+void fork_private_fd::open_descriptor::close() noexcept {
     if (forks != fork_count())
         return; // the child's number may be somebody else's by now
     for (auto& entry : lone)

@@ -8,11 +8,11 @@
 namespace gaudi {
 
 // Every port of every NIC, best first: nearest to the device, then active, then fastest.
-struct nic_survey {
+struct nic_list {
     std::shared_ptr<const verbs_api> api;
     std::vector<nic_info> ports;
 };
-[[nodiscard]] result<nic_survey> survey_nics(const std::optional<device_info>& near_to);
+[[nodiscard]] result<nic_list> enumerate_nics(const std::optional<device_info>& near_to);
 
 [[nodiscard]] result<context_handle> open_by_name(const std::shared_ptr<const verbs_api>& api,
                                                   const std::string& name);

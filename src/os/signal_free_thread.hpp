@@ -9,7 +9,7 @@ namespace gaudi {
 
 // A thread that takes no signals: the program's are its own.
 template <typename Body>
-[[nodiscard]] std::thread quiet_thread(Body&& body) {
+[[nodiscard]] std::thread signal_free_thread(Body&& body) {
     struct masked {
         masked() {
             sigset_t all;

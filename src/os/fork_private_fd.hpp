@@ -9,10 +9,10 @@ namespace gaudi {
 
 // A descriptor that a child of fork does not keep: a socket whose end says that this process is gone must
 // end with it, whatever its children do.
-class lone_fd {
+class fork_private_fd {
 public:
-    lone_fd() = default;
-    explicit lone_fd(unique_fd owned);
+    fork_private_fd() = default;
+    explicit fork_private_fd(unique_fd owned);
 
     [[nodiscard]] int get() const { return open_->fd; }
     explicit operator bool() const { return static_cast<bool>(open_); }

@@ -18,12 +18,13 @@ constexpr std::uint32_t user_buffer = HL_CS_CHUNK_FLAGS_USER_ALLOC_CB;
 
 // A device opened through the C interface, with what tests do over and over. Closed at the end, whatever
 // happened.
-class card {
+class gaudi_device {
 public:
-    explicit card(const char* bus_id = "0000:19:00.0") : fd(hlthunk_open(HLTHUNK_DEVICE_DONT_CARE, bus_id)) {}
-    ~card() { close(); }
-    card(const card&) = delete;
-    card& operator=(const card&) = delete;
+    explicit gaudi_device(const char* bus_id = "0000:19:00.0")
+        : fd(hlthunk_open(HLTHUNK_DEVICE_DONT_CARE, bus_id)) {}
+    ~gaudi_device() { close(); }
+    gaudi_device(const gaudi_device&) = delete;
+    gaudi_device& operator=(const gaudi_device&) = delete;
 
     int close() {
         const int rc = fd >= 0 ? hlthunk_close(fd) : 0;
@@ -69,7 +70,7 @@ public:
 // Host memory that a card can reach, for data or command buffers.
 class host_memory {
 public:
-    host_memory(const card& where, std::size_t size) : card_(where), bytes_(size) {
+    host_memory(const gaudi_device& where, std::size_t size) : card_(where), bytes_(size) {
         address = hlthunk_host_memory_map(card_.fd, bytes_.data(), 0, size);
     }
     ~host_memory() {
@@ -84,7 +85,7 @@ public:
     std::uint64_t address;
 
 private:
-    const card& card_;
+    const gaudi_device& card_;
     std::vector<unsigned char> bytes_;
 };
 
@@ -132,7 +133,7 @@ private:
 };
 
 // Runs packets on a queue and waits: the wait's return code; its status through `status`.
-inline int run(const card& where, const packets& what, std::uint32_t queue = 0,
+inline int run(const gaudi_device& where, const packets& what, std::uint32_t queue = 0,
                std::uint32_t* status = nullptr) {
     host_memory buffer(where, 4096 + what.size());
     std::copy(what.bytes().begin(), what.bytes().end(), buffer.bytes().begin());
@@ -149,7 +150,7 @@ inline int run(const card& where, const packets& what, std::uint32_t queue = 0,
 }
 
 // The same on gen1, which runs nothing but buffers of the driver's own.
-inline int run_on_gen1(const card& where, const packets& what, std::uint32_t queue = 0) {
+inline int run_on_gen1(const gaudi_device& where, const packets& what, std::uint32_t queue = 0) {
     std::uint64_t handle = 0, sequence = 0;
     if (const int rc = hlthunk_request_command_buffer(where.fd, 4096, &handle); rc != 0)
         return rc;
@@ -166,8 +167,8 @@ inline int run_on_gen1(const card& where, const packets& what, std::uint32_t que
     return rc;
 }
 
-inline int copy(const card& where, std::uint64_t source, std::uint64_t destination, std::uint32_t size,
-                std::uint32_t queue = 0) {
+inline int copy(const gaudi_device& where, std::uint64_t source, std::uint64_t destination,
+                std::uint32_t size, std::uint32_t queue = 0) {
     packets what;
     what.lin_dma(source, destination, size);
     return run(where, what, queue);

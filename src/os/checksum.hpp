@@ -8,7 +8,7 @@
 namespace gaudi {
 
 // Mixes bytes into a number, to notice damage. No cryptography.
-[[nodiscard]] inline std::uint64_t mix(const void* bytes, std::size_t count) {
+[[nodiscard]] inline std::uint64_t checksum64(const void* bytes, std::size_t count) {
     std::uint64_t hash = 0xcbf29ce484222325;
     const auto* at = static_cast<const unsigned char*>(bytes);
     for (; count >= 8; count -= 8, at += 8) {
