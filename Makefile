@@ -9,7 +9,7 @@ SOURCES := $(shell find abi include src ucx lab tools examples tests bench -name
 CTEST := ctest --output-on-failure --no-tests=error --timeout 300
 TEST_ENV = unset GAUDI_LAB GAUDI_LAB_ROOT GAUDI_LAB_TRACE GAUDI_LAB_FAULTS GAUDI_DIRECT_HLTHUNK HLS_MODULE_ID HABANA_VISIBLE_DEVICES HABANA_VISIBLE_MODULES;
 
-.PHONY: release ucx setup setup-full build-% demo test test-full build-headers fuzz bench install format format-check check-layers lint help clean $(LABELS:%=test-%)
+.PHONY: release ucx setup setup-full build-% demo test test-full build-headers fuzz bench install format format-check check-layers lint pictures help clean $(LABELS:%=test-%)
 
 release: setup ## build what users install, into build/release/bin and build/release/lib
 	@.ci/ucx || echo "ucx: not there, so the UCX plugin and its part of the demo are left out; make ucx tries again"
@@ -70,6 +70,10 @@ bench: setup ucx ## measure; a table with the limit of the same run beside each 
 install: release ## install under PREFIX (/usr/local)
 	@cmake --install build/release --prefix '$(PREFIX)' >/dev/null
 	@echo "installed under $(PREFIX); if the loader does not find libgaudi-direct.so.0, run ldconfig or set LD_LIBRARY_PATH=$(PREFIX)/lib"
+
+pictures: ## make docs/pictures/*.svg from their .dot sources
+	@.ci/setup docs
+	@for source in docs/pictures/*.dot; do dot -Tsvg $$source -o $${source%.dot}.svg || exit 1; done
 
 format: setup ## format the sources in place
 	@clang-format -i $(SOURCES)
