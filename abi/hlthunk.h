@@ -157,7 +157,8 @@ struct hlthunk_reset_count_info {
     uint32_t soft_reset_count;
 };
 
-/* 24 bytes in newer headers: write only these 16, or callers built with older ones are overrun. */
+/* 24 bytes in newer headers: write only these 16, or the structures of callers built with older ones
+ * overflow. */
 struct hlthunk_time_sync_info {
     uint64_t device_time;
     uint64_t host_time;
@@ -317,7 +318,7 @@ struct hl_debug_args {
     uint32_t ctx_id;
 };
 
-/* Passed through by pointer and never looked into by us. */
+/* Passed through by pointer; this project does not read them. */
 struct hlthunk_signal_in;
 struct hlthunk_signal_out;
 struct hlthunk_sig_res_in;
@@ -328,7 +329,7 @@ struct hlthunk_wait_out;
 struct hlthunk_dram_replaced_rows_info;
 struct hlthunk_sec_attest_info;
 
-/* The memory ioctl, for the one operation hl-thunk has no function for (REG_DMABUF_FD). */
+/* The memory ioctl, for the one operation that hl-thunk has no function for (REG_DMABUF_FD). */
 union hl_mem_args {
     struct {
         uint64_t argument[3]; /* REG_DMABUF_FD: fd, length */
@@ -345,7 +346,7 @@ union hl_mem_args {
 /* 'd', number 0x44, since Linux 6.7 */
 #define HL_IOCTL_MEMORY_REQUEST 0xc0286444UL
 
-/* Flags that device_mapped_memory_export_dmabuf_fd insists on: O_RDWR | O_CLOEXEC. */
+/* Flags that device_mapped_memory_export_dmabuf_fd requires: O_RDWR | O_CLOEXEC. */
 enum { HL_EXPORT_FLAGS = 0x80002 };
 
 #ifdef __cplusplus

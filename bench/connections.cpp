@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Connections: each figure beside what perftest reaches on the same virtual HCA in the same run.
+// Connections: each figure with that of perftest on the same virtual nic in the same run.
 #include "bench/table.hpp"
 
 #include <gaudi/gaudi.hpp>
@@ -22,7 +22,7 @@ constexpr std::size_t buffer_bytes = 64 * mib, page = 4096;
 constexpr auto long_time = std::chrono::seconds(60);
 constexpr int rounds = 5;
 
-// What the peer shall do: take so many messages of a size, into memory of a kind.
+// A command for the peer: receive so many messages of a size, into memory of a kind.
 struct command {
     std::uint64_t messages = 0; // 0: end
     std::uint64_t bytes = 0;
@@ -33,7 +33,7 @@ struct command {
 struct memory {
     std::shared_ptr<gaudi::device> device;
     std::shared_ptr<gaudi::nic> nic;
-    std::vector<std::byte> room; // pages, as perftest takes them
+    std::vector<std::byte> room; // page-aligned, as perftest allocates it
     std::span<std::byte> host;
     gaudi::device_buffer buffer;
     gaudi::local_region regions[3];
@@ -52,7 +52,7 @@ struct memory {
     }
 };
 
-// Keeps a window of operations under way.
+// Keeps a window of operations in flight.
 template <typename Begin>
 void stream_of(std::uint64_t count, std::size_t window, Begin&& begin) {
     std::deque<gaudi::transfer> under_way;
@@ -177,7 +177,7 @@ perftest_result perftest(const char* program, std::uint64_t bytes, unsigned iter
     return found;
 }
 
-// Rounds of ours and of perftest in turn, as a row.
+// Runs our operation and perftest alternately and prints both as one row.
 template <typename Ours, typename Theirs>
 void beside_perftest(table& out, const std::string& what, const char* program, const char* unit, double goal,
                      Ours&& ours, Theirs&& theirs) {
@@ -239,7 +239,8 @@ void ways(table& out, pair& both) {
     double direct = 0, staged = 0, mixed = 0, network = 0, engine = 0;
     auto copies = expect(both.own->device->copies());
     const auto pinned = expect(copies.pin(both.own->host));
-    constexpr int short_rounds = 12; // each takes a few tens of milliseconds: a busy moment spoils a few
+    // Each round takes a few tens of milliseconds; other load on the machine spoils a few of them.
+    constexpr int short_rounds = 12;
     for (int i = 0; i < short_rounds; ++i) {
         direct =
             std::max(direct, both.send(memory_path::zero_copy, memory_path::zero_copy, 4 * mib, 1024 * mib));
@@ -271,7 +272,7 @@ void registration(table& out, pair& both) {
     const auto time =
         bench::nanoseconds_per([&](std::size_t) { (void)own.nic->region(*own.device, own.buffer); });
     out.row("region of a buffer in a warm heap", fmt::format("{:.0f} ns", time), "goal 100 ns", time <= 100);
-    // A key for a peer: the first one registers the range with the NIC, later ones find it.
+    // A key for a peer: the first one registers the range with the nic, later ones reuse the registration.
     const auto region = expect(own.nic->region(*own.device, own.buffer));
     const auto part = expect(region.part(0, 4096));
     const auto first =

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The device layer against its limits, each measured in the same run. Ratios count, not absolute figures.
+// The device layer compared with its limits, each measured in the same run. Ratios count, not absolute
+// figures.
 #include <gaudi/gaudi.hpp>
 
 #include "bench/table.hpp"
@@ -65,8 +66,8 @@ void heap(table& out, device& device) {
     out.row("  malloc + free of host memory beside it", fmt::format("{:.0f} ns", malloc_cost), "");
 }
 
-// Several copies of `size` in flight at a time, as a pipeline would have, each with memory of its own; the
-// limit is memcpy of the same pieces of the same memory.
+// Several copies of `size` in flight at a time, as in a pipeline, each with its own memory; the limit is
+// memcpy of the same pieces of the same memory.
 void bandwidth(table& out, device& device, copy_engine& engine) {
     for (const auto size : {mib, 16 * mib, 256 * mib}) {
         const auto count = std::max<std::uint64_t>(2, std::min<std::uint64_t>(64, 512 * mib / size));
@@ -89,7 +90,7 @@ void bandwidth(table& out, device& device, copy_engine& engine) {
                 benchmark::ClobberMemory();
             }
         };
-        // Alternating, best of several: the machine is shared and its mood changes.
+        // Alternating, best of several: the machine is shared and its speed varies.
         double limit = 0, down = 0, up = 0;
         for (int round = 0; round < 7; ++round) {
             limit = std::max(limit, gigabytes_per_second(memcpy_all, size * count));
@@ -169,7 +170,7 @@ footprint measure_footprint() {
     return seen;
 }
 
-// Open, allocate, map, export, copy, close: what is left of it must not depend on how often.
+// Open, allocate, map, export, copy, close: what remains allocated must not grow with the number of cycles.
 void cycles(table& out) {
     constexpr unsigned count = 10000;
     const auto cycle = [] {
@@ -180,7 +181,7 @@ void cycles(table& out) {
         std::array<std::byte, 4096> data{};
         expect(expect(engine.write(buffer.address(), data)).wait());
     };
-    for (int i = 0; i < 20; ++i) // what is kept once and for all
+    for (int i = 0; i < 20; ++i) // allocate what is kept for the life of the process
         cycle();
     const auto before = measure_footprint();
     const auto begin = clock::now();

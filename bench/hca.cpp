@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The virtual HCA: each figure beside what the machine itself does in the same run.
+// The virtual nic: each figure with what the machine itself reaches in the same run.
 #include "bench/hca_peers.hpp"
 
 #include <set>
@@ -52,8 +52,8 @@ void device_bandwidth(table& out) {
             here.use(source, 64 * mib);
             here.meet(where, 0);
             for (const auto bytes : {64 * kib, 256 * kib, mib, 4 * mib, 64 * mib}) {
-                // Each to the next place: whether one and the same shares a cache with its source is a matter
-                // of which pages it got.
+                // Each copy goes to the next place: whether a single place shares a cache with its source
+                // depends on which pages it got.
                 const auto places = std::min<std::uint64_t>(64 * mib / bytes, 16);
                 const auto seen = bench::in_turn(
                     [&](std::size_t i) {
@@ -119,7 +119,8 @@ void anonymous_bandwidth(table& out) {
 
 constexpr std::uint32_t turns = 200000;
 
-// Nanoseconds one way: `give` hands a number over, `seen` says whether the other side's has come.
+// One-way time in nanoseconds: `give` passes a number to the other side, `seen` returns whether its number
+// has arrived.
 template <typename Give, typename Seen>
 double one_way(int me, Give&& give, Seen&& seen) {
     const auto begin = clock::now();
@@ -135,12 +136,12 @@ double one_way(int me, Give&& give, Seen&& seen) {
 }
 
 struct one_way_times {
-    double one_line = 1e18;  // two processes that write the same cache line in turn
-    double two_lines = 1e18; // each writes into a line that the other one watches, as with a NIC
-    double write = 1e18;     // the same by RDMA: two bytes into the memory of the other's Gaudi
+    double one_line = 1e18;  // two processes that write the same cache line alternately
+    double two_lines = 1e18; // each writes into a line that the other one polls, as with a NIC
+    double write = 1e18;     // the same by RDMA: two bytes into the memory of the peer's device
 };
 
-// In turn, so that all three meet the same machine: virtual processors move.
+// Alternating, so that all three are measured under the same conditions: virtual processors move.
 one_way_times write_ping_pong() {
     auto& where = new_meeting();
     const auto play = [&](const char* bus_id, int me) {
@@ -203,7 +204,7 @@ double send_ping_pong() {
             for (std::uint32_t i = 0; i < turns / 4; ++i) {
                 if (me == 0)
                     here.send(2);
-                here.wait(me == 0 ? 2 : 1); // its own send, and what came
+                here.wait(me == 0 ? 2 : 1); // its own send, and the receive
                 here.receive(64);
                 if (me == 1) {
                     here.send(2);
@@ -294,7 +295,7 @@ void registration(table& out) {
             ours <= 50000);
 }
 
-// The other host is a second lab that has the next address of the loopback network.
+// The other host is a second lab that uses the next address of the loopback network.
 void tcp(table& out) {
     double limit = 0;
     if (auto* pipe = ::popen("(iperf3 -s -1 -B 127.0.0.1 -p 46999 >/dev/null 2>&1 &) ; sleep 0.5; "
@@ -363,7 +364,7 @@ void tcp(table& out) {
 
 } // namespace
 
-// All of it, or the parts that are named.
+// Runs all measurements, or those that are named.
 int main(int argc, char** argv) {
     const std::set<std::string_view> wanted(argv + 1, argv + argc);
     const std::pair<std::string_view, void (*)(table&)> parts[] = {

@@ -40,7 +40,7 @@ T* checked(T* handle, const char* what) {
     return handle;
 }
 
-// What two processes of a measurement share.
+// Memory that the two processes of a measurement share.
 struct meeting {
     struct address {
         std::uint32_t qp_number, key;
@@ -53,7 +53,7 @@ struct meeting {
     alignas(64) std::atomic<std::uint32_t> line; // of the raw ping-pong
     struct alignas(4096) {
         std::atomic<std::uint32_t> line;
-    } lines[2]; // of that with a line each way
+    } lines[2]; // of the ping-pong with one line per direction
     double figure;
 };
 
@@ -66,10 +66,10 @@ inline void pin(std::size_t core) {
     cpu_set_t set;
     CPU_ZERO(&set);
     CPU_SET(core, &set);
-    ::sched_setaffinity(0, sizeof(set), &set); // best effort: it steadies the figures
+    ::sched_setaffinity(0, sizeof(set), &set); // best effort: it makes the figures steadier
 }
 
-// A queue pair with all that it needs.
+// A queue pair with everything that it needs.
 class end_point {
 public:
     end_point() {
@@ -178,11 +178,11 @@ public:
         if (ibv_post_recv(qp, &wr, &bad) != 0)
             give_up("ibv_post_recv");
     }
-    // Polls until `count` completions of the wanted kind were seen; receives and sends share the queue.
+    // Polls until `count` completions were seen; receives and sends share the queue.
     void wait(int count) {
         ibv_wc done[16];
         while (count > 0) {
-            const int got = ibv_poll_cq(cq, std::min(count, 16), done); // what comes later is for later
+            const int got = ibv_poll_cq(cq, std::min(count, 16), done); // polls no more than `count`
             for (int i = 0; i < got; ++i)
                 if (done[i].status != IBV_WC_SUCCESS) {
                     std::fprintf(stderr, "%s\n", ibv_wc_status_str(done[i].status));
@@ -209,12 +209,12 @@ private:
     }
 };
 
-// Memory of a virtual Gaudi, exported, and mapped here as the device itself sees it: this stands for the
+// Memory of a virtual device, exported, and mapped here as the device itself sees it: it represents the
 // device's side of a latency test.
 struct gaudi_memory {
     explicit gaudi_memory(const char* bus_id) {
         for (int tries = 0; (fd = hlthunk_open(HLTHUNK_DEVICE_DONT_CARE, bus_id)) < 0 && tries < 500; ++tries)
-            ::usleep(10000); // it resets after its last user
+            ::usleep(10000); // the device is reset after its last user
         handle = hlthunk_device_memory_alloc(fd, dram_page, 0, true, false);
         address = hlthunk_device_memory_map(fd, handle, 0);
         dmabuf = hlthunk_device_mapped_memory_export_dmabuf_fd(fd, address, dram_page, 0, HL_EXPORT_FLAGS);
@@ -255,7 +255,7 @@ private:
     std::size_t whole_size_;
 };
 
-// A peer in a process of its own; the figure is measured by this one.
+// Runs the peer in a process of its own; this process measures the figure.
 inline void with_peer(meeting& where, const std::function<void()>& peer, const std::function<void()>& own) {
     const auto child = ::fork();
     if (child == 0) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Device memory between two processes: what opening it costs, and each path beside memcpy of the same pieces.
-// Then the same between two devices of one process. Run in a lab that is described by ipc.lab.
+// Device memory between two processes: the cost of opening it, and each path compared with memcpy of the same
+// pieces. Then the same between two devices of one process. Run in a lab that is described by ipc.lab.
 #include "bench/table.hpp"
 
 #include <gaudi/gaudi.hpp>
@@ -19,7 +19,7 @@ using bench::table;
 constexpr std::uint64_t mib = 1 << 20, whole = 256 * mib;
 constexpr unsigned small_buffers = 500;
 
-// The other process: one large buffer, many small ones; ends when the socket does.
+// The owner process: one large buffer, many small ones; exits when the socket is closed.
 [[noreturn]] void own(int socket) {
     const auto device = expect(open_device(by_index{0}));
     auto copies = expect(device->copies());
@@ -40,7 +40,7 @@ constexpr unsigned small_buffers = 500;
 }
 
 void opening(table& results, const std::vector<memory_handle>& handles) {
-    auto first = expect(import_memory(handles[1])); // the connection is not what is measured
+    auto first = expect(import_memory(handles[1])); // the connection is not measured
     const auto begin = bench::clock::now();
     std::vector<imported_buffer> opened;
     for (unsigned i = 2; i < handles.size(); ++i)
@@ -49,7 +49,7 @@ void opening(table& results, const std::vector<memory_handle>& handles) {
     const auto cold = taken.count() / static_cast<double>(opened.size());
     results.row("cold import", fmt::format("{:.1f} us", cold), "goal 100 us", cold <= 100);
     const auto warm = bench::nanoseconds_per([&](std::size_t) { (void)expect(import_memory(handles[1])); });
-    // What the lazy part costs: descriptors, mappings and registrations come with the first copy.
+    // The cost of the lazy part: descriptors, mappings and registrations are made by the first copy.
     std::vector<std::byte> byte(1);
     const auto used = bench::clock::now();
     for (auto& each : opened)
@@ -62,7 +62,7 @@ void opening(table& results, const std::vector<memory_handle>& handles) {
 
 void bandwidth(table& results, const memory_handle& handle, device& device, copy_path path,
                bool device_side) {
-    auto engine = expect(device.copies()); // kept while all of it runs
+    auto engine = expect(device.copies()); // keeps the engine open during all copies
     auto theirs = expect(import_memory(handle, {path}));
     auto mine = expect(device.heap().allocate(whole));
     std::vector<std::byte> host(whole, std::byte{2}), other(whole, std::byte{3});
@@ -108,7 +108,7 @@ void bandwidth(table& results, const memory_handle& handle, device& device, copy
     }
 }
 
-// Between two devices of one process, by a copier of its own.
+// Between two devices of one process, with its own copier.
 void between_devices(table& results, copy_path path) {
     const auto from = expect(open_device(by_index{0})), to = expect(open_device(by_index{1}));
     const auto source = expect(from->heap().allocate(whole)), target = expect(to->heap().allocate(whole));

@@ -15,9 +15,9 @@
 
 namespace bench {
 
-// What staging comes to at best: one process copies messages into fragments that it shares with another,
-// which copies them out, each on a processor of its own, with nothing else to do. As many fragments as the
-// messages under way have.
+// The best that staging can reach: one process copies messages into fragments that it shares with another,
+// which copies them out, each on its own processor, with nothing else to do. As many fragments as the
+// messages in flight need.
 class staging {
 public:
     staging(std::uint64_t message, unsigned under_way)
@@ -31,7 +31,7 @@ public:
     staging(const staging&) = delete;
     staging& operator=(const staging&) = delete;
 
-    // GB/s, with stores into the cache or past it, whichever is faster: of several runs the best.
+    // GB/s, with stores through the cache or past it, whichever is faster; the best of several runs.
     [[nodiscard]] double best() {
         double found = 0;
         for (int round = 0; round < 3; ++round)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// UCX's start: what the plugin costs a process that has no Gaudi.
+// Start-up of UCX: what the plugin costs a process that has no device.
 #include "bench/uct.hpp"
 
 #include <chrono>
@@ -16,7 +16,7 @@ namespace {
 
 using bench::table;
 
-// How long UCX takes to load its transports and to ask them for devices, in a process of its own.
+// How long UCX takes to load its transports and to query their devices, in a process of its own.
 double microseconds_to_load(const std::string& before) {
     std::vector<double> all;
     for (int round = 0; round < 21; ++round)
@@ -35,7 +35,7 @@ double microseconds_to_load(const std::string& before) {
     return bench::median(all);
 }
 
-// What the plugin costs a process where there is no Gaudi.
+// What the plugin costs a process on a machine without a device.
 void start_row(table& results, const std::string& name, const std::string& before) {
     const auto bare = microseconds_to_load("env UCX_PLUGIN_PATH= " + before),
                ours = microseconds_to_load(before);
@@ -51,7 +51,7 @@ void bench::load_ucx() {
     unsigned count = 0;
     const auto begin = bench::clock::now();
     uct_query_components(&components, &count);
-    for (unsigned i = 0; i < count; ++i) { // as ucp_init does: each looks for its devices
+    for (unsigned i = 0; i < count; ++i) { // as ucp_init does: each component searches for its devices
         uct_component_attr_t attr{};
         attr.field_mask = UCT_COMPONENT_ATTR_FIELD_NAME | UCT_COMPONENT_ATTR_FIELD_MD_RESOURCE_COUNT;
         uct_component_query(components[i], &attr);
@@ -60,13 +60,13 @@ void bench::load_ucx() {
 }
 
 void bench::without_a_gaudi(table& results) {
-    // As on a machine where hl-thunk is nowhere.
+    // As on a machine without hl-thunk.
     std::string libraries = std::getenv("LD_LIBRARY_PATH");
     const auto end = libraries.find("/gaudi-direct/lab") + std::strlen("/gaudi-direct/lab");
     start_row(results, "hl-thunk",
               "env -u GAUDI_DIRECT_HLTHUNK LD_LIBRARY_PATH=" +
                   libraries.substr(libraries.find(':', end - 1) + 1));
-    // hl-thunk, which finds no device.
+    // With an hl-thunk that finds no device.
     const auto tool =
         (std::filesystem::read_symlink("/proc/self/exe").parent_path() / "gaudi-direct").string();
     const auto empty = fmt::format("none{}", ::getpid());

@@ -15,7 +15,7 @@ namespace bench {
 
 using clock = std::chrono::steady_clock;
 
-// What a person reads: figure, limit or goal, and whether it was reached where there is a goal.
+// The printed report: figure, limit or goal, and whether it was reached where there is a goal.
 class table {
 public:
     explicit table(std::string title) : title_(std::move(title)) {}
@@ -75,7 +75,7 @@ struct times {
     [[nodiscard]] double ratio() const { return limit / ours; }
 };
 
-// Nanoseconds of two things in turn, so that both meet the same machine.
+// Nanoseconds of two operations, measured alternately, so that both run under the same conditions.
 template <typename Limit, typename Ours>
 times in_turn(Limit&& limit, Ours&& ours) {
     times best;
@@ -94,14 +94,14 @@ double gigabytes_per_second(Body&& body, std::uint64_t bytes) {
     return static_cast<double>(bytes) / taken.count() / 1e9;
 }
 
-// Of figures that were taken in turn: machines that others use too change their speed from one moment to the
-// next, neighbours in time much less.
+// The median of figures that were measured alternately: a shared machine changes its speed over time, but
+// little between two successive measurements.
 inline double median(std::vector<double> all) {
     std::nth_element(all.begin(), all.begin() + static_cast<long>(all.size() / 2), all.end());
     return all[all.size() / 2];
 }
 
-// Two figures in turn. The ratio is that of neighbours.
+// Two figures measured alternately. The ratio is that of successive measurements.
 class side_by_side {
 public:
     void add(double first, double second) {
@@ -117,7 +117,8 @@ private:
     std::vector<double> first_, second_, ratios_;
 };
 
-// One thread waking another and being woken in turn, halved: the floor of anything that waits for a thread.
+// Half of the time in which one thread wakes another and is woken by it: the floor of anything that waits for
+// a thread.
 inline double wakeup_nanoseconds() {
     std::mutex mutex;
     std::condition_variable changed;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What UCX asks the memory domain, in nanoseconds; the transports beside the engine below them, and what they
-// tell UCX of themselves beside what they do.
+// The cost of UCX's calls to the memory domain, in nanoseconds; the transports compared with the engine below
+// them; and what they report to UCX about themselves compared with what they reach.
 #include "bench/uct.hpp"
 
 #include "tests/ucx/in_process/uct_fixture.hpp"
@@ -106,7 +106,7 @@ void questions(table& results) {
     }
 }
 
-// Sleeps until everything has ended: a processor that spins is one less for the virtual device.
+// Sleeps until all copies have completed: spinning would take a processor from the virtual device.
 void sleep_until_idle(testing_ucx::copier& with) {
     int event = -1;
     testing_ucx::check(uct_iface_event_fd_get(with.iface, &event), "uct_iface_event_fd_get");
@@ -125,7 +125,7 @@ double own_nanoseconds() {
     return static_cast<double>(used.tv_sec) * 1e9 + static_cast<double>(used.tv_nsec);
 }
 
-// gaudi_dma beside the engine below it.
+// gaudi_dma compared with the engine below it.
 void dma(table& results) {
     using namespace testing_ucx;
     memory_domain domain("gaudi_copy", "gaudi_copy");
@@ -158,7 +158,7 @@ void dma(table& results) {
         const auto by_engine_alone = [&] {
             std::deque<gaudi::copy_ticket> tickets;
             for (std::size_t i = 0; i < whole / size; ++i) {
-                if (tickets.size() == 256) { // as many as gaudi_dma has under way
+                if (tickets.size() == 256) { // as many as gaudi_dma keeps in flight
                     gaudi::expect(tickets.front().wait());
                     tickets.pop_front();
                 }
@@ -232,7 +232,7 @@ void dma(table& results) {
     std::vector<std::byte> source(1 << 30, std::byte{1});
     uct_mem_h large = nullptr;
     check(uct_md_mem_reg_v2(domain.md, source.data(), source.size(), &params, &large), "uct_md_mem_reg_v2");
-    finished first; // memory is pinned at its first use, which belongs to its registration
+    finished first; // memory is pinned at its first use; this counts as registration
     uct_iov_t begins{source.data(), 1 << 20, large, 0, 1};
     uct_ep_put_zcopy(one.ep, &begins, 1, gibibyte.number(), UCT_INVALID_RKEY, &first.comp);
     while (first.times == 0)
@@ -273,10 +273,11 @@ void idle(table& results, const char* transport, const char* device, const char*
                 "goal 20 ns", taken <= 20);
 }
 
-// What a transport tells UCX of itself, beside what it does. UCX ranks the two by these.
+// What a transport reports to UCX about itself, compared with what it reaches. UCX ranks transports by these
+// figures.
 void estimates(table& results, const char* transport, const char* device) {
     using namespace testing_ucx;
-    ::setenv("UCX_GAUDI_COPY_NIC_MAX", "0", 1); // which takes over small copies
+    ::setenv("UCX_GAUDI_COPY_NIC_MAX", "0", 1); // the NIC path would take over small copies
     memory_domain domain("gaudi_copy", "gaudi_copy");
     ::unsetenv("UCX_GAUDI_COPY_NIC_MAX");
     copier with(domain, transport, device);
@@ -334,7 +335,7 @@ void estimates(table& results, const char* transport, const char* device) {
     uct_md_mem_dereg(domain.md, memh);
 }
 
-// What gaudi_cpy tells of copies that are not between host and engine.
+// What gaudi_cpy reports for small copies and for copies within the device.
 void estimates_of_small_and_inner(table& results) {
     using namespace testing_ucx;
     memory_domain domain("gaudi_copy", "gaudi_copy");

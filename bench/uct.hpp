@@ -8,9 +8,9 @@ namespace bench {
 // The memory domain and the transports, call by call.
 void uct_rows(table& results);
 
-// UCX's start with and without the plugin, where there is no hl-thunk and where that finds no device.
+// Start-up of UCX with and without the plugin: without hl-thunk, and with an hl-thunk that finds no device.
 void without_a_gaudi(table& results);
-// What --load does: UCX loads its transports and asks them for devices; the microseconds are printed.
+// Implements --load: UCX loads its transports and queries their devices; prints the microseconds.
 void load_ucx();
 
 } // namespace bench

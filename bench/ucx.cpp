@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// UCX with the plugin: Gaudi memory beside host memory, same run, same transport. Run in a lab with --ucx.
+// UCX with the plugin: device memory compared with host memory, same run, same transport. Run in a lab with
+// --ucx.
 #include "bench/staging.hpp"
 #include "bench/table.hpp"
 #include "bench/uct.hpp"
@@ -16,7 +17,7 @@ namespace {
 
 using bench::table;
 
-// One run of ucx_perftest as two processes; the figure of a column of its last line, or 0.
+// One run of ucx_perftest as two processes; returns a column of its last line, or 0.
 double perftest(const std::string& transports, const std::string& arguments, int column) {
     static int port = 24000 + ::getpid() % 4000;
     const auto command = fmt::format("UCX_NET_DEVICES=lo,vhca0:1 UCX_TLS={},gaudi_cpy ucx_perftest -p {} {}",
@@ -26,7 +27,7 @@ double perftest(const std::string& transports, const std::string& arguments, int
         ::execl("/bin/sh", "sh", "-c", (command + " >/dev/null 2>&1").c_str(), nullptr);
         ::_exit(127);
     }
-    ::usleep(300000); // it does not say when it listens
+    ::usleep(300000); // it does not report when it listens
     double figure = 0;
     if (std::FILE* output = ::popen((command + " localhost 2>/dev/null").c_str(), "r"); output != nullptr) {
         char line[512];
@@ -45,7 +46,7 @@ double perftest(const std::string& transports, const std::string& arguments, int
 
 constexpr int average_latency = 2, overall_bandwidth = 5;
 
-// Gaudi memory first.
+// The first figure is that of device memory.
 bench::side_by_side compare(const std::string& transports, const std::string& arguments, int column,
                             int rounds = 5) {
     bench::side_by_side found;
@@ -65,7 +66,7 @@ constexpr std::uint64_t mebibyte = 1 << 20;
 
 struct messages {
     std::uint64_t size;
-    std::uint64_t bytes; // altogether
+    std::uint64_t bytes; // total
     unsigned under_way = 32;
 };
 
@@ -90,8 +91,8 @@ void bandwidth(table& results, const std::string& name, const std::string& trans
                 found.ratio() >= goal);
 }
 
-// Staged between two processes. UCX stages through as many fragments as the messages under way have, and
-// first has to get them from the kernel: in long runs that counts for little. Without a goal: for comparison.
+// Staged between two processes. UCX stages through as many fragments as the messages in flight need, and
+// first allocates them from the kernel: in long runs that cost is small. Without a goal: for comparison only.
 void staged(table& results, const std::string& name, const std::string& transports, const messages& sent,
             std::optional<double> goal = std::nullopt) {
     const auto found = bandwidth(transports, "tag_bw", sent);

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Shares a buffer in HBM and waits until another process has been at it: example_ipc_owner |
-// example_ipc_reader
+// Shares a buffer in HBM and waits until another process has used it: example_ipc_owner | example_ipc_reader
 #include <gaudi/gaudi.hpp>
 
 #include <algorithm>
@@ -16,12 +15,12 @@ int main() {
     auto buffer = expect(device->heap().allocate(1 << 20));
     std::vector<std::byte> bytes(buffer.size(), std::byte{1});
     expect(expect(copies.write(buffer.address(), bytes)).wait());
-    auto handle = expect(gaudi::share(buffer)); // 128 bytes, for any message
+    auto handle = expect(gaudi::share(buffer)); // 128 bytes, to send in any message
     std::fwrite(handle.bytes.data(), 1, handle.size, stdout);
     std::fflush(stdout);
-    for (int i = 0; i < 10000 && gaudi::ipc_counters().leases_given == 0; ++i) // nobody has opened it yet
+    for (int i = 0; i < 10000 && gaudi::ipc_counters().leases_given == 0; ++i) // until the first import
         std::this_thread::sleep_for(1ms);
-    expect(gaudi::wait_for_leases(buffer.address(), 60s)); // and now nobody has it open any more
+    expect(gaudi::wait_for_leases(buffer.address(), 60s)); // until every importer has closed it
     expect(expect(copies.read(bytes, buffer.address())).wait());
     const bool right =
         std::all_of(bytes.begin(), bytes.end(), [](std::byte each) { return each == std::byte{2}; });

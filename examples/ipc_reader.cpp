@@ -16,7 +16,7 @@ int main() {
     }
     auto theirs = expect(gaudi::import_memory(handle)); // a lease
     std::vector<std::byte> bytes(theirs.size());
-    auto reading = expect(theirs.read(bytes)); // goes on by itself
+    auto reading = expect(theirs.read(bytes)); // asynchronous: runs without further calls
     expect(reading.wait());
     const bool right =
         std::all_of(bytes.begin(), bytes.end(), [](std::byte each) { return each == std::byte{1}; });

@@ -31,13 +31,13 @@ int main(void) {
         perror("no NIC, or it does not register this DMA-BUF");
         return 1;
     }
-    close(window.fd); /* the region has its own reference */
+    close(window.fd); /* the region keeps its own reference */
 
     /* In work requests, here and at the peer: the device address and the region's keys. */
     printf("address %#llx, lkey %#x, rkey %#x\n", (unsigned long long)window.iova, region->lkey,
            region->rkey);
 
-    ibv_dereg_mr(region); /* before the memory goes */
+    ibv_dereg_mr(region); /* before the memory is freed */
     ibv_dealloc_pd(pd);
     ibv_close_device(nic);
     ibv_free_device_list(nics);

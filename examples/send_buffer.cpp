@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// A Gaudi buffer to a peer, zero-copy: `example_send_buffer 20000` receives, `example_send_buffer HOST:20000`
-// sends.
+// Sends a Gaudi buffer to a peer, zero-copy: `example_send_buffer 20000` receives, `example_send_buffer
+// HOST:20000` sends.
 #include <gaudi/gaudi.hpp>
 
 #include <cstdio>
@@ -16,7 +16,7 @@ void send_or_receive(const std::string& where) {
     auto buffer = expect(device->heap().allocate(4 << 20));          // 4 MiB of HBM
     auto region = expect(nic->region(*device, buffer));              // registered through its DMA-BUF
     if (where.find(':') != where.npos) {
-        auto peer = expect(gaudi::connect(nic, where)); // queue pairs joined
+        auto peer = expect(gaudi::connect(nic, where)); // handshake, queue pairs connected
         expect(expect(peer.send(region)).wait());       // HBM -> NIC
     } else {
         auto door = expect(gaudi::listener::open(static_cast<std::uint16_t>(std::stoul(where))));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Host -> Gaudi 0 -> Gaudi 1 -> host, every byte checked; says which way the bytes went and how fast.
+// Host -> Gaudi 0 -> Gaudi 1 -> host, every byte checked; prints which path the bytes took and how fast.
 #include <gaudi/gaudi.hpp>
 
 #include <chrono>
@@ -79,7 +79,7 @@ int main() {
     need(between.wait(), "copy between devices");
     std::printf("gaudi 0 -> gaudi 1   %6.2f GB/s   %s\n", across.gigabytes_per_second(size),
                 gaudi::name_of(between.path()).data());
-    for (const auto& each : copies.paths(to, from)) // what stood against the better ones
+    for (const auto& each : copies.paths(to, from)) // why the better paths were not taken
         if (each.path < between.path() && each.path > gaudi::copy_path::owner_context)
             std::printf("                                  not by %s: %s\n", gaudi::name_of(each.path).data(),
                         each.why_not ? each.why_not->observed().c_str() : "");

@@ -81,7 +81,7 @@ struct gaudi_buffer {
         by_dmabuf.dmabuf_offset = attr.dmabuf_offset;
         by_dmabuf.mem_type = UCS_MEMORY_TYPE_GAUDI;
         check(uct_md_mem_reg_v2(nic, memory.address, length, &by_dmabuf, &on_nic), "uct_md_mem_reg_v2");
-        ::close(attr.dmabuf_fd); // the registration keeps its own
+        ::close(attr.dmabuf_fd); // the registration keeps its own reference
         std::printf("%zu bytes at %p: DMA-BUF offset %#zx, registered with the NIC\n", length, memory.address,
                     attr.dmabuf_offset);
     }
@@ -164,7 +164,7 @@ int main() {
     const uct_md_h nic = open_md("ib", &nic_component);
     gaudi_buffer from(gaudi, nic, length), to(gaudi, nic, length);
 
-    // Host bytes into the first buffer by the device's engine.
+    // The device's engine copies host bytes into the first buffer.
     const uct_iface_h copies = open_iface(gaudi, worker, "gaudi_cpy");
     const uct_ep_h copy = connect_to_itself(copies);
     auto* bytes = static_cast<unsigned char*>(std::malloc(length));
@@ -174,7 +174,7 @@ int main() {
                            UCT_INVALID_RKEY),
           "filling");
 
-    // From HBM to HBM by the NIC: the key of the second buffer is what a peer would send.
+    // The NIC writes from HBM to HBM: the key of the second buffer is what a peer would send.
     uct_md_attr_t nic_attr{};
     check(uct_md_query(nic, &nic_attr), "uct_md_query");
     auto* key = static_cast<char*>(std::malloc(nic_attr.rkey_packed_size));

@@ -1,19 +1,18 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * What a virtual NIC needs to turn a DMA-BUF of the virtual Gaudi into bytes: all that either of the lab's
- * libraries knows of the other. Plain C, header only, no state.
+ * What a virtual nic needs to access the bytes of a virtual device's DMA-BUF. This is the only interface
+ * between the lab's two libraries. Plain C, header only, no state.
  *
  * A DMA-BUF descriptor is an open file <lab>/gaudiN/exports/ID, write-only, so that it can be neither read
  * nor mapped; its size is the buffer's. Its lock (flock, exclusive) belongs to the open file description: as
- * long as one duplicate lives anywhere, the device is busy. Whoever keeps a region keeps a dup of the
- * descriptor.
+ * long as any process holds a duplicate, the device is busy. A registration keeps a dup of the descriptor.
  *
- * Beside it lies ID.ranges: which pieces of the device's HBM the buffer consists of. HBM itself is the sparse
- * file <lab>/gaudiN/hbm: hbm_size bytes of memory, then one 32-bit state per granule. Memory that nobody
- * touched since its allocation is a hole; gaudi_lab_hbm_prepare() gives it its (not zero) content and its
- * storage, and must be called for a range before its bytes are read or written. It is idempotent and cheap
- * afterwards. It leaves the machine a reserve of memory: past it, it fails with ENOMEM, and nothing is
- * killed.
+ * The file ID.ranges next to it lists the ranges of the device's HBM that make up the buffer. HBM itself is
+ * the sparse file <lab>/gaudiN/hbm: hbm_size bytes of memory, then one 32-bit state per granule. Memory that
+ * was not accessed since its allocation is a hole; gaudi_lab_hbm_prepare() gives it (non-zero) content and
+ * its storage, and must be called for a range before its bytes are read or written. It is idempotent, and
+ * cheap after the first call. It leaves the machine a reserve of memory: once only the reserve is left, it
+ * fails with ENOMEM, so that no process is killed for lack of memory.
  */
 #ifndef GAUDI_LAB_DMABUF_H
 #define GAUDI_LAB_DMABUF_H
@@ -64,9 +63,9 @@ static inline uint64_t gaudi_lab_hbm_file_size(uint64_t hbm_size) {
 }
 
 /*
- * Describes the DMA-BUF behind fd. ranges may be NULL to learn range_count first. hbm_path receives the path
+ * Describes the DMA-BUF of fd. ranges may be NULL to learn range_count first. hbm_path receives the path
  * of the HBM file. Returns 0, -EBADF (not open), -EINVAL (open, but not a DMA-BUF of this user's lab),
- * -ENOSPC (capacity), -EMFILE or -ENFILE (no descriptor is left to look with).
+ * -ENOSPC (capacity), -EMFILE or -ENFILE (no descriptor is left to open its files).
  */
 static inline int gaudi_lab_dmabuf_describe(int fd, struct gaudi_lab_dmabuf* head,
                                             struct gaudi_lab_range* ranges, uint32_t capacity, char* hbm_path,
@@ -106,7 +105,7 @@ static inline int gaudi_lab_dmabuf_describe(int fd, struct gaudi_lab_dmabuf* hea
     return result;
 }
 
-/* A number of a file in /proc or /sys: the one behind `name`, or the first one. -1 where there is none. */
+/* A number in a file of /proc or /sys: the one after `name`, or the first one. -1 if there is none. */
 static inline int64_t gaudi_lab_number_in(const char* path, const char* name) {
     char text[8192];
     int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -126,7 +125,7 @@ static inline int64_t gaudi_lab_number_in(const char* path, const char* name) {
     return *found >= '0' && *found <= '9' ? strtoll(found, NULL, 10) : -1;
 }
 
-/* Bytes of memory that can still be taken here: the machine's, and the container's where it has a limit. */
+/* Bytes of memory that can still be allocated: the machine's, and the container's if it has a limit. */
 static inline uint64_t gaudi_lab_memory_left(void) {
     const char* group = "/sys/fs/cgroup/memory.stat";
     int64_t left = gaudi_lab_number_in("/proc/meminfo", "MemAvailable");
@@ -143,8 +142,7 @@ static inline uint64_t gaudi_lab_memory_left(void) {
     return bytes;
 }
 
-/* What the lab leaves to the machine: GAUDI_LAB_RESERVE in MiB, or a sixteenth of its memory, 1 GiB at most.
- */
+/* The reserve of the machine: GAUDI_LAB_RESERVE in MiB, or a sixteenth of its memory, 1 GiB at most. */
 static inline uint64_t gaudi_lab_reserve(void) {
     const char* chosen = getenv("GAUDI_LAB_RESERVE");
     if (chosen != NULL && *chosen >= '0' && *chosen <= '9')
@@ -154,19 +152,19 @@ static inline uint64_t gaudi_lab_reserve(void) {
     return part < 1ULL << 30 ? part : 1ULL << 30;
 }
 
-/* Looked at for every 4 MiB that this process brings into being: looking takes as long as filling a granule.
- */
+/* Checked for every 4 MiB that this process fills: one check takes as long as filling a granule. */
 static inline int gaudi_lab_memory_is_left(void) {
     static uint32_t granules;
     if (__atomic_fetch_add(&granules, 1, __ATOMIC_RELAXED) % 64 != 0)
         return 1;
     if (gaudi_lab_memory_left() > gaudi_lab_reserve() + (64 * GAUDI_LAB_GRANULE))
         return 1;
-    __atomic_store_n(&granules, 0, __ATOMIC_RELAXED); /* the next one looks again */
+    __atomic_store_n(&granules, 0, __ATOMIC_RELAXED); /* the next call checks again */
     return 0;
 }
 
-/* One granule: storage first (a full tmpfs is an error here, not a SIGBUS later), then its fresh content. */
+/* Fills one granule: allocates storage first (a full tmpfs is an error here, not a SIGBUS later), then
+ * writes its initial content. */
 static inline int gaudi_lab_granule_fill(int hbm_fd, unsigned char* base, uint64_t offset,
                                          uint64_t hbm_size) {
     uint64_t length = hbm_size - offset < GAUDI_LAB_GRANULE ? hbm_size - offset : GAUDI_LAB_GRANULE;
@@ -179,7 +177,7 @@ static inline int gaudi_lab_granule_fill(int hbm_fd, unsigned char* base, uint64
     return 0;
 }
 
-/* Gone, or a zombie that nobody has waited for yet. */
+/* The process does not exist, or is a zombie. */
 static inline int gaudi_lab_is_dead(pid_t process) {
     char path[64], text[512];
     snprintf(path, sizeof(path), "/proc/%d/stat", (int)process);
@@ -206,7 +204,8 @@ static inline int gaudi_lab_hbm_prepare(int hbm_fd, unsigned char* base, uint64_
         uint32_t* state = &states[granule];
         uint32_t seen = __atomic_load_n(state, __ATOMIC_ACQUIRE);
         while (seen != GAUDI_LAB_GRANULE_READY) {
-            /* The state holds the filler's pid: one that died is replaced, one that lives is waited for. */
+            /* The state holds the pid of the process that fills the granule: wait for it while it lives,
+             * take over if it died. */
             if (seen != 0 && !gaudi_lab_is_dead((pid_t)seen)) {
                 sched_yield();
                 seen = __atomic_load_n(state, __ATOMIC_ACQUIRE);

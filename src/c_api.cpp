@@ -13,7 +13,7 @@
 
 struct gaudi_device {
     std::shared_ptr<gaudi::device> open;
-    gaudi::copier copies{}; // after the device: it goes first
+    gaudi::copier copies{}; // declared after the device: destroyed first
 };
 
 namespace {
@@ -32,19 +32,19 @@ gaudi_status refused(std::string why) {
     return GAUDI_INVALID;
 }
 
-// Nothing thrown gets out.
+// No exception passes through the C interface.
 template <typename F>
 gaudi_status guarded(F&& body) noexcept {
     try {
         last_error.clear();
         return body();
-    } catch (...) { // memory is short: nothing else here throws
+    } catch (...) { // out of memory: nothing else here throws
         last_error.clear();
         return GAUDI_EXHAUSTED;
     }
 }
 
-// Copies as much of a structure as its caller knows of; what only the caller knows of is zero.
+// Copies as much of a structure as the caller's version has; members that only the caller has are zeroed.
 template <typename T>
 gaudi_status give(const T& made, T* into) {
     const auto known = into->struct_size;
@@ -56,7 +56,7 @@ gaudi_status give(const T& made, T* into) {
     return GAUDI_OK;
 }
 
-// Pointers that a call cannot do without.
+// Checks required pointer arguments.
 template <typename... Pointer>
 bool all_there(Pointer... pointer) {
     return (... && (pointer != nullptr));
@@ -66,14 +66,14 @@ gaudi_status null_pointer() {
     return refused("a null pointer where a device, host memory or a place for the result was expected");
 }
 
-// Over when it returns.
+// Blocks until the copy has completed.
 gaudi_status copy(gaudi_device& device, const gaudi::place& to, const gaudi::place& from) {
     auto started = device.copies.copy(to, from);
     const auto done = started ? started->wait() : tl::unexpected(started.error());
     return done ? GAUDI_OK : failed(done.error());
 }
 
-// Memory of this device; what is another's is refused.
+// Memory of this device; an address of another device is refused.
 gaudi::place memory_of(const gaudi_device& device, uint64_t address, uint64_t size) {
     return {gaudi::device_address(address), size, device.open->core()->identity().index};
 }

@@ -7,8 +7,8 @@
 
 namespace tools {
 
-// What the command line's parser has to say, as our programs say things. What nobody knows comes first: with
-// it something else is likely to be missing as well. The exit status.
+// Prints an error of the command line's parser in the style of our programs. An unknown argument is reported
+// first, because it is often the cause of other missing ones. Returns the exit status.
 inline int tell(const CLI::App& program, const CLI::ParseError& error, int when_wrong) {
     if (error.get_exit_code() == 0) // --help, --version
         return program.exit(error);

@@ -7,13 +7,13 @@
 
 namespace tools {
 
-// Each command as a function of its options; the result is the exit status. The command line itself is
+// Each command as a function of its options; returns the exit status. The command line itself is in
 // gaudi_direct.cpp.
 struct info_options {
     bool as_json = false;
     bool no_lab = false;
     bool no_probe = false;
-    std::vector<std::string> places; // from, to: the paths between them are shown instead
+    std::vector<std::string> places; // from, to: print the paths between them instead
 };
 [[nodiscard]] int info(const info_options& options);
 [[nodiscard]] int paths(const info_options& options);
@@ -35,7 +35,7 @@ struct lab_run_options {
 [[nodiscard]] int lab_run(const lab_run_options& options);
 [[nodiscard]] int lab_list(bool as_json);
 [[nodiscard]] int lab_show(const std::string& name, bool as_json);
-// `port`: vhcaN, all of its ports, or vhcaN/P.
+// `port`: vhcaN for all of its ports, or vhcaN/P.
 [[nodiscard]] int lab_port(const std::string& name, const std::string& port, bool up);
 [[nodiscard]] int lab_clean(const std::string& name);
 [[nodiscard]] std::string default_lab();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The command line: options, their help, and which command they go to.
+// The command line: options, their help, and the command that each calls.
 #include "tools/arguments.hpp"
 #include "tools/commands.hpp"
 #include "tools/self.hpp"
@@ -92,7 +92,7 @@ void add_lab(CLI::App& program, chosen& options) {
     clean->callback([&options] { options.outcome = tools::lab_clean(options.name); });
 }
 
-// The parser would only say that a command is missing.
+// The parser would only report that a command is missing.
 bool known_command(int argc, char** argv, int at, std::initializer_list<std::string_view> commands) {
     if (argc <= at || argv[at][0] == '-')
         return true;

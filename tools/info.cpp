@@ -22,7 +22,7 @@ struct export_answer {
     bool works = false;
 };
 
-// Opens the device for a moment and asks the driver to export a page.
+// Opens the device for a short time and asks the driver to export a page.
 export_answer ask_export(const gaudi::device_info& info) {
     auto opened = gaudi::open_device(gaudi::by_index{info.index});
     if (!opened)
@@ -84,7 +84,8 @@ void print_device(const json& entry) {
     fmt::print("  DMA-BUF export   {}\n", entry["dmabuf_export_detail"].get<std::string>());
 }
 
-// Shows this process the lab's machine, as `lab run` does where several NICs or nodes make it matter.
+// Lets this process see the lab's machine, as `lab run` does where several nics or NUMA nodes make a
+// difference.
 void believe_in_the_lab() {
     if (const auto entered = lab::folder::enter(lab::selected_name(), std::nullopt))
         ::setenv("HWLOC_XMLFILE", (entered->path() / "topology.xml").c_str(), 0);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// How fast a device's copies are here, in the words in which UCX is told of it.
+// Measures a device's copies on this machine and prints the results as UCX settings.
 #include "tools/commands.hpp"
 #include "tools/self.hpp"
 
@@ -21,12 +21,12 @@ constexpr std::size_t large = 64 << 20, small = 4096, medium = 1 << 20;
 constexpr int rounds = 7, small_copies = 201, rounds_of_copies = 11, copies_under_way = 50;
 
 struct directions {
-    double to = 0, from = 0, within = 0; // bytes a second
+    double to = 0, from = 0, within = 0; // bytes per second
 };
 struct figures {
     directions few, many;             // queues
     double small_copy = 0, begin = 0; // seconds
-    std::optional<double> by_nic;     // seconds for 8 bytes, where a NIC reaches the device's memory
+    std::optional<double> by_nic;     // seconds for 8 bytes, if a NIC can access the device's memory
 };
 
 double cpu_seconds() {
@@ -44,7 +44,7 @@ public:
 
     figures all() {
         figures found;
-        // In turn, the best of each: whoever else uses the machine disturbs both.
+        // Alternating, the best of each: other load on the machine affects both.
         for (int round = 0; round < rounds; ++round) {
             improve(found.few, {.queues = 2});
             improve(found.many, {.queues = 4});
@@ -82,7 +82,7 @@ private:
                 seconds_of([&] { return engine_.write(first_.address(), std::span(host_).first(small)); });
         return median(each);
     }
-    // One among several, as UCX begins them: a lone one also pays for the driver that it wakes.
+    // One of several, as UCX posts them: a single one also includes waking the driver.
     double time_to_begin() {
         std::vector<double> each(rounds_of_copies);
         for (auto& taken : each) {
@@ -97,7 +97,7 @@ private:
         return median(each);
     }
 
-    // As the plugin makes small copies.
+    // In the same way as the plugin makes small copies.
     std::optional<double> time_through_nic() {
         constexpr std::size_t few = 8;
         gaudi::copier copies({.nic_max = few});
@@ -110,7 +110,7 @@ private:
         std::vector<double> each(small_copies);
         for (auto& taken : each) {
             const auto start = std::chrono::steady_clock::now();
-            (void)copy(); // done when it returns
+            (void)copy(); // complete when it returns
             taken = seconds(std::chrono::steady_clock::now() - start).count();
         }
         return median(each);
@@ -146,7 +146,7 @@ std::vector<setting> settings_of(const figures& found) {
     return all;
 }
 
-// Figures of the lab are not a Gaudi's.
+// Figures of the lab are not those of a real device.
 bool of_the_lab() {
     const auto driver = gaudi::loaded_driver();
     return driver && is_virtual(driver->path);

@@ -12,7 +12,7 @@ namespace {
 
 using json = nlohmann::ordered_json;
 
-// A little memory where the user said: "host", or a device.
+// A small buffer in the place that the user named: "host", or a device.
 class named_place {
 public:
     static gaudi::result<named_place> make(const std::string& name) {
@@ -44,10 +44,10 @@ private:
     static constexpr std::size_t bytes = 4096;
     std::string title_;
     std::vector<std::byte> host_;
-    gaudi::device_buffer memory_; // which keeps its device open
+    gaudi::device_buffer memory_; // keeps its device open
 };
 
-// What is not the path's nature needs its meaning said.
+// A reason other than no_path is printed with the meaning of its error code.
 std::string why_not(const gaudi::error& reason) {
     if (reason.code() == gaudi::errc::no_path)
         return reason.observed();
@@ -67,12 +67,12 @@ int paths(const info_options& options) {
     auto from = named_place::make(options.places.at(0));
     auto to = from ? named_place::make(options.places.at(1)) : tl::unexpected(from.error());
     if (!to) {
-        std::fflush(stdout); // what was said before stands before it
+        std::fflush(stdout); // keeps the order of earlier output and this message
         fmt::print(stderr, "gaudi-direct: {}\n", to.error().message());
         return to.error().code() == gaudi::errc::setting_malformed ? usage : failed;
     }
     const auto verdicts = gaudi::copier().paths(to->place(), from->place());
-    bool first = true; // of those that are viable
+    bool first = true; // of the viable paths
     json report = {{"from", from->title()}, {"to", to->title()}, {"paths", json::array()}};
     if (!options.as_json)
         fmt::print("from {} to {}, in the order in which paths are tried\n", from->title(), to->title());

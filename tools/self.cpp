@@ -17,7 +17,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// This program's path; empty where it cannot be told.
+// The path of this program; empty if it is unknown.
 fs::path own_path() {
     std::error_code failure;
     return fs::read_symlink("/proc/self/exe", failure);
@@ -56,7 +56,7 @@ bool is_virtual(const std::string& library_path) {
 
 namespace {
 
-// Carried over the re-execution.
+// Passed on through the re-execution.
 constexpr const char* reason_variable = "GAUDI_DIRECT_LAB_REASON";
 
 } // namespace
@@ -71,7 +71,7 @@ void enter_lab(const std::string& reason) {
     for (std::size_t at = 0; at < text.size(); at += std::strlen(&text[at]) + 1)
         arguments.push_back(&text[at]);
     arguments.push_back(nullptr);
-    // By its own name: that is what others are told about who holds a device.
+    // Under its own name, which other programs show as the holder of a device.
     ::execv(own_path().c_str(), arguments.data());
     ::execv("/proc/self/exe", arguments.data());
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Where UCX enters: it calls ucs_module_global_init after it has loaded this file from UCX_PLUGIN_PATH.
+// Entry point: UCX calls ucs_module_global_init after it has loaded this file from UCX_PLUGIN_PATH.
 #include "ucx/base/module.hpp"
 #include "ucx/copy/copy_md.hpp"
 #include "ucx/ipc/ipc_md.hpp"
@@ -18,7 +18,7 @@ ucs_status_t enter(const void* caller) {
     module->gpus_here = ::access("/dev/nvidiactl", F_OK) == 0;
     std::string why_not;
     const bool usable = module->ucx.find(caller, why_not);
-    // Asked for by a call: the options themselves may have been copied into the program by its linker.
+    // Read by a call: the linker may have copied the options themselves into the program (gotcha U2).
     module->log.log_level = UCS_LOG_LEVEL_WARN;
     char level[32] = {};
     if (module->ucx.ucs_global_opts_get_value != nullptr && module->ucx.ucs_log_level_names != nullptr &&
@@ -29,7 +29,7 @@ ucs_status_t enter(const void* caller) {
     if (!usable) {
         if (module->ucx.ucs_log_dispatch != nullptr)
             gaudi_log(*module, WARN, "libuct_gaudi is not used: {}", why_not);
-        else // nothing of a UCX to speak by
+        else // no UCX to log through
             fmt::print(stderr, "libuct_gaudi is not used: {}\n", why_not);
         return UCS_ERR_UNSUPPORTED;
     }

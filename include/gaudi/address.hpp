@@ -10,22 +10,21 @@
 
 namespace gaudi {
 
-// An address in a device's memory. It is not a pointer and never becomes one: the CPU cannot reach HBM, and
-// on Gaudi2 and later the number is not even a valid x86-64 address. Bytes go in and out through a copy
-// engine.
+/// An address in a device's memory. It is not a pointer and never converts to one: the CPU cannot access HBM,
+/// and on Gaudi2 and later the number is not a valid x86-64 address. A copy engine or a NIC moves the bytes.
 class device_address {
 public:
     constexpr device_address() = default;
     explicit constexpr device_address(std::uint64_t value) : value_(value) {}
 
-    // The number as the driver and the NIC want it (iova, packets).
+    /// The number as the driver and the NIC expect it, as an iova and in packets.
     [[nodiscard]] constexpr std::uint64_t value() const { return value_; }
 
     friend constexpr auto operator<=>(device_address, device_address) = default;
     friend constexpr device_address operator+(device_address base, std::uint64_t bytes) {
         return device_address(base.value_ + bytes);
     }
-    // Bytes from `base` to `address`.
+    /// Bytes from `base` to `address`.
     friend constexpr std::uint64_t operator-(device_address address, device_address base) {
         return address.value_ - base.value_;
     }

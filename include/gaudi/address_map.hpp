@@ -12,18 +12,19 @@
 
 namespace gaudi {
 
-// A live allocation. `generation` never repeats in a process: a cache that keeps it notices that memory was
-// freed and its address given to somebody else.
+/// A live allocation. `generation` never repeats in a process: a cache that stores it can tell that the
+/// memory was freed and its address allocated again.
 struct allocation_view {
     device_address base;
     std::uint64_t length = 0;
     std::uint64_t generation = 0;
     unsigned device_index = 0;
-    std::uint64_t tag = 0; // the inserter's own
+    std::uint64_t tag = 0; ///< set by the caller of insert()
 };
 
-// Answers "is this Gaudi memory, which device, which allocation". Lookup takes no lock, never allocates, and
-// costs the same for ten allocations and a hundred thousand. All functions may be called from any thread.
+/// Maps an address to its device and to its live allocation. A lookup takes no lock, never allocates, and
+/// costs the same for ten allocations and for a hundred thousand. All functions may be called from any
+/// thread.
 class address_map {
 public:
     address_map();
@@ -31,41 +32,46 @@ public:
     address_map(const address_map&) = delete;
     address_map& operator=(const address_map&) = delete;
 
-    // A device's memory lies within [base, base + size). Windows must not overlap: errc::address_collision.
+    /// Adds the range [base, base + size) in which a device's memory lies. errc::address_collision: it
+    /// overlaps another window, or there are too many windows.
     result<void> add_window(device_address base, std::uint64_t size, unsigned device_index);
-    // All of a device's windows and allocations are forgotten.
+    /// Removes all windows and all allocations of a device.
     void remove_device(unsigned device_index);
 
-    // base is a multiple of 64, and the range lies in a window; overlap (in units of 64 bytes) with a live
-    // allocation is errc::ranges_overlap. Returns the generation.
+    /// Adds a live allocation and returns its generation. `base` must be a multiple of 64, and the range must
+    /// lie in a window. errc::ranges_overlap: it overlaps a live allocation, in units of 64 bytes.
+    /// errc::size_zero, alignment_invalid, range_leaves_allocation.
     result<std::uint64_t> insert(device_address base, std::uint64_t length, std::uint64_t tag);
-    // `base` must be the beginning of a live allocation: errc::not_allocated.
+    /// Removes the allocation that begins at `base`. errc::not_allocated: no live allocation begins there.
     result<void> erase(device_address base);
 
-    // Whether a device's window holds the address, allocated or not.
+    /// The device whose window contains the address, whether or not the address is allocated.
     [[nodiscard]] std::optional<unsigned> device_of(device_address address) const noexcept;
+    /// The live allocation that contains the address.
     [[nodiscard]] std::optional<allocation_view> find(device_address address) const noexcept;
-    // The allocation that holds all of [address, address + length): errc::not_allocated or
-    // range_leaves_allocation.
+    /// The allocation that contains all of [address, address + length). errc::not_allocated or
+    /// range_leaves_allocation.
     [[nodiscard]] result<allocation_view> find(device_address address, std::uint64_t length) const;
-    // The same for a range that may reach to the borders of the allocation's first and last page: NICs
-    // register pages, and small allocations share them.
+    /// As above, but the range may extend to the borders of the allocation's first and last page: NICs
+    /// register pages, and small allocations share them.
     [[nodiscard]] result<allocation_view> find_pages(device_address address, std::uint64_t length) const;
-    // That of the allocation made last, freed or not; those made later have greater ones.
+    /// The generation of the latest allocation, freed or not. Later allocations have greater ones.
     [[nodiscard]] std::uint64_t newest_generation() const noexcept;
+    /// The number of live allocations.
     [[nodiscard]] std::size_t size() const noexcept;
+    /// The live allocations of a device. Takes a lock.
     [[nodiscard]] std::vector<allocation_view> allocations_of(unsigned device_index) const;
-    // The window that holds the address.
+    /// The window that contains the address.
     [[nodiscard]] std::optional<memory_window> window_at(device_address address) const noexcept;
-    // The same if it holds all of [address, address + length): all that can be checked of memory whose
-    // allocations are not known, as in SynapseAI's pool.
+    /// The window that contains all of [address, address + length). Nothing more can be checked of memory
+    /// whose allocations are not known, such as SynapseAI's pool.
     [[nodiscard]] std::optional<memory_window> window_at(device_address address,
                                                          std::uint64_t length) const noexcept;
 
-    // See observe_memory().
+    /// See observe_memory().
     void observe(const std::shared_ptr<memory_observer>& observer);
-    // Tells the observers that an allocation is about to go: before erase(), with no lock held. False: one of
-    // them says that nobody shall get the memory again.
+    /// Notifies the observers that an allocation is about to be freed. Call it before erase(), with no lock
+    /// held. Returns false if an observer demands that the memory is never allocated again.
     [[nodiscard]] bool announce(device_address base, std::uint64_t length) const;
 
 private:

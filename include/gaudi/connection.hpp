@@ -17,56 +17,60 @@ namespace gaudi {
 class connection_core;
 class stream;
 
-// How a thread waits.
+/// How a thread waits for completions.
 enum class wait_mode {
-    poll,  // looks at the completion queue again and again: lowest latency
-    events // sleeps until something happens
+    poll,  ///< polls the completion queue: lowest latency
+    events ///< sleeps until an event arrives
 };
 
+/// How a connection is established and driven.
 struct connection_options {
-    std::chrono::milliseconds deadline{5000}; // for every step of making the connection
-    unsigned depth = 128;                     // requests that the NIC has at a time, each way
-    unsigned operations = 1024;               // operations under way, each with a ticket
+    std::chrono::milliseconds deadline{5000}; ///< for the TCP connect and the handshake
+    unsigned depth = 128;                     ///< work requests outstanding at the NIC, in each direction
+    unsigned operations = 1024;               ///< outstanding operations, each with a ticket
     wait_mode wait = wait_mode::poll;
-    // Retransmission: 4.096 us x 2^timeout, `retries` times; a receiver that is not ready is waited for.
+    /// Retransmission timeout of 4.096 us x 2^timeout, `retries` times. A receiver that is not ready is
+    /// retried without limit.
     unsigned timeout = 16;
     unsigned retries = 7;
 };
 
-// What an operation came to.
+/// The outcome of an operation.
 struct completion {
-    std::uint64_t bytes = 0;                // received, for a receive
-    std::uint64_t value = 0;                // before an atomic operation
-    std::optional<std::uint32_t> immediate; // that came with a message
+    std::uint64_t bytes = 0;                ///< bytes received, for a receive
+    std::uint64_t value = 0;                ///< the value before an atomic operation
+    std::optional<std::uint32_t> immediate; ///< the immediate value that came with a message
 };
 
-// Bytes moved by this side's operations, by the way they went. One operation counts once, on each side that
-// posts it: a one-sided write or read only at its initiator.
+/// Operations and bytes of this side, by path. Each operation counts once on each side that posts it: a
+/// one-sided write or read counts only at its initiator.
 struct path_report {
     struct count {
         std::uint64_t operations = 0, bytes = 0;
     };
     count host, zero_copy, staged;
-    std::string why_staged; // the last reason
+    std::string why_staged; ///< the most recent reason
 
     [[nodiscard]] const count& by(memory_path path) const;
 };
 
-// One operation under way. Dropping a ticket does not cancel the operation; memory must stay valid until it
-// is done.
+/// The ticket of one outstanding operation. Destroying a ticket does not cancel the operation: its memory
+/// must stay valid until the operation has completed. A default-constructed ticket is done. One thread at a
+/// time may use a ticket and its connection.
 class transfer {
 public:
     transfer() = default;
     transfer(connection_core* core, std::uint32_t slot);
 
-    // Never blocks; drives the connection.
+    /// Whether the operation has completed. Never blocks; drives the connection.
     [[nodiscard]] bool done();
-    // The outcome; blocks until there is one. errc::wait_timeout (the operation goes on), or why it failed.
+    /// Blocks until the operation has completed and returns its outcome. errc::wait_timeout: the limit
+    /// expired, and the operation continues. Any other error says why the operation failed.
     result<completion> wait(std::chrono::milliseconds limit = std::chrono::hours(1));
 
 private:
     struct operation {
-        connection_core* core = nullptr; // kept alive
+        connection_core* core = nullptr; ///< a counted reference
         std::uint32_t slot = 0;
         explicit operator bool() const { return core != nullptr; }
         void close() noexcept;
@@ -74,56 +78,67 @@ private:
     unique_handle<operation> operation_;
 };
 
-// Two processes joined by a reliable queue pair, with a TCP connection beside it that made it and watches
-// over it. A connection and its tickets belong to one thread at a time.
-//
-// Operations start in the order of the calls. Messages arrive in that order, each in the receive that was
-// posted in its place: a sender never overruns its peer, it waits for the next receive. Sizes are limited by
-// the regions alone. A device's memory goes by the way of its region, see path_report.
+/// Two processes joined by a reliable queue pair and a TCP stream. The stream carries the handshake and
+/// detects the end of the peer. One thread at a time may use a connection and its tickets.
+///
+/// Operations start in the order of the calls. Messages arrive in that order, the n-th message in the n-th
+/// receive: a sender never overruns its peer, it waits until the peer has posted the next receive. Only the
+/// regions limit the size. Device memory goes by the path of its region, see path_report.
 class connection {
 public:
-    explicit connection(connection_core* core) : open_({core}) {} // its destructor tells the peer
+    explicit connection(connection_core* core) : open_({core}) {} ///< the destructor notifies the peer
 
-    // errc::message_too_long where the peer's receive is smaller: nothing is sent, the receive stays.
-    // errc::too_many_operations, peer_gone, connection_broken.
+    /// Posts a message. errc::message_too_long: the peer's receive is smaller; nothing is sent, and the
+    /// receive stays posted. errc::too_many_operations, peer_gone, connection_broken.
     [[nodiscard]] result<transfer> send(const local_region& from,
                                         std::optional<std::uint32_t> immediate = {});
+    /// Posts a receive. completion::bytes is the length of the message.
     [[nodiscard]] result<transfer> receive(const local_region& into);
-    // One-sided; lengths must be equal. errc::length_mismatch, remote_access.
+    /// One-sided write; both lengths must be equal. errc::length_mismatch, remote_access.
     [[nodiscard]] result<transfer> write(const local_region& from, const remote_region& to);
-    // Also completes the peer's next receive, which keeps its memory and learns the number.
+    /// As write(); also completes the peer's next receive. The memory of that receive is not written, and its
+    /// completion carries the immediate value.
     [[nodiscard]] result<transfer> write_with_immediate(const local_region& from, const remote_region& to,
                                                         std::uint32_t immediate);
+    /// One-sided read; both lengths must be equal. errc::length_mismatch, remote_access.
     [[nodiscard]] result<transfer> read(const local_region& into, const remote_region& from);
-    // Whether both NICs have atomic operations: errc::atomics_absent.
+    /// Whether both NICs support atomic operations. Where they do not, fetch_add() and compare_swap() fail
+    /// with errc::atomics_absent.
     [[nodiscard]] bool atomics() const;
-    // On 8 aligned bytes at the beginning of the region; completion::value is what was there before.
+    /// Atomically adds to the 8 aligned bytes at the beginning of the region; completion::value is their
+    /// value before.
     [[nodiscard]] result<transfer> fetch_add(const remote_region& where, std::uint64_t add);
+    /// Atomically replaces the 8 aligned bytes at the beginning of the region if they equal `expected`;
+    /// completion::value is their value before.
     [[nodiscard]] result<transfer> compare_swap(const remote_region& where, std::uint64_t expected,
                                                 std::uint64_t desired);
 
-    // Drives everything without blocking. Returns how much happened.
+    /// Drives the connection without blocking: posts work requests, collects completions, reads the TCP
+    /// stream. Returns how many events it handled.
     std::size_t poll();
 
-    // A note beside the data, over TCP: up to 64 KiB, in order. hear() blocks until one came. More
-    // than 64 MiB of them that nobody has heard end the connection.
+    /// Sends a note over the TCP stream: up to 64 KiB, in order with other notes. More than 64 MiB that the
+    /// receiver has not read end the connection.
     result<void> send_note(std::span<const std::byte> note);
+    /// Blocks until a note arrives.
     [[nodiscard]] result<std::vector<std::byte>> receive_note(std::chrono::milliseconds limit);
-    // Gives the peer a key to exactly this region, with these rights, and takes such an offer. The key ends
-    // with withdraw(), with the connection, or when the device buffer is freed. Staged memory too: then this
-    // side must be driven (poll, wait, hear) while the peer reads or writes.
+    /// Sends the peer a key to exactly this region, with these rights. The key is valid until withdraw(),
+    /// until the connection ends, or until the device buffer is freed. Staged memory can be offered too: this
+    /// side must then be driven (poll(), wait(), receive_note()) while the peer reads or writes.
     result<void> offer(const local_region& region, remote_access rights);
-    // Ends every offer of the region on this connection. The peer is not told: a request that it makes
-    // afterwards fails and breaks the connection.
+    /// Ends every offer of the region on this connection. The peer is not notified: a request that it posts
+    /// afterwards fails and breaks the connection.
     void withdraw(const local_region& region);
+    /// Blocks until an offer of the peer arrives.
     [[nodiscard]] result<remote_region> take_offer(std::chrono::milliseconds limit);
 
-    // Ends it: what is under way fails, the peer learns that it was on purpose.
+    /// Closes the connection: outstanding operations fail, and the peer learns that it was closed on purpose.
     void close();
-    // Whether operations can still succeed, as far as is known.
+    /// Whether operations can still succeed, as far as this side knows.
     [[nodiscard]] bool alive() const;
+    /// Counts since the connection was established.
     [[nodiscard]] path_report report() const;
-    // HOST:PORT of the other side.
+    /// HOST:PORT of the peer.
     [[nodiscard]] const std::string& peer() const;
 
     [[nodiscard]] connection_core* core() const { return open_->core; }
@@ -137,13 +152,14 @@ private:
     unique_handle<open_connection> open_;
 };
 
-// Makes one as a client. "host", "host:port", "[v6]:port". errc::host_unknown, connection_refused,
-// handshake_timeout, handshake_refused, version_mismatch.
+/// Connects to a listener as a client. `peer` is "host", "host:port" or "[v6]:port"; without a port it is
+/// default_port. errc::host_unknown, connection_refused, handshake_timeout, handshake_refused,
+/// version_mismatch.
 [[nodiscard]] result<connection> connect(const std::shared_ptr<nic>& nic, const std::string& peer,
                                          const connection_options& options = {});
 
-// Somebody who connected and has not said yet what it is. One that never does costs only its thread, and no
-// longer than the deadline.
+/// An accepted TCP connection whose handshake has not run. A silent peer blocks only the thread that calls
+/// handshake(), up to the deadline.
 class pending_connection {
 public:
     explicit pending_connection(std::unique_ptr<stream> joined);
@@ -152,7 +168,8 @@ public:
     ~pending_connection();
 
     [[nodiscard]] const std::string& peer() const;
-    // Once.
+    /// Runs the handshake and connects the queue pair. Call it once. errc::handshake_timeout,
+    /// handshake_refused, version_mismatch.
     [[nodiscard]] result<connection> handshake(const std::shared_ptr<nic>& nic,
                                                const connection_options& options = {});
 
@@ -161,18 +178,20 @@ private:
     std::string peer_;
 };
 
-// Makes them as a server; any number, also from several threads.
+/// Accepts connections as a server, any number of them. Several threads may call it.
 class listener {
 public:
-    // Every address of the host where `address` is empty; port 0 takes a free one. errc::address_in_use.
+    /// Listens on `address`, or on every address of the host if it is empty; port 0 chooses a free port.
+    /// errc::address_in_use.
     static result<listener> open(std::uint16_t port, const std::string& address = {});
 
     [[nodiscard]] std::uint16_t port() const { return socket_->port; }
-    // Readable when somebody knocks.
+    /// Readable when a connection is pending. The listener owns the descriptor.
     [[nodiscard]] int descriptor() const { return socket_->fd; }
-    // errc::wait_timeout when nobody came.
+    /// Accepts the next TCP connection. errc::wait_timeout: none arrived within the limit.
     [[nodiscard]] result<pending_connection> next(std::chrono::milliseconds limit) const;
-    // next() and welcome(). errc::wait_timeout when nobody came; anything else concerns this caller only.
+    /// next() and handshake(). errc::wait_timeout: no connection arrived within the limit. Any other error
+    /// concerns this connection only.
     [[nodiscard]] result<connection> accept(const std::shared_ptr<nic>& nic, std::chrono::milliseconds limit,
                                             const connection_options& options = {}) const;
 
@@ -188,6 +207,7 @@ private:
     unique_handle<socket> socket_;
 };
 
+/// The port where none is named.
 constexpr std::uint16_t default_port = 20000;
 
 } // namespace gaudi

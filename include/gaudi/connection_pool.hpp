@@ -8,12 +8,12 @@
 
 namespace gaudi {
 
-// Connections by peer, kept when they are not in use: making one costs a handshake and a queue pair.
-// Thread-safe; a connection that was taken is its taker's alone.
+/// Keeps idle connections by peer for later use, because establishing one costs a handshake and a queue pair.
+/// Thread-safe. A connection that was taken belongs to its caller alone.
 class connection_pool {
 public:
-    // Returns the connection to the pool, if it is alive and nothing is under way on it; else it is closed.
-    // Must not outlive the pool.
+    /// A connection taken from the pool. The destructor returns it to the pool if it is alive and no
+    /// operation is outstanding, and closes it otherwise. Must not outlive the pool.
     class pooled_connection {
     public:
         pooled_connection(connection_pool& home, std::string peer, connection taken);
@@ -33,11 +33,11 @@ public:
     explicit connection_pool(std::shared_ptr<nic> nic, const connection_options& options = {},
                              std::size_t idle_per_peer = 4);
 
-    // One that waits here and still lives, or a new one. As connect().
+    /// An idle connection to the peer that is still alive, or a new one. Errors as connect().
     [[nodiscard]] result<pooled_connection> take(const std::string& peer);
-    // How many wait.
+    /// The number of idle connections.
     [[nodiscard]] std::size_t idle() const;
-    // Closes those that wait.
+    /// Closes the idle connections.
     void clear();
 
 private:

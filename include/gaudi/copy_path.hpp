@@ -8,24 +8,24 @@
 
 namespace gaudi {
 
-// How the bytes of a copy get from one place to the other, in the order in which they are tried.
+/// How the bytes of a copy get from one place to the other, in the order in which the paths are tried.
 enum class copy_path : std::uint8_t {
-    host_copy,     // the CPU, between two places in host memory
-    engine,        // the copy engine of the device
-    owner_context, // the engine of another process's device, through the descriptor that its owner gave
-    peer_dmabuf,   // an engine reads or writes another device's memory, which its driver imported
-    nic_loopback,  // a NIC that sends to itself
-    staged,        // through pinned host memory, two engines in turn
-    owner_proxy    // the owning process copies, through host memory that both see
+    host_copy,     ///< the CPU copies between two places in host memory
+    engine,        ///< the copy engine of the device
+    owner_context, ///< the engine of another process's device, through the descriptor that its owner passed
+    peer_dmabuf,   ///< an engine accesses another device's memory, which its driver imported
+    nic_loopback,  ///< a NIC reads and writes memory of its own machine
+    staged,        ///< through pinned host memory, by one engine after the other
+    owner_proxy    ///< the owner copies, through host memory that both processes map
 };
 constexpr std::size_t copy_paths = 7;
 [[nodiscard]] std::string_view name_of(copy_path path);
-// Whether the bytes go straight from one place to the other: not staged, not by the owner.
+/// Whether the bytes go directly from one place to the other: neither staged nor copied by the owner.
 [[nodiscard]] constexpr bool is_zero_copy(copy_path path) {
     return path != copy_path::staged && path != copy_path::owner_proxy;
 }
 
-// Copies of this process that ended well, by their path. Each counts once, when it has ended.
+/// Successful copies of this process, by path. Each counts once, when it has completed.
 struct copy_counters {
     struct count {
         std::uint64_t copies = 0, bytes = 0;

@@ -12,21 +12,24 @@ namespace gaudi {
 
 class copy_tracker;
 
-// One copy under way. Dropping a ticket does not cancel the copy: an engine goes on alone, and a copy that
-// this process has to drive (by a NIC, staged, by its owner) is waited for.
+/// The ticket of one copy. Destroying a ticket does not cancel the copy: a copy on an engine continues by
+/// itself, and for a copy that this process has to drive (by a NIC, staged, by its owner) the destructor
+/// waits until it has completed.
 class copy_ticket {
 public:
-    copy_ticket() = default; // of nothing, which is done
-    // `slot`: its number at whoever keeps track of it; nobody does where it is done.
+    copy_ticket() = default; ///< of no copy; it is done
+    /// `slot`: the number of the copy at `tracker`; a copy that has already completed has no tracker.
     copy_ticket(std::shared_ptr<copy_tracker> tracker, std::uint32_t slot, copy_path path,
                 std::uint64_t bytes)
         : copy_({std::move(tracker), slot}), bytes_(bytes), path_(path) {}
 
-    // Never blocks; drives the copy.
+    /// Whether the copy has completed. Never blocks; drives the copy.
     [[nodiscard]] bool done() { return !copy_ || look(true); }
-    // As far as is known without driving it: poll the engine or the copier first.
+    /// Whether the copy has completed, as far as is known without driving it: poll the engine or the copier
+    /// first.
     [[nodiscard]] bool finished() const { return !copy_ || look(false); }
-    // The outcome; blocks until there is one. errc::device_lost, peer_gone, copy_timeout (the copy goes on).
+    /// Blocks until the copy has completed and returns its outcome. errc::device_lost, peer_gone,
+    /// copy_timeout (the copy continues).
     result<void> wait(std::chrono::milliseconds limit = std::chrono::hours(1));
     [[nodiscard]] copy_path path() const { return path_; }
     [[nodiscard]] std::uint64_t bytes() const { return bytes_; }

@@ -15,8 +15,8 @@ class device;
 class heap_core;
 class registration_cache;
 
-// A range of device memory with one owner; freed by the destructor. It keeps its device open. Copies to or
-// from it must have finished before it goes.
+/// A range of device memory with one owner; the destructor frees it. It keeps its device open. Copies from
+/// and to it must have completed before it is destroyed.
 class device_buffer {
 public:
     device_buffer() = default;
@@ -26,10 +26,10 @@ public:
     [[nodiscard]] std::uint64_t generation() const { return range_->generation; }
     explicit operator bool() const { return static_cast<bool>(range_); }
 
-    // The buffer as part of its chunk's DMA-BUF. The first call for a chunk asks the driver, later ones cost
-    // nothing.
+    /// Exports the buffer as a part of its chunk's DMA-BUF. The chunk owns the descriptor, see dmabuf_export.
+    /// The first call for a chunk calls the driver, later ones make no system call.
     [[nodiscard]] result<dmabuf_export> dmabuf() const;
-    // Gives up ownership; return the memory with device_heap::free(address).
+    /// Releases ownership: the caller frees the memory with device_heap::free(address).
     device_address release();
 
 private:
@@ -49,39 +49,42 @@ private:
     unique_handle<range> range_;
 };
 
+/// The state of one heap at the time of the call.
 struct heap_statistics {
     std::uint64_t chunks = 0;
-    std::uint64_t chunk_bytes = 0; // taken from the driver
+    std::uint64_t chunk_bytes = 0; ///< allocated from the driver
     std::uint64_t buffers = 0;
-    std::uint64_t buffer_bytes = 0; // handed out, rounded to the granule
-    std::uint64_t largest_free = 0; // biggest buffer that fits without a new chunk
-    std::uint64_t exports = 0;      // DMA-BUFs alive: at most one a chunk
-    std::uint64_t abandoned = 0;    // bytes that are never handed out again: another process may touch them
+    std::uint64_t buffer_bytes = 0; ///< allocated to buffers, rounded up to the granule
+    std::uint64_t largest_free = 0; ///< largest buffer that fits without a new chunk
+    std::uint64_t exports = 0;      ///< open DMA-BUFs: at most one per chunk
+    std::uint64_t abandoned = 0;    ///< bytes never allocated again: another process may still access them
 };
 
-// Sub-allocates from big chunks, because the driver's own allocations are few and huge (768 MB each on
-// Gaudi2). A buffer from a warm heap costs no system call. Thread-safe.
+/// Allocates buffers from large chunks, because the driver's own allocations are few and large (768 MB each
+/// on Gaudi2). A buffer from a chunk with room costs no system call. Thread-safe.
 class device_heap {
 public:
     static constexpr std::uint64_t granule = 64;
 
     explicit device_heap(std::shared_ptr<heap_core> core) : core_(std::move(core)) {}
 
-    // Alignment: a power of two up to the chunk's, at least `granule`. Buffers of a page or more are
-    // page-aligned. errc::size_zero, size_beyond_memory, alignment_invalid, memory_exhausted, device_lost.
+    /// Allocates a buffer, which the caller owns. The alignment must be a power of two of at most 2 MiB; less
+    /// than `granule` counts as `granule`. Buffers of a page or more are page-aligned. errc::size_zero,
+    /// size_beyond_memory, alignment_invalid, memory_exhausted, device_lost.
     [[nodiscard]] result<device_buffer> allocate(std::uint64_t size, std::uint64_t alignment = granule);
-    // Whole pages of 4 KiB that no other buffer shares, for memory that is registered by pages: UCX and other
-    // programs do that, and a key to a page opens all of it. As allocate().
+    /// Allocates whole pages of 4 KiB that no other buffer shares, for memory that is registered by pages:
+    /// UCX and other programs do that, and a key to a page opens all of it. Errors as allocate().
     [[nodiscard]] result<device_buffer> allocate_pages(std::uint64_t size);
-    // For memory taken over with device_buffer::release(). errc::not_allocated for anything else, also a
-    // second time.
+    /// Frees memory that was released with device_buffer::release(). errc::not_allocated for anything else,
+    /// also for a second call.
     result<void> free(device_address address);
-    // Any range in the pages of one live buffer, by its address; borrowed like device_buffer::dmabuf().
+    /// Exports any range within the pages of one live buffer, by its address. The chunk owns the descriptor,
+    /// as for device_buffer::dmabuf().
     [[nodiscard]] result<dmabuf_export> dmabuf(device_address address, std::uint64_t length);
-    // How much is taken from the driver at a time from now on, unless a buffer needs more; rounded up to the
-    // driver's page. 0: the generation's default.
+    /// Sets how much is allocated from the driver at a time from now on, unless a buffer needs more; rounded
+    /// up to the driver's page. 0: the generation's default.
     void set_chunk(std::uint64_t bytes);
-    // Gives empty chunks back to the driver.
+    /// Returns empty chunks to the driver.
     void trim();
     [[nodiscard]] heap_statistics statistics() const;
 

@@ -11,25 +11,25 @@ namespace gaudi {
 enum class generation { gaudi, gaudi2, gaudi3 };
 
 [[nodiscard]] std::string_view name_of(generation value);
-// Whether its driver lets programs submit copies. Where it does not, SynapseAI or a NIC has to copy.
+/// Whether the driver lets programs submit copies. Where it does not, SynapseAI or a NIC has to copy.
 [[nodiscard]] bool has_user_queues(generation value);
 
-// What is known of a device without opening it for compute.
+/// What is known of a device without opening it for compute.
 struct device_info {
-    unsigned index = 0;                          // as in /dev/accel/accelN
-    std::optional<gaudi::generation> generation; // none: the driver does not say, or one that we do not know
+    unsigned index = 0;                          ///< as in /dev/accel/accelN
+    std::optional<gaudi::generation> generation; ///< empty: not reported by the driver, or not known to us
     std::string product;
     std::string bus_id;
     unsigned module_id = 0;
     std::optional<int> numa_node;
     std::uint64_t memory_total = 0;
     std::uint64_t memory_free = 0;
-    std::uint64_t allocation_page = 0; // the driver's granularity: 768 MB on Gaudi2
+    std::uint64_t allocation_page = 0; ///< the driver's granularity: 768 MB on Gaudi2
     bool operational = true;
-    std::string status; // the driver's word for it
+    std::string status; ///< as the driver reports it
 };
 
-// Who has a device open, as far as /proc tells.
+/// A process that has a device open, as far as /proc shows it.
 struct device_holder {
     int process = 0;
     std::string command;

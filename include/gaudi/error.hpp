@@ -15,18 +15,18 @@
 
 namespace gaudi {
 
-// What the caller should do about an error.
+/// What the caller should do about an error.
 enum class error_kind {
-    unsupported,   // this machine, driver or device cannot do it: use another way
-    not_permitted, // the rights are missing
-    busy,          // somebody else has it: try again later, or choose another
-    exhausted,     // no room left: free something
-    invalid,       // the request makes no sense: fix the caller
-    peer_gone,     // the other side is no longer there
-    device_lost    // the device failed or was reset: close and open it again
+    unsupported,   ///< this machine, driver or device cannot do it: use an alternative
+    not_permitted, ///< the rights are missing
+    busy,          ///< another user holds it: try again later, or choose another
+    exhausted,     ///< no room left: free something
+    invalid,       ///< the request is not valid: fix the caller
+    peer_gone,     ///< the peer is no longer there
+    device_lost    ///< the device failed or was reset: close and open it again
 };
 
-// Every error a user can meet, each with one row in the catalogue: kind, meaning, remedy.
+/// Every error that a user can meet. Each has one row in the catalogue: kind, meaning, remedy.
 enum class errc {
     library_missing,
     library_unusable,
@@ -99,6 +99,7 @@ enum class errc {
     system_call_failed,
 };
 
+/// One row of the catalogue.
 struct error_description {
     errc code;
     std::string_view name;
@@ -107,12 +108,12 @@ struct error_description {
     std::string_view remedy;
 };
 
-// The catalogue, in the order of the codes. Docs and tools are made from it.
+/// The catalogue, in the order of the codes. Documentation and tools are generated from it.
 [[nodiscard]] const std::vector<error_description>& error_catalogue();
 [[nodiscard]] const error_description& describe(errc code);
 [[nodiscard]] std::string_view name_of(error_kind kind);
 
-// A failure as a value: what was observed, by which call, with the numbers that decided.
+/// A failure as a value: what was observed, in which call, with the decisive numbers.
 class [[nodiscard]] error {
 public:
     error(errc code, std::string observed, int system_error = 0)
@@ -120,11 +121,11 @@ public:
 
     [[nodiscard]] errc code() const { return code_; }
     [[nodiscard]] error_kind kind() const { return describe(code_).kind; }
-    // The errno behind it, or 0.
+    /// The errno that caused it, or 0.
     [[nodiscard]] int system_error() const { return system_error_; }
     [[nodiscard]] const std::string& observed() const { return observed_; }
     [[nodiscard]] std::string_view remedy() const { return describe(code_).remedy; }
-    // One line: name, observation, errno, remedy.
+    /// One line: name, observation, errno, remedy.
     [[nodiscard]] std::string message() const;
 
 private:
@@ -133,10 +134,12 @@ private:
     std::string observed_;
 };
 
+/// A value, or the error that explains why there is none.
 template <typename T>
 using result = tl::expected<T, error>;
 
-// For programs that cannot go on without: the value, or an exception that says why there is none.
+/// For programs that cannot continue without the value: returns it, or throws std::runtime_error with the
+/// error's message.
 template <typename T>
 T expect(result<T> outcome) {
     if (!outcome)

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Gaudi memory for C and everything that can call C (Python's ctypes, Rust, Go). A small part of the C++
- * library, with an ABI that stays: functions are only added, and structures begin with their own size.
+/* Gaudi memory for C and for languages that can call C (Python's ctypes, Rust, Go). A small part of the C++
+ * library with a stable ABI: functions are only added, and structures begin with their own size.
  *
- * Every function may be called from any thread. A status other than GAUDI_OK says what the caller should do;
- * gaudi_last_error() says what was observed. */
+ * Every function may be called from any thread. A status other than GAUDI_OK tells the caller what to do;
+ * gaudi_last_error() describes what was observed. */
 #ifndef GAUDI_GAUDI_H
 #define GAUDI_GAUDI_H
 
@@ -16,16 +16,17 @@ extern "C" {
 
 typedef enum gaudi_status {
     GAUDI_OK = 0,
-    GAUDI_UNSUPPORTED = 1,   /* this machine, driver or device cannot do it: use another way */
+    GAUDI_UNSUPPORTED = 1,   /* this machine, driver or device cannot do it: use an alternative */
     GAUDI_NOT_PERMITTED = 2, /* the rights are missing */
-    GAUDI_BUSY = 3,          /* somebody else has it: try again later, or choose another */
+    GAUDI_BUSY = 3,          /* another user holds it: try again later, or choose another */
     GAUDI_EXHAUSTED = 4,     /* no room left: free something */
-    GAUDI_INVALID = 5,       /* the request makes no sense: fix the caller */
-    GAUDI_PEER_GONE = 6,     /* the other side is no longer there */
+    GAUDI_INVALID = 5,       /* the request is not valid: fix the caller */
+    GAUDI_PEER_GONE = 6,     /* the peer is no longer there */
     GAUDI_DEVICE_LOST = 7    /* the device failed or was reset: close and open it again */
 } gaudi_status;
 
-/* An open device. A process has one of each: opening it again counts, and so does closing. */
+/* An open device. A process opens each device once: further gaudi_open() calls share it, and the device is
+ * closed by the last gaudi_close(). */
 typedef struct gaudi_device gaudi_device;
 
 typedef struct gaudi_device_info {
@@ -40,44 +41,44 @@ typedef struct gaudi_device_info {
 
 typedef struct gaudi_memory_info {
     size_t struct_size;    /* set by the caller */
-    uint64_t base, length; /* of the allocation that holds the address */
+    uint64_t base, length; /* of the allocation that contains the address */
     uint64_t generation;   /* never repeats in a process */
     uint32_t device_index;
 } gaudi_memory_info;
 
-/* For ibv_reg_dmabuf_mr(pd, offset, length, iova, fd, access). */
+/* The arguments of ibv_reg_dmabuf_mr(pd, offset, length, iova, fd, access). */
 typedef struct gaudi_dmabuf {
     size_t struct_size; /* set by the caller */
-    int fd;             /* the caller's to close */
+    int fd;             /* the caller owns and closes it */
     uint64_t offset, iova, length;
 } gaudi_dmabuf;
 
-/* How many devices this process may use. */
+/* The number of devices that this process may use. */
 gaudi_status gaudi_device_count(uint32_t* count);
-/* which: NULL or "auto" (one that this process has open, else the first free one, near ones first), an index
- * ("0"), a PCI bus id, or "module:<id>". Free what was allocated before the last close: memory goes with the
- * device. */
+/* which: NULL or "auto" (a device that this process has open, else the first free one, those close to this
+ * thread's processors first), an index ("0"), a PCI bus id, or "module:<id>". Free all memory before the last
+ * close: it ends with the device. */
 gaudi_status gaudi_open(const char* which, gaudi_device** device);
-/* The handle is of no more use, to no call. */
+/* After this no call may use the handle. */
 void gaudi_close(gaudi_device* device);
 gaudi_status gaudi_query_device(gaudi_device* device, gaudi_device_info* info);
 
-/* Device memory. The address is not a pointer: no CPU can reach it. */
+/* Device memory. The address is not a pointer: the CPU cannot access it. */
 gaudi_status gaudi_allocate(gaudi_device* device, uint64_t size, uint64_t* address);
 gaudi_status gaudi_free(gaudi_device* device, uint64_t address);
-/* The allocation of any device of this process that holds the address. GAUDI_INVALID: none does. */
+/* The allocation, on any open device of this process, that contains the address. GAUDI_INVALID: none does. */
 gaudi_status gaudi_query_memory(uint64_t address, gaudi_memory_info* info);
 
-/* Copies by the device's DMA engines, or by a NIC where it has none for us (Gaudi3); they return when the
- * bytes are there. */
+/* Copies by the device's DMA engines, or by a NIC where the driver offers no engine (Gaudi3). They return
+ * when the copy has completed. */
 gaudi_status gaudi_copy_in(gaudi_device* device, uint64_t to, const void* from, uint64_t size);
 gaudi_status gaudi_copy_out(gaudi_device* device, void* to, uint64_t from, uint64_t size);
 gaudi_status gaudi_copy_within(gaudi_device* device, uint64_t to, uint64_t from, uint64_t size);
 
-/* At least one byte, as for copies. */
+/* Exports device memory as a DMA-BUF. As for copies, size must be at least 1. */
 gaudi_status gaudi_export(gaudi_device* device, uint64_t address, uint64_t size, gaudi_dmabuf* dmabuf);
 
-/* The last error of this thread, with its remedy; valid until its next call. */
+/* The last error of this thread, with its remedy; valid until the thread's next call. */
 const char* gaudi_last_error(void);
 /* The library's version. */
 const char* gaudi_version(void);

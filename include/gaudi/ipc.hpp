@@ -17,8 +17,9 @@
 #include <string_view>
 #include <vector>
 
-// Device memory between processes of one host. The owner shares an allocation and gets a handle; whoever gets
-// the handle, by whatever message, imports it and copies. docs/ipc.md tells which path the bytes take.
+// Device memory between processes of one host. The owner shares memory and gets a handle; a process that
+// receives the handle, in any message, imports the memory and copies. docs/ipc.md explains which path the
+// bytes take. All functions here may be called from any thread.
 namespace gaudi {
 
 class device;
@@ -26,86 +27,95 @@ class lease_core;
 class copier_core;
 struct copy_policy;
 
-// Names a piece of device memory of one process to the others of its host. It holds no descriptor and no
-// pointer: it may travel in any message.
+/// Names shared device memory of one process to other processes of its host. It contains no descriptor and no
+/// pointer, so it may travel in any message.
 struct memory_handle {
     static constexpr std::size_t size = 128;
     std::array<std::byte, size> bytes{};
 };
 
-// What an owner gives away to processes it serves.
+/// What an owner passes to the processes that it serves.
 enum class ipc_give {
-    context, // the descriptor of its device: importers use its engines, and could do anything else with it
-    dmabuf,  // a DMA-BUF of the memory that was shared, and of its neighbours within a page
-    nothing  // nothing: the owner copies on request
+    context, ///< its device's descriptor: importers use its engines, and could do anything else with it
+    dmabuf,  ///< a DMA-BUF of the pages that contain the shared memory, with neighbours in these pages
+    nothing  ///< no descriptor: the owner copies on request
 };
 
+/// How this process shares and imports memory.
 struct ipc_settings {
     ipc_give give = ipc_give::context;
-    std::vector<std::uint32_t> allow{};       // users that are served beside the process's own
-    std::size_t imports = 256;                // kept although nobody uses them at the moment
-    std::chrono::milliseconds patience{5000}; // for an owner's answer
+    std::vector<std::uint32_t> allow{};       ///< uids that are served in addition to the process's own
+    std::size_t imports = 256;                ///< imports that are kept while they are not in use
+    std::chrono::milliseconds patience{5000}; ///< how long to wait for an owner's answer
 };
-// From now on. The beginning: GAUDI_DIRECT_IPC_GIVE (context, dmabuf, nothing) and GAUDI_DIRECT_IPC_ALLOW
-// (uids, separated by commas).
+/// Sets the settings of this process from now on. Until then they come from GAUDI_DIRECT_IPC_GIVE (context,
+/// dmabuf, nothing) and GAUDI_DIRECT_IPC_ALLOW (uids, separated by commas).
 void set_ipc(const ipc_settings& settings);
-// errc::setting_malformed where the environment makes no sense.
+/// The settings in effect. errc::setting_malformed: an environment variable cannot be parsed.
 [[nodiscard]] result<ipc_settings> get_ipc();
-// As people write them: "context", "dmabuf" or "nothing", and uids separated by commas; empty: the default.
+/// Parses "context", "dmabuf" or "nothing", and uids separated by commas; empty text: the default.
+/// errc::setting_malformed.
 [[nodiscard]] result<ipc_settings> parse_ipc(std::string_view give, std::string_view allow);
 
 // ---- the owner ----
 
-// Shares [address, address + length) of a live allocation until it is freed. The handle says which piece is
-// meant; who holds it could reach the rest of the allocation. errc::not_allocated, range_leaves_allocation.
+/// Shares [address, address + length) of a live allocation until it is freed or revoked. The handle opens
+/// exactly these bytes; ipc_give decides what else an importer could reach with the descriptor that it is
+/// passed. errc::not_allocated, range_leaves_allocation.
 [[nodiscard]] result<memory_handle> share(device_address address, std::uint64_t length);
+/// Shares all of a buffer.
 [[nodiscard]] result<memory_handle> share(const device_buffer& buffer);
-// The same with a handle that can be taken back alone: who opened the memory with another handle keeps it.
-// Where the owner copies, it opens the piece and no more.
+/// As share(), with a separate handle that can be revoked alone: importers that opened the memory with
+/// another handle keep their leases.
 [[nodiscard]] result<memory_handle> share_apart(device_address address, std::uint64_t length);
-// Takes such a handle back, as revoke_leases does with all of them.
+/// Revokes a handle of share_apart() and its leases, as revoke_leases() revokes all of them.
+/// errc::handle_invalid: not a handle of share_apart(); leased.
 result<void> revoke_handle(const memory_handle& handle,
                            std::chrono::milliseconds limit = std::chrono::seconds(5));
 
-// Lets other processes of this user open the device as well: open_device() there finds it busy and then joins
-// this process's context, with memory of its own on it. The driver allows one context a device, so whoever
-// joins could do anything to it. For as long as the device is open here. errc::address_in_use: another
-// process offers it. Gaudi2 and later.
+/// Lets other processes of this user open the device as well: open_device() there finds it busy and joins
+/// this process's context, with memory of its own in it. The driver allows one context per device, so a
+/// process that joins could do anything to it. The offer lasts as long as the device is open here.
+/// errc::address_in_use: another process offers it already. Gaudi2 and later.
 result<void> offer_device(device& shared);
 
-// Another process that has the memory open.
+/// One lease: another process that has the memory open.
 struct lease_info {
-    std::int32_t process = 0; // 0: in another pid namespace
+    std::int32_t process = 0; ///< 0: it is in another pid namespace
     std::uint32_t user = 0;
-    unsigned in_flight = 0; // copies of it under way
+    unsigned in_flight = 0; ///< its copies in flight
     bool revoked = false;
 };
-// Of the allocation that holds the address.
+/// The leases of the allocation that contains the address.
 [[nodiscard]] std::vector<lease_info> leases_of(device_address address);
-// Until nobody has the memory open. errc::leased.
+/// Waits until no other process has the memory open. errc::leased: the limit expired.
 result<void> wait_for_leases(device_address address, std::chrono::milliseconds limit);
-// Takes the memory back: uses that begin later fail with errc::lease_revoked, the handle with handle_stale.
-// Returns when no copy of it is under way any more. errc::leased: one still is.
+/// Revokes all handles and leases of the allocation: copies that start later fail with errc::lease_revoked,
+/// imports of the handles with handle_stale. Returns when none of the importers' copies is in flight.
+/// errc::leased: one still is; not_allocated: nothing is shared there.
 result<void> revoke_leases(device_address address, std::chrono::milliseconds limit = std::chrono::seconds(5));
-// Frees a buffer that nobody else has open. errc::leased: the buffer stays as it is. A buffer that is freed
-// in any other way is revoked first.
+/// What free_shared() does while another process has the buffer open.
 enum class if_leased { refuse, wait };
+/// Frees a buffer that no other process has open. errc::leased: one has, and the buffer stays as it is.
+/// Freeing a shared buffer by any other means revokes its leases first.
 result<void> free_shared(device_buffer& buffer, if_leased choice,
                          std::chrono::milliseconds limit = std::chrono::seconds(5));
-// Ends everything: the owner's leases are revoked, once copies under way have ended (five seconds at most),
-// imports end, the broker's thread and socket go. Sharing and importing again begin anew.
+/// Ends all sharing and importing of this process: revokes its leases and waits for their copies in flight
+/// (five seconds at most), ends its imports, and stops the broker's thread and socket. Later calls start
+/// anew.
 void stop_ipc();
 
 // ---- the importer ----
 
+/// Which paths the copies of an import may take.
 struct import_options {
-    std::optional<copy_path> only{}; // this path or none; whether it is viable shows at the first copy
-    bool zero_copy =
-        false; // neither staged nor by the owner: errc::zero_copy_impossible says what is missing
+    std::optional<copy_path> only{}; ///< this path or none; whether it is viable shows at the first copy
+    /// Neither staged nor copied by the owner: errc::zero_copy_impossible names what is missing.
+    bool zero_copy = false;
 };
 
-// Device memory of another process, under a lease that lasts as long as this object. Its copies go by a
-// copier of the process that keeps no device open; a copier of one's own takes it as a place.
+/// Device memory of another process, under a lease that lasts as long as this object. Its own functions copy
+/// through a copier of the process that keeps no device open; any other copier accepts the object as a place.
 class imported_buffer {
 public:
     imported_buffer();
@@ -116,16 +126,17 @@ public:
     ~imported_buffer();
 
     [[nodiscard]] std::uint64_t size() const { return length_; }
-    // The memory is the owner's no more: freed, revoked, or the owner ended.
+    /// Whether the memory is no longer there: freed or revoked, or the owner ended.
     [[nodiscard]] bool gone() const;
 
-    // From and to host memory. errc::range_leaves_allocation, lease_revoked, peer_gone, zero_copy_impossible.
+    /// Copies from and to host memory. The caller owns the ticket. errc::range_leaves_allocation,
+    /// lease_revoked, peer_gone, zero_copy_impossible.
     [[nodiscard]] result<copy_ticket> read(std::span<std::byte> to, std::uint64_t offset = 0);
     [[nodiscard]] result<copy_ticket> write(std::uint64_t offset, std::span<const std::byte> from);
-    // Pins host memory for copies through the owner's context, which then need no preparation.
-    // errc::peer_refused where the owner does not give it.
+    /// Pins host memory for copies through the owner's context, which then need no preparation.
+    /// errc::peer_refused: the owner does not pass its context.
     [[nodiscard]] result<pinned_memory> pin(std::span<std::byte> memory);
-    // From and to memory of this process's own devices.
+    /// Copies from and to memory of devices that are open in this process. Errors as above.
     [[nodiscard]] result<copy_ticket> read(device_address to, std::uint64_t offset, std::uint64_t length);
     [[nodiscard]] result<copy_ticket> write(std::uint64_t offset, device_address from, std::uint64_t length);
 
@@ -138,11 +149,11 @@ private:
     import_options options_;
 };
 
-// Whether it is a handle at all, whosoever it is. errc::handle_invalid.
+/// Checks magic, version, checksum and ranges; does not contact the owner. errc::handle_invalid.
 [[nodiscard]] result<void> check_handle(const memory_handle& handle);
 
-// errc::handle_invalid, handle_stale, other_host, peer_gone, peer_refused, peer_silent, leases_exhausted. A
-// handle whose lease is still known costs no system call.
+/// Opens shared memory by its handle. A handle whose lease is still kept costs no system call.
+/// errc::handle_invalid, handle_stale, other_host, peer_gone, peer_refused, peer_silent, leases_exhausted.
 [[nodiscard]] result<imported_buffer> import_memory(std::span<const std::byte> handle,
                                                     const import_options& options = {});
 [[nodiscard]] inline result<imported_buffer> import_memory(const memory_handle& handle,
@@ -150,7 +161,7 @@ private:
     return import_memory(std::span(handle.bytes), options);
 }
 
-// A process of this host as others know it. May travel as bytes.
+/// Identifies a process of this host to other processes. May be sent as bytes.
 struct process_name {
     std::uint64_t machine = 0;
     std::array<std::uint64_t, 2> random{};
@@ -158,16 +169,18 @@ struct process_name {
     std::uint64_t pid_namespace = 0;
     std::uint64_t pid = 0;
 };
+/// The name of this process.
 [[nodiscard]] process_name own_process();
-// Whether it has ended, as far as can be seen from here: not where it is in another pid namespace, unless
-// memory of it was imported.
+/// Whether the process has ended, as far as this process can see: one in another pid namespace is not visible
+/// unless memory of it was imported.
 [[nodiscard]] bool has_ended(const process_name& process);
 
+/// Counts of this process as owner and as importer.
 struct ipc_statistics {
-    std::uint64_t shared = 0, leases = 0;            // as owner, alive
-    std::uint64_t leases_given = 0;                  // since the broker began
-    std::uint64_t hits = 0, misses = 0, evicted = 0; // of the imports that are kept
-    std::uint64_t imports = 0;                       // alive
+    std::uint64_t shared = 0, leases = 0;            ///< as owner, at present
+    std::uint64_t leases_given = 0;                  ///< since the broker started
+    std::uint64_t hits = 0, misses = 0, evicted = 0; ///< of the kept imports
+    std::uint64_t imports = 0;                       ///< at present
 };
 [[nodiscard]] ipc_statistics ipc_counters();
 

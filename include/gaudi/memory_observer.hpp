@@ -8,28 +8,29 @@
 
 namespace gaudi {
 
-// Where a device's memory lies in this process.
+/// The range of addresses in which a device's memory lies in this process.
 struct memory_window {
     device_address base;
     std::uint64_t size = 0;
     unsigned device_index = 0;
 };
 
-// Hears of device memory that comes and goes in this process, whoever opened or allocated it. For layers that
-// cache what they know about addresses (UCX does). Called from any thread, and window_opens and window_closes
-// with locks held: these two must not call back into this library. memory_goes may.
+/// Is notified of device memory that appears and disappears in this process, no matter which code opened the
+/// device or allocated the memory. For layers that cache what they know about addresses, such as UCX. The
+/// functions are called from any thread. window_opens() and window_closes() are called with locks held and
+/// must not call into this library; memory_goes() may.
 class memory_observer {
 public:
     virtual ~memory_observer() = default;
     virtual void window_opens(const memory_window& window) = 0;
     virtual void window_closes(const memory_window& window) = 0;
-    // The range is about to be given back: what is kept about it must be forgotten before this returns.
-    // False: somebody may still touch the memory, and nobody shall get it again.
+    /// The range is about to be freed: the observer must drop what it keeps about the range before it
+    /// returns. false: the memory may still be accessed and must never be allocated again.
     virtual bool memory_goes(device_address base, std::uint64_t length) = 0;
 };
 
-// Tells the observer of the windows there are, then of everything that happens while it lives. Kept weakly.
-// In a child of fork nobody observes.
+/// Reports the present windows to the observer, then every change while it lives. The library keeps a weak
+/// reference to it. A child of fork has no observers.
 void observe_memory(const std::shared_ptr<memory_observer>& observer);
 
 } // namespace gaudi

@@ -16,43 +16,46 @@ class registration_cache;
 
 enum class link_layer { infiniband, ethernet };
 
+/// One port of a NIC.
 struct nic_info {
     std::string name;
-    std::string bus_id; // empty: the kernel does not say
+    std::string bus_id; ///< empty: the kernel does not report it
     std::optional<int> numa_node;
     unsigned port = 1;
     bool active = false;
-    std::string state; // the port's, in words
+    std::string state; ///< of the port, in words
     gaudi::link_layer link_layer = link_layer::infiniband;
     double gbps = 0;
-    unsigned mtu = 0;          // bytes
-    bool dmabuf = false;       // registers DMA-BUFs
-    std::string why_no_dmabuf; // empty where it does
+    unsigned mtu = 0;          ///< bytes
+    bool dmabuf = false;       ///< can register DMA-BUFs
+    std::string why_no_dmabuf; ///< empty where it can
     std::uint64_t longest_message = 0;
-    bool of_gaudi = false;                         // a port of a Gaudi itself, as its driver lists it
-    nic_distance distance = nic_distance::unknown; // to the device that was asked for
+    bool of_gaudi = false;                         ///< a port of a Gaudi itself, as its driver lists it
+    nic_distance distance = nic_distance::unknown; ///< to the device that was named
 };
 
+/// Which port to open.
 struct nic_choice {
-    std::string name{};                   // empty: the nearest with an active port
-    unsigned port = 0;                    // 0: the first active one
-    std::optional<unsigned> gid_index{};  // none: RoCE v2 over IPv4 before IPv6 before the rest
-    std::optional<device_info> near_to{}; // the device whose memory it shall move
-    bool needs_dmabuf = false;            // only one that registers DMA-BUFs
+    std::string name{};                   ///< empty: the nearest NIC with an active port
+    unsigned port = 0;                    ///< 0: the first active one
+    std::optional<unsigned> gid_index{};  ///< empty: RoCE v2 over IPv4, then over IPv6, then the rest
+    std::optional<device_info> near_to{}; ///< the device whose memory the NIC will access
+    bool needs_dmabuf = false;            ///< only a NIC that can register DMA-BUFs
 };
 
+/// The registrations of one NIC.
 struct registration_statistics {
     std::uint64_t hits = 0, misses = 0, evictions = 0;
-    std::uint64_t regions = 0, bytes = 0; // alive
+    std::uint64_t regions = 0, bytes = 0; ///< at present
 };
 
-// Bounds of the registrations that a NIC keeps although nobody uses them at the moment.
+/// Limits on the registrations that a NIC keeps while they are not in use.
 struct registration_limits {
     std::uint64_t bytes = 1ULL << 40;
-    std::uint64_t regions = 4096; // each DMA-BUF region keeps a reference on its descriptor's file
+    std::uint64_t regions = 4096; ///< each DMA-BUF registration holds a reference to its descriptor's file
 };
 
-// An open NIC port: the one protection domain and the registrations of this process on it. Thread-safe.
+/// An open NIC port: the protection domain and the registrations of this process on it. Thread-safe.
 class nic {
 public:
     explicit nic(std::shared_ptr<nic_core> core, const registration_limits& limits);
@@ -61,28 +64,29 @@ public:
     nic& operator=(const nic&) = delete;
 
     [[nodiscard]] const nic_info& info() const;
-    // Why this one and not another, in words.
+    /// Why this NIC was chosen, in words.
     [[nodiscard]] const std::string& why_chosen() const;
-    // The GID in use and its index; empty for InfiniBand without a global route.
+    /// The GID in use and its index, as text.
     [[nodiscard]] std::string gid_text() const;
 
-    // A buffer of a device's heap. The first of a chunk registers the whole chunk; later ones cost
-    // nanoseconds. Where zero-copy is impossible the policy decides: errc::zero_copy_impossible with the
-    // reason, or a staged region.
+    /// A region of a buffer. The first buffer of a chunk registers the whole chunk; later ones cost
+    /// nanoseconds. Where zero-copy is impossible the policy decides: errc::zero_copy_impossible with the
+    /// reason, or a staged region.
     [[nodiscard]] result<local_region> region(device& owner, const device_buffer& buffer,
                                               path_policy policy = path_policy::prefer_zero_copy);
-    // A range of one live buffer by its address; zero-copy or an error.
+    /// A region of a range of one live buffer, by its address; zero-copy or an error.
     [[nodiscard]] result<local_region> region(device& owner, device_address address, std::uint64_t length);
-    // Host memory. Registrations are shared while somebody holds one and end with the last: nothing tells a
-    // library that memory was unmapped, so that none is kept beyond.
+    /// A region of host memory. Regions of the same memory share a registration, which ends with the last of
+    /// them: a library is not notified when memory is unmapped, so none is kept longer.
     [[nodiscard]] result<local_region> region(std::span<std::byte> memory);
-    // Any DMA-BUF: a GPU's, an FPGA's, udmabuf. `iova` is by which address its first byte is known to
-    // requests and peers; it is congruent to the offset modulo 4096 (errc::alignment_invalid). The descriptor
-    // stays the caller's, who may close it at once. errc::dmabuf_unsupported, registration_refused.
+    /// A region of any DMA-BUF: of a GPU, of an FPGA, udmabuf. `iova` is the address by which requests and
+    /// peers name its first byte; it must be congruent to the offset modulo 4096 (errc::alignment_invalid).
+    /// The caller owns the descriptor and may close it at once. errc::dmabuf_unsupported,
+    /// registration_refused.
     [[nodiscard]] result<local_region> region(int dmabuf, std::uint64_t offset, std::uint64_t length,
                                               std::uint64_t iova);
     [[nodiscard]] registration_statistics registrations() const;
-    // Ends the registrations that nobody uses.
+    /// Ends the registrations that are not in use.
     void trim();
 
     [[nodiscard]] const std::shared_ptr<nic_core>& core() const { return core_; }
@@ -92,11 +96,11 @@ private:
     std::shared_ptr<registration_cache> cache_;
 };
 
-// Which libibverbs was loaded. errc::verbs_missing.
+/// The path of the libibverbs in use, which is loaded if necessary. errc::verbs_missing.
 [[nodiscard]] result<std::string> loaded_verbs();
-// Every port of every NIC, nearest to the device first where one is named.
+/// Every port of every NIC; where a device is named, the nearest first.
 [[nodiscard]] result<std::vector<nic_info>> list_nics(const std::optional<device_info>& near_to = {});
-// errc::verbs_missing, no_nic, nic_unknown, dmabuf_unsupported, port_down, gid_invalid.
+/// Opens a port. errc::verbs_missing, no_nic, nic_unknown, dmabuf_unsupported, port_down, gid_invalid.
 [[nodiscard]] result<std::shared_ptr<nic>> open_nic(const nic_choice& choice = {},
                                                     const registration_limits& limits = {});
 

@@ -5,7 +5,7 @@
 
 namespace gaudi {
 
-// How far a NIC is from a device, nearest first.
+/// The distance of a NIC from a device, nearest first.
 enum class nic_distance { same_switch, same_numa_node, other_numa_node, unknown };
 [[nodiscard]] std::string_view name_of(nic_distance distance);
 

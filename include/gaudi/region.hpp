@@ -18,35 +18,35 @@ class registration;
 class registration_cache;
 class staging_source;
 
-// By which way a NIC reaches memory.
+/// How a NIC accesses memory.
 enum class memory_path : std::uint8_t {
-    host,      // host memory, registered
-    zero_copy, // device memory, registered through its DMA-BUF
-    staged     // device memory, copied through pinned host memory by the device's engines
+    host,      ///< registered host memory
+    zero_copy, ///< device memory, registered through its DMA-BUF
+    staged     ///< device memory, copied through pinned host memory by the device's engines
 };
 [[nodiscard]] std::string_view name_of(memory_path path);
 
-// What a policy allows for device memory.
+/// Which paths are allowed for device memory.
 enum class path_policy : std::uint8_t {
-    prefer_zero_copy, // staged where zero-copy is impossible, and announced
+    prefer_zero_copy, ///< staged where zero-copy is impossible; local_region::reason() names the cause
     require_zero_copy,
-    staged_only // for comparison
+    staged_only ///< for comparison measurements
 };
 
-// What a peer may do with memory that it holds a key for. Combined with |.
+/// What a peer may do with memory that it has a key for. Combined with |.
 enum class remote_access : std::uint8_t { none = 0, read = 1, write = 2, atomic = 4, all = 7 };
 [[nodiscard]] constexpr remote_access operator|(remote_access a, remote_access b) {
     return static_cast<remote_access>(static_cast<std::uint8_t>(a) | static_cast<std::uint8_t>(b));
 }
-// Whether `rights` contain all of `wanted`.
+/// Whether `rights` include all of `wanted`.
 [[nodiscard]] constexpr bool allows(remote_access rights, remote_access wanted) {
     return (static_cast<std::uint8_t>(rights) & static_cast<std::uint8_t>(wanted)) ==
            static_cast<std::uint8_t>(wanted);
 }
-// "read, write", or "nothing".
+/// "read, write", or "nothing".
 [[nodiscard]] std::string name_of(remote_access rights);
 
-// Memory of another process, as this one may address it. Values that came over the network.
+/// Memory of a peer, as this process may address it. The values came over the network.
 struct remote_region {
     std::uint64_t address = 0;
     std::uint64_t length = 0;
@@ -55,36 +55,37 @@ struct remote_region {
     remote_access rights = remote_access::all;
 
     static constexpr std::size_t encoded_bytes = 24;
-    // Big-endian, the same for every host.
+    /// The region as bytes to send: big-endian, the same on every host.
     [[nodiscard]] std::array<std::byte, encoded_bytes> encode() const;
-    // errc::handshake_refused where the bytes make no sense.
+    /// Reads what encode() wrote. errc::handshake_refused: the bytes are not a valid region.
     [[nodiscard]] static result<remote_region> decode(std::span<const std::byte> bytes);
-    // A part of it. errc::range_leaves_allocation.
+    /// A part of the region. errc::range_leaves_allocation.
     [[nodiscard]] result<remote_region> part(std::uint64_t offset, std::uint64_t length) const;
 };
 
-// A key that a peer may use. It reaches exactly the bytes of its region, with the rights that were asked for.
-// It ends with the last copy of this object, and before that when the device buffer is freed; a request with
-// an ended key fails at the peer with IBV_WC_REM_ACCESS_ERR and breaks that connection.
+/// A key that a peer may use. It gives access to exactly the bytes of its region, with the rights that were
+/// asked for. It is valid until the last copy of this object is destroyed, or until the device buffer is
+/// freed; a request with a key that is no longer valid fails at the peer with IBV_WC_REM_ACCESS_ERR and
+/// breaks that connection.
 class remote_key {
 public:
     remote_key() = default;
 
-    // The values that the peer needs.
+    /// The values that the peer needs to use the key.
     [[nodiscard]] const remote_region& region() const { return region_; }
-    // False once the buffer was freed.
+    /// False after the buffer was freed.
     [[nodiscard]] bool valid() const;
 
 private:
     friend class registration_cache;
     remote_region region_;
-    std::uint64_t generation_ = 0;                     // of the device buffer; 0: host memory, or SynapseAI's
-    std::shared_ptr<const registration> registration_; // shared by all keys to the same bytes and rights
+    std::uint64_t generation_ = 0; ///< of the device buffer; 0: host memory, or SynapseAI's
+    std::shared_ptr<const registration> registration_; ///< shared by all keys to the same bytes and rights
 };
 
-// Memory of this process that a NIC can reach: a lease on a registration, shared with others on the same
-// memory. The registration has local rights only: no peer can use it. The memory must outlive it. Cheap to
-// copy; for one thread at a time like the connection it is used with.
+/// Memory of this process that a NIC can access: a reference to a registration, which regions of the same
+/// memory share. The registration has local rights only: no peer can use it. The memory must outlive the
+/// region. Cheap to copy; one thread at a time may use it, like the connection it is used with.
 class local_region {
 public:
     local_region() = default;
@@ -92,15 +93,17 @@ public:
     [[nodiscard]] std::uint64_t address() const { return address_; }
     [[nodiscard]] std::uint64_t length() const { return length_; }
     [[nodiscard]] memory_path path() const { return path_; }
-    // For staged device memory: what stood against zero-copy.
+    /// For staged device memory: why it is not zero-copy.
     [[nodiscard]] std::string_view reason() const;
     [[nodiscard]] std::uint32_t local_key() const { return local_key_; }
+    /// A part of the region. errc::range_leaves_allocation.
     [[nodiscard]] result<local_region> part(std::uint64_t offset, std::uint64_t length) const;
-    // A key for peers. The first one for these bytes and rights registers them with the NIC; while it lives
-    // further ones cost no system call. errc::remote_staged for staged memory, which no NIC can address;
-    // rights_invalid, atomics_absent, not_allocated (the buffer was freed), registration_refused.
+    /// Makes a key for peers, which the caller owns. The first one for these bytes and rights registers them
+    /// with the NIC; while it lives further ones cost no system call. errc::remote_staged for staged memory,
+    /// which no NIC can address; rights_invalid, atomics_absent, not_allocated (the buffer was freed),
+    /// registration_refused.
     [[nodiscard]] result<remote_key> expose(remote_access rights) const;
-    // False once the device buffer was freed.
+    /// False after the device buffer was freed.
     [[nodiscard]] bool allocated() const;
 
     [[nodiscard]] const std::shared_ptr<const registration>& registration_ref() const {
@@ -111,12 +114,12 @@ public:
 private:
     friend class registration_cache;
     friend class nic;
-    std::uint64_t address_ = 0; // host pointer or device address
+    std::uint64_t address_ = 0; ///< host pointer or device address
     std::uint64_t length_ = 0;
-    std::uint64_t generation_ = 0; // of the device buffer; 0: host memory, or SynapseAI's
+    std::uint64_t generation_ = 0; ///< of the device buffer; 0: host memory, or SynapseAI's
     std::uint32_t local_key_ = 0;
     memory_path path_ = memory_path::host;
-    // Shared: a registration serves every buffer of its chunk.
+    /// Shared: a registration serves every buffer of its chunk.
     std::shared_ptr<const registration> registration_;
     std::shared_ptr<const staging_source> source_;
 };

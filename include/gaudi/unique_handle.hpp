@@ -5,8 +5,8 @@
 
 namespace gaudi {
 
-// A resource with one owner that closes it. A default-constructed `Resource` means "none"; otherwise it
-// converts to true and has `void close() noexcept`.
+/// Owns a resource and closes it in the destructor. A default-constructed `Resource` means "none"; any other
+/// converts to true and has `void close() noexcept`.
 template <class Resource>
 class unique_handle {
 public:
@@ -25,7 +25,7 @@ public:
     explicit operator bool() const { return static_cast<bool>(resource_); }
     const Resource& operator*() const { return resource_; }
     const Resource* operator->() const { return &resource_; }
-    // The caller closes it, or does not.
+    /// Releases ownership: the caller closes the resource, or does not.
     [[nodiscard]] Resource release() noexcept { return std::exchange(resource_, Resource{}); }
 
 private:

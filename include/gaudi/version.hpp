@@ -5,7 +5,7 @@
 
 namespace gaudi {
 
-// Of the library that is linked, not of this header.
+/// The version of the library that is linked, not of this header.
 [[nodiscard]] std::string_view version();
 
 } // namespace gaudi

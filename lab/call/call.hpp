@@ -12,11 +12,11 @@
 
 namespace lab {
 
-// What every exported function of both virtual libraries goes through: fault script, trace, errno, and no
-// exception to the caller. `convention` knows how a function answers:
-//   fail(errno)           the answer that says so, with errno set
-//   hides_errno(answer)   whether the trace has to name errno beside it
-// `strike` carries out what the script wants; an errno to answer with, or 0 to go on.
+// Every exported function of both virtual libraries runs through this: fault script, trace, errno, and no
+// exception reaches the caller. `convention` knows how a function returns results:
+//   fail(errno)           the return value of a failure, with errno set
+//   hides_errno(answer)   whether the trace must print errno in addition to the result
+// `strike` carries out a fault; it returns an errno to fail with, or 0 to continue.
 template <typename R, typename Convention, typename Strike, typename Body, typename... Arguments>
 R run_call(const char* name, const Convention& convention, Strike&& strike, Body&& body,
            Arguments... arguments) {
@@ -42,7 +42,7 @@ R run_call(const char* name, const Convention& convention, Strike&& strike, Body
     if (tracing()) {
         const int error = errno;
         std::string text;
-        // NOLINTNEXTLINE(clang-analyzer-cplusplus.NewDelete): an address is printed, not followed
+        // NOLINTNEXTLINE(clang-analyzer-cplusplus.NewDelete): an address is printed, not dereferenced
         ((text += (text.empty() ? "" : ", ") + shown_argument(arguments)), ...);
         trace(name, text,
               shown_argument(outcome) + (convention.hides_errno(outcome) ? shown_errno(error) : "") +

@@ -14,8 +14,8 @@
 namespace lab {
 namespace {
 
-// GAUDI_LAB_FAULTS holds a script, or @FILE names one. A script that does not parse must not pass for one
-// without faults.
+// GAUDI_LAB_FAULTS holds a script, or @FILE names one. A script that does not parse must not silently mean
+// "no faults".
 std::vector<fault_rule> faults_of_environment() {
     const char* text = std::getenv("GAUDI_LAB_FAULTS");
     if (text == nullptr || *text == '\0')

@@ -7,14 +7,14 @@
 #include <string>
 #include <type_traits>
 
-// What the exported functions of both virtual libraries go through: fault script and trace.
+// Fault script and trace of the exported functions of both virtual libraries.
 namespace lab {
 
 // Armed from GAUDI_LAB_FAULTS at the first call. Each library counts its own calls.
 [[nodiscard]] fault_injector& faults();
 
-// Fails, waits or dies as a fault wants: an errno to answer with, or 0 to go on. What only one library can do
-// (a short result, a reset) is left to it.
+// Carries out a fault: fails, waits or kills the process. Returns an errno to fail with, or 0 to continue.
+// The library itself carries out what only it can do (a short result, a reset).
 [[nodiscard]] int carry_out(const fault& chosen);
 
 // GAUDI_LAB_TRACE: 1 writes to standard error, anything else names a file.
@@ -28,7 +28,7 @@ void trace(const char* name, const std::string& arguments, const std::string& ou
 [[nodiscard]] std::string shown(const void* pointer);
 [[nodiscard]] std::string shown_errno(int error);
 
-// Arguments that were put into words already.
+// Arguments that are text already.
 struct plain_text {
     const char* text;
 };

@@ -11,12 +11,12 @@
 namespace lab {
 namespace {
 
-// Calls that know how to deliver less than was asked for.
+// Calls that can return less than was asked for.
 constexpr std::string_view short_calls[] = {"hlthunk_wait_for_cs", "hlthunk_notifier_recv",
                                             "hlthunk_device_mapped_memory_export_dmabuf_fd",
                                             "hlthunk_device_memory_export_dmabuf_fd"};
 
-// What a rule can name: every function of hl-thunk that goes through the lab, and the memory ioctl.
+// The calls that a rule can name: every function of hl-thunk that goes through the lab, and the memory ioctl.
 constexpr std::string_view known_calls[] = {
     "hlthunk_allocate_timestamp_elements",
     "hlthunk_close",
@@ -119,7 +119,7 @@ constexpr std::string_view known_calls[] = {
     "hlthunk_wait_for_signal",
     "hlthunk_wait_for_signal_timeout",
     "hlthunk_memory_ioctl",
-    // Verbs that go through the script; ibv_create_cq_ex and the like by the name that programs call them.
+    // Verbs that go through the script; ibv_create_cq_ex and similar ones under the name that programs call.
     "_ibv_query_comp_cntr_caps",
     "_ibv_query_gid_ex",
     "ibv_alloc_buf",

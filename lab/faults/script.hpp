@@ -16,10 +16,10 @@ namespace lab {
 
 // What happens to a call that a fault script names.
 enum class fault_action {
-    fail,         // the call is not carried out; it answers with error_number
+    fail,         // the call is not carried out; it returns error_number
     delay,        // the call is carried out after a pause
-    short_result, // the call is carried out and answers with less than was asked; see man gaudi-lab-faults
-    reset,        // the device goes through a reset first; then the call is carried out
+    short_result, // the call is carried out and returns less than was asked for; see man gaudi-lab-faults
+    reset,        // the device is reset first; then the call is carried out
     die           // the process is killed (SIGKILL) instead
 };
 
@@ -48,7 +48,7 @@ struct fault_rule {
 class fault_injector {
 public:
     void arm(std::vector<fault_rule> rules);
-    // What is to happen to this call, which counts as one occurrence of it.
+    // The fault for this call, if any; counts the call as one occurrence.
     [[nodiscard]] std::optional<fault> next(std::string_view call);
     [[nodiscard]] bool armed() const { return armed_.load(std::memory_order_relaxed); }
     // How many faults took effect since arm().

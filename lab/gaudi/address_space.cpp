@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The device's virtual address space: sorted mappings, room for new ones, translation.
+// The device's virtual address space: sorted mappings, free ranges for new ones, translation.
 #include "lab/dmabuf.h"
 #include "lab/gaudi/memory.hpp"
 
@@ -12,7 +12,7 @@
 namespace lab::gaudi {
 namespace {
 
-// The first mapping whose pages end behind the address: the one that holds it, if any does.
+// The first mapping whose pages end after the address: the one that contains it, if any does.
 mapping* first_ending_after(context& state, std::uint64_t address) {
     auto* const end = state.mappings + state.mapping_count;
     return std::upper_bound(state.mappings, end, address, [](std::uint64_t value, const mapping& entry) {
@@ -20,7 +20,7 @@ mapping* first_ending_after(context& state, std::uint64_t address) {
     });
 }
 
-// Alignment counts in the low 48 bits: a Gaudi2 page is no power of two and the upper bits are a tag.
+// Alignment applies to the low 48 bits: a Gaudi2 page is no power of two and the upper bits are a tag.
 std::uint64_t align_up(std::uint64_t address, std::uint64_t alignment) {
     constexpr std::uint64_t low_bits = (1ULL << 48) - 1;
     const auto remainder = (address & low_bits) % alignment;
@@ -59,7 +59,7 @@ answer<piece> allocated_piece(virtual_device& device, const allocation& from, st
         return tl::unexpected(EFAULT);
     piece found;
     found.length = std::min(length, page_size - offset % page_size);
-    // Neighbouring pages make one piece.
+    // Adjacent pages make one piece.
     for (auto next = page; found.length < length && state.page_next[next] == next + 1; ++next)
         found.length = std::min(length, found.length + page_size);
     found.bytes = device.hbm().bytes(page * page_size + offset % page_size, found.length);
@@ -103,8 +103,8 @@ answer<piece> mapped_piece(virtual_device& device, const mapping& entry, std::ui
     found.length = length;
     const auto host = (entry.host_address & ~(host_page - 1)) + offset;
     if (entry.process == ::getpid()) {
-        // Pinned pages outlive a program's munmap; here they do not, and touching them must not crash the
-        // program.
+        // With a real driver, pinned pages outlive a program's munmap; here they do not, and accessing them
+        // must not crash the program.
         if (!still_mapped(host, length))
             return tl::unexpected(EFAULT);
         found.bytes = reinterpret_cast<unsigned char*>(host);

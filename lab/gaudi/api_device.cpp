@@ -37,7 +37,7 @@ int answer_fd(int fd) {
     return fd;
 }
 
-// Without a bus id the first device that opens is taken, and failure is -1 with errno, not -errno.
+// Without a bus id, opens the first device that opens; failure is -1 with errno, not -errno.
 int open_first(hlthunk_device_name name) {
     int reason = ENOENT;
     if (const auto* all = process::self().devices(); all != nullptr)
@@ -160,7 +160,7 @@ LAB_EXPORT(char*, hlthunk_get_version, (void), (0), { return ::strdup("1.10.0-la
 
 LAB_EXPORT_VOID(hlthunk_free, (void* pt), (pt), { std::free(pt); })
 
-// The lab's own handles, for tests: see lab/README.md.
+// The lab's own functions, for tests: see lab/README.md.
 extern "C" [[gnu::visibility("default")]] int gaudi_lab_arm_faults(const char* script) {
     auto rules = lab::parse_faults(script, "script");
     if (!rules) {

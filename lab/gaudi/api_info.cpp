@@ -64,7 +64,8 @@ void fill_open_stats(virtual_device& device, hlthunk_open_stats_info& out) {
     out.compute_ctx_in_release = state.resetting != 0;
 }
 
-// Fills a caller's structure on either node; a null pointer is EINVAL.
+// query() fills the caller's structure, on either node; a null pointer is EINVAL. in_reset: whether it is
+// answered while the device is not operational.
 enum class in_reset { answered, refused };
 
 template <typename Out, typename Body>
@@ -72,7 +73,7 @@ int query(int fd, Out* out, Body&& body, in_reset when = in_reset::answered) {
     if (out == nullptr)
         return failure<int>(EINVAL);
     return on_either<int>(fd, [&](virtual_device& device) {
-        // Before the first open there is no context yet, and status reads as operational.
+        // Before the first open there is no context yet, and the status reads as operational.
         if (when == in_reset::refused && device.state().status != HL_DEVICE_STATUS_OPERATIONAL)
             return failure<int>(EBUSY);
         body(device, *out);
@@ -310,7 +311,7 @@ LAB_EXPORT(int, hlthunk_get_engine_status,
                    in_reset::refused);
            })
 
-// The structure is opaque here: 264 bytes, all of them counts and rows of which there are none.
+// The structure is opaque here: 264 bytes of counts and rows, all of them zero.
 LAB_EXPORT(int, hlthunk_get_dram_replaced_rows_info, (int fd, hlthunk_dram_replaced_rows_info* info),
            (fd, info), {
                return query(

@@ -60,7 +60,7 @@ LAB_EXPORT(int, hlthunk_device_memory_export_dmabuf_fd,
 LAB_EXPORT(int, hlthunk_device_mapped_memory_export_dmabuf_fd,
            (int fd, uint64_t addr, uint64_t size, uint64_t offset, uint32_t flags),
            (fd, addr, size, offset, flags), {
-               if (flags != HL_EXPORT_FLAGS) // refused by the library itself
+               if (flags != HL_EXPORT_FLAGS) // hl-thunk itself refuses other flags
                    return failure<int>(EINVAL);
                if (short_result_wanted() && size > host_page)
                    size -= host_page;
@@ -127,7 +127,7 @@ LAB_EXPORT(int, hlthunk_get_mapped_cb_device_va_by_handle, (int fd, uint64_t cb_
 namespace lab::gaudi {
 namespace {
 
-// The memory ioctl, for the operations that software issues without hl-thunk.
+// The memory ioctl, for the operations that programs issue without hl-thunk.
 int memory_ioctl(virtual_device& device, hl_mem_args& args) {
     if (device.state().status != HL_DEVICE_STATUS_OPERATIONAL)
         return failure<int>(EBUSY);
@@ -158,9 +158,9 @@ bool is_dmabuf(int fd) {
 } // namespace
 } // namespace lab::gaudi
 
-// Beside hl-thunk's own functions: programs that issue the driver's ioctls themselves take ioctl() from the
-// hl-thunk they loaded (dlsym on its handle finds libc's behind the vendor's library and this one here). What
-// is not ours goes to the kernel untouched.
+// In addition to hl-thunk's own functions: programs that issue the driver's ioctls themselves take ioctl()
+// from the hl-thunk they loaded (dlsym on its handle finds libc's through the vendor's library, and this one
+// in the lab). Descriptors that are not the lab's go to the kernel unchanged.
 extern "C" [[gnu::visibility("default")]] int ioctl(int fd, unsigned long request, ...) noexcept {
     va_list list;
     va_start(list, request);

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Exported functions that have nothing behind them here: each is refused as a driver without that feature
-// would.
+// Exported functions that the lab does not implement: each fails as with a driver without that feature.
 #include "lab/gaudi/exported.hpp"
 
-// Sync streams (signal and wait submissions): queues of Gaudi2 and later do not support them.
+// Sync streams (signal and wait submissions): the queues of Gaudi2 and later do not support them.
 #define LAB_REFUSE_STREAM(name, parameters, arguments)                                                       \
     LAB_EXPORT(int, name, parameters, arguments,                                                             \
                { return on_device<int>(fd, [](virtual_device&) { return failure<int>(EINVAL); }); })
@@ -51,7 +50,7 @@ LAB_REFUSE_STREAM(hlthunk_fw_send_generic_request,
                   (int fd, void* buff, uint32_t buff_size, uint32_t sub_opcode),
                   (fd, buff, buff_size, sub_opcode))
 
-// No debugfs in the lab.
+// The lab has no debugfs.
 LAB_EXPORT(int, hlthunk_debugfs_open, (int fd, hlthunk_debugfs* debugfs), (fd, debugfs),
            { return failure<int>(ENOENT); })
 LAB_EXPORT(int, hlthunk_debugfs_read, (hlthunk_debugfs * debugfs, uint64_t full_address, uint32_t* val),
@@ -61,7 +60,7 @@ LAB_EXPORT(int, hlthunk_debugfs_write, (hlthunk_debugfs * debugfs, uint64_t full
 LAB_EXPORT(int, hlthunk_debugfs_close, (hlthunk_debugfs * debugfs), (debugfs),
            { return failure<int>(EBADF); })
 
-// Without the profiler shim these fail with -1, the deprecated ones always with -EPERM.
+// Without the profiler shim these return -1, the deprecated ones always -EPERM.
 LAB_EXPORT(int, hlthunk_profiler_start, (int fd), (fd), { return -1; })
 LAB_EXPORT(int, hlthunk_profiler_stop, (int fd), (fd), { return -1; })
 LAB_EXPORT(int, hlthunk_profiler_get_trace, (int fd, void* buffer, uint64_t* size, uint64_t* num_entries),

@@ -50,7 +50,7 @@ int wait_from_c(int fd, std::uint64_t sequence, std::uint64_t timeout_us, std::u
         true);
 }
 
-// Waits until the 64-bit word, written by an engine, reaches the target.
+// Waits until the 64-bit word, which an engine writes, reaches the target.
 int wait_for_word(virtual_device& device, const volatile std::uint64_t* word, std::uint64_t target,
                   std::uint32_t id, std::uint64_t timeout_us, std::uint32_t* status, std::uint64_t* stamp) {
     auto& state = device.state();
@@ -267,7 +267,7 @@ LAB_EXPORT(int, hlthunk_register_timestamp_interrupt,
                });
            })
 
-// Of the debug operations only switching the debug mode on and off means anything here.
+// Of the debug operations the lab supports only switching the debug mode on and off.
 LAB_EXPORT(int, hlthunk_debug, (int fd, hl_debug_args* debug), (fd, debug), {
     enum { set_mode = 7 };
     if (debug == nullptr)

@@ -53,7 +53,7 @@ bool backing::store_states() {
 void backing::discard(std::uint64_t offset, std::uint64_t length) {
     constexpr int punch = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
     ::fallocate(fd_, punch, static_cast<off_t>(offset), static_cast<off_t>(length));
-    // The states stay stored; they only begin anew.
+    // The granule states keep their storage; they are only set to zero.
     const auto first = offset / GAUDI_LAB_GRANULE, last = (offset + length - 1) / GAUDI_LAB_GRANULE;
     std::memset(base_ + size_ + first * sizeof(std::uint32_t), 0, (last - first + 1) * sizeof(std::uint32_t));
 }

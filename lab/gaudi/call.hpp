@@ -11,10 +11,10 @@
 #include <tuple>
 #include <type_traits>
 
-// How the functions of hl-thunk answer and fail.
+// How the functions of hl-thunk return results and errors.
 namespace lab::gaudi {
 
-// What a function of result type R answers when it fails.
+// What a function of result type R returns when it fails.
 template <typename R>
 R failure(int error) {
     errno = error;
@@ -28,10 +28,10 @@ R failure(int error) {
         return R{};
 }
 
-// Whether the running call was told to deliver a short result.
+// Whether the fault script asks the running call for a short result.
 [[nodiscard]] bool& short_result_wanted();
 
-// Carries a fault out that precedes the call; an errno to answer with, or 0 to go on.
+// Carries out a fault before the call; returns an errno to fail with, or 0 to continue.
 [[nodiscard]] int apply_fault(const fault& chosen, int fd);
 
 struct hlthunk_convention {
@@ -48,7 +48,7 @@ struct hlthunk_convention {
     }
 };
 
-// close(2) closes, whatever it answers; and a function without a result has no way to fail.
+// close(2) closes the descriptor whatever it returns, and a function without a result cannot report failure.
 [[nodiscard]] inline bool works_all_the_same(std::string_view name) {
     return name == "hlthunk_close" || name == "hlthunk_free" || name == "hlthunk_profiler_destroy";
 }
@@ -70,7 +70,7 @@ R call(const char* name, Body&& body, Arguments... arguments) {
     return run_call<R>(name, hlthunk_convention{}, strike, body, arguments...);
 }
 
-// Turns an answer into the C convention.
+// Converts an answer to the C convention.
 template <typename R, typename T>
 R outcome_of(const answer<T>& from) {
     if (!from)
@@ -81,7 +81,7 @@ R outcome_of(const answer<T>& from) {
         return static_cast<R>(*from);
 }
 
-// Operations of the compute node: the device must be operational unless `any_state`.
+// Operations on the compute node: the device must be operational unless `any_state`.
 template <typename R, typename Body>
 R on_device(int fd, Body&& body, bool any_state = false) {
     auto* device = process::self().find(fd);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Command buffers: pieces of the device node, so that mmap on the device descriptor reaches them.
+// Command buffers: ranges of the device node, so that mmap on the device descriptor maps them.
 #include "lab/gaudi/memory.hpp"
 #include "lab/gaudi/submission.hpp"
 
@@ -76,7 +76,7 @@ answer<std::uint64_t> create_buffer(virtual_device& device, std::uint64_t size, 
     const int fd = ::open(device.node.c_str(), O_RDWR | O_CLOEXEC);
     if (fd < 0)
         return tl::unexpected(errno);
-    // Storage now: a full tmpfs must be an errno here and not a SIGBUS in the program.
+    // Allocate storage now: a full tmpfs must be an errno here and not a SIGBUS in the program.
     const bool stored =
         ::fallocate(fd, FALLOC_FL_KEEP_SIZE, static_cast<off_t>(handle), static_cast<off_t>(length)) == 0;
     const int error = errno;

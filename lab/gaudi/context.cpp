@@ -43,8 +43,8 @@ void initialise(context& fresh) {
 
 void wipe(context& wiped) {
     const context_lock lock(wiped);
-    // Gives the tables' pages back and zeroes them; a plain memset would touch all of a mostly empty file.
-    // The status is read without the lock: it is set below.
+    // Frees the tables' pages, which also zeroes them; a plain memset would touch all of a mostly empty file.
+    // The status is read without the lock, so it is set separately below.
     auto* const begin = reinterpret_cast<char*>(&wiped.status + 1);
     auto* const tables = reinterpret_cast<char*>(wiped.page_next);
     std::memset(begin, 0, static_cast<std::size_t>(tables - begin));
@@ -73,7 +73,7 @@ std::uint64_t read_start_time(std::int32_t process) {
     if (length <= 0)
         return 0;
     text[length] = '\0';
-    // The name in brackets may hold anything; field 22 counts from behind its closing bracket.
+    // The name in brackets may contain anything; field 22 is counted from the last closing bracket.
     const char* field = std::strrchr(text, ')');
     if (field == nullptr || field[1] == '\0' || field[2] == 'Z')
         return 0;
@@ -87,7 +87,7 @@ std::uint64_t read_start_time(std::int32_t process) {
 std::uint64_t process_start_time(std::int32_t process) {
     if (process != ::getpid())
         return read_start_time(process);
-    // Asked at every submission; a child has another pid and reads its own.
+    // Called at every submission, so the value is cached; a child has another pid and reads its own.
     static std::atomic<std::int32_t> known{0};
     static std::atomic<std::uint64_t> start{0};
     if (known.load(std::memory_order_acquire) != process) {

@@ -10,9 +10,9 @@
 
 namespace lab::gaudi {
 
-// The open context of one virtual device: what a kernel driver would keep. It lies in shared memory because a
-// context follows its open file description into other processes (dup, fork, SCM_RIGHTS). Everything but the
-// atomics is guarded by `mutex` through context_lock. A new open wipes it: `epoch` says which one this is.
+// The open context of one virtual device: the state that a kernel driver would keep. It is in shared memory
+// because a context follows its open file description into other processes (dup, fork, SCM_RIGHTS). `mutex`,
+// taken through context_lock, guards everything but the atomics. Each open wipes it and changes `epoch`.
 
 enum class mapping_kind : std::uint32_t { device, host, command_buffer, imported };
 
@@ -40,10 +40,10 @@ struct allocation {
 };
 
 struct command_buffer {
-    std::uint64_t id; // page number behind the handle; 0: free slot
+    std::uint64_t id; // page number in the handle; 0: free slot
     std::uint64_t size;
     std::uint32_t in_flight;
-    std::uint32_t destroyed; // waiting for its last mmap to go
+    std::uint32_t destroyed; // waits until its last mmap is unmapped
     std::uint64_t device_address;
 };
 
@@ -54,7 +54,7 @@ struct export_record {
 
 struct import_record {
     std::uint64_t id;
-    std::int32_t process; // holds the dup of the DMA-BUF
+    std::int32_t process; // this process holds the dup of the DMA-BUF
     std::int32_t dup_fd;
     std::uint64_t hbm_size;
     std::uint32_t range_count;
@@ -86,7 +86,7 @@ struct sync_manager {
     std::uint32_t armed; // how many monitors are armed: most writes find none
 };
 
-// What a command processor remembers from packet to packet.
+// The state of a command processor between packets.
 struct processor {
     std::uint32_t predicates; // bit i: predicate i; number 0 is always true
     std::uint32_t scalars[4];
@@ -115,21 +115,21 @@ struct context {
                               fence_streams = 5, fences = 4, cq_registers = 0x240, max_requests = 1024,
                               kept = 256;
 
-    // The first page belongs to the device and stays: other processes may be waiting for the mutex when a
-    // context ends.
+    // The first page belongs to the device and is not wiped: other processes may be waiting for the mutex
+    // when a context ends.
     std::uint64_t magic;
     std::uint64_t epoch;
     pthread_mutex_t mutex;
-    std::atomic<std::uint32_t>
-        mutating; // set while tables are inconsistent: its owner's death is a device fault
+    // Set while the tables are inconsistent: if the process that set it dies, that is a device fault.
+    std::atomic<std::uint32_t> mutating;
     std::atomic<std::uint32_t> resetting;
     std::uint64_t open_count, last_open_ms;
     std::uint32_t hard_resets, soft_resets;
 
-    // The rest is the context's and is wiped. The second page, with all that is looked at without an open
-    // context, is stored with the first; the tables behind it are stored while a context is open.
+    // The rest belongs to the context and is wiped. The second page, with all that is read without an open
+    // context, has storage like the first; the tables after it have storage only while a context is open.
     alignas(4096) std::atomic<std::uint32_t> status; // enum hl_device_status
-    std::atomic<std::uint32_t> watchdog;             // a fault happened and the user was told to close
+    std::atomic<std::uint32_t> watchdog;             // a fault happened and the user was asked to close
     std::uint64_t opened_ns;
     std::int32_t opener;
     std::int32_t notifier_process;
@@ -139,7 +139,7 @@ struct context {
     std::uint64_t events;
     last_events last;
     std::uint64_t next_handle, next_export, next_import, next_buffer_id;
-    std::uint64_t bytes_accounted; // without a DRAM MMU: what the user says he took
+    std::uint64_t bytes_accounted; // without a DRAM MMU: the bytes that the user reports as taken
     std::uint32_t pages_used, allocation_count, mapping_count, export_count, buffer_count;
     alignas(64) std::atomic<std::uint64_t> next_sequence;
     std::atomic<std::uint32_t> in_flight;
@@ -155,14 +155,14 @@ struct context {
 
     // Command buffers and submission.
     command_buffer buffers[max_buffers];
-    std::atomic<std::uint32_t> completions; // futex: bumped at each change a waiter could wait for
+    std::atomic<std::uint32_t> completions; // futex: bumped at each change that a waiter may wait for
     std::atomic<std::uint32_t> waiters;
     kept_timestamp kept_timestamps[kept]; // of submissions that asked for one: they outlive their slot
     std::uint32_t next_kept;
     cs_slot slots[max_slots];
 
     // Engines.
-    std::atomic<std::uint32_t> sync_changes; // futex: bumped when a fence counter moved or work was aborted
+    std::atomic<std::uint32_t> sync_changes; // futex: bumped when a fence counter changed or work was aborted
     std::uint32_t fence[engines][fence_streams][fences];
     processor processors[engines][fence_streams];
     std::uint32_t cq_register[cq_registers]; // completion queues of the sync manager, from 0x411E050
@@ -173,7 +173,7 @@ struct context {
     sync_manager sync;
 };
 
-// Locks a context; a holder that died half way leaves a device that needs a reset, not a wedged lock.
+// Locks a context. If a holder died half-way, the device needs a reset; the lock does not stay blocked.
 class context_lock {
 public:
     explicit context_lock(context& locked);
@@ -185,7 +185,7 @@ private:
     context& context_;
 };
 
-// Says "tables are inconsistent" for its lifetime.
+// Marks the tables as inconsistent for its lifetime.
 class mutation {
 public:
     explicit mutation(context& changed) : context_(changed) {
@@ -199,9 +199,9 @@ private:
     context& context_;
 };
 
-// A fresh file: makes the mutex, once. The caller keeps others from doing the same.
+// Initialises the mutex of a new file, once. The caller holds a lock against concurrent initialisation.
 void initialise(context& fresh);
-// A context as it is right after open; what belongs to the device survives.
+// Resets a context to its state right after open; what belongs to the device is kept.
 void wipe(context& wiped);
 
 [[nodiscard]] std::uint64_t process_start_time(std::int32_t process); // 0: no such process

@@ -26,7 +26,7 @@
 namespace lab::gaudi {
 namespace {
 
-// The node is as large as the driver's mmap offsets reach: command buffers lie at 1 << 60.
+// The node is as large as the driver's mmap offsets: command buffers are at 1 << 60.
 constexpr off_t node_size = 0x1800000000000000;
 constexpr const char* state_file = "context";
 
@@ -80,7 +80,7 @@ int virtual_device::open_compute() {
     if (card.broken)
         return -EPERM;
     auto& shared = state();
-    // Mapped now: where that fails it is an errno of open, not a fault in the middle of a copy.
+    // Mapped now, so that a failure is an errno of open and not a fault in the middle of a copy.
     (void)hbm();
     (void)sram();
     const int fd = ::open(node.c_str(), O_RDWR | O_CLOEXEC);
@@ -90,15 +90,15 @@ int virtual_device::open_compute() {
         ::close(fd);
         return shared.resetting != 0 ? -EAGAIN : -EBUSY;
     }
-    // Alone now, unless a DMA-BUF outlived the descriptors of the context it came from.
+    // This is the only opener now, unless a DMA-BUF outlived the descriptors of the context it came from.
     if (any_export_alive()) {
         const int error = errno;
         ::close(fd);
         return -error;
     }
     reset_storage();
-    // Storage for the tables now: a full tmpfs must be an errno of open and not a SIGBUS when they are
-    // written.
+    // Allocate storage for the tables now: a full tmpfs must be an errno of open and not a SIGBUS on a later
+    // write.
     if (::ftruncate(fd, node_size) != 0 || !store_tables()) {
         const int error = errno;
         std::fprintf(stderr, "gaudi-lab: no storage for the tables of a context in %s: %s\n",
@@ -126,12 +126,12 @@ void virtual_device::reset_storage() {
     auto& shared = state();
     shared.resetting = 1;
     release_leftovers();
-    // Gen1 is not reset when its user leaves, only after an error.
+    // Gen1 is not reset when its user closes it, only after an error.
     if (type.reset_on_release || shared.status != HL_DEVICE_STATUS_OPERATIONAL) {
         backing::discard_all(directory / "hbm");
         backing::discard_all(directory / "sram");
     }
-    // Command buffers live in the node itself: cutting it short and growing it again forgets them.
+    // Command buffers are ranges of the node itself: truncating and growing it discards them.
     if (::truncate(node.c_str(), 0) != 0)
         std::fprintf(stderr, "gaudi-lab: cannot reset %s: %s\n", node.c_str(), std::strerror(errno));
     if (shared.opened_ns != 0)
@@ -139,8 +139,8 @@ void virtual_device::reset_storage() {
     wipe(shared);
 }
 
-// What the context that ends kept in this process: duplicates of imported DMA-BUFs, views of mapped command
-// buffers.
+// Releases what the ending context kept in this process: duplicates of imported DMA-BUFs, views of mapped
+// command buffers.
 void virtual_device::release_leftovers() {
     auto& shared = state();
     const context_lock lock(shared);
@@ -170,8 +170,8 @@ bool virtual_device::descriptors_left() const {
 }
 
 void virtual_device::released() {
-    // Work still running holds the device through a duplicate of ours. If the program has no descriptor any
-    // more, this is the close of a context with work in flight: the driver aborts it.
+    // Running work holds the device through the lab's duplicate of the descriptor. If the program has no
+    // descriptor any more, this closes a context with work in flight: the driver aborts it.
     if (has_running_work() && !descriptors_left()) {
         abort_all(*this);
         while (has_running_work())
@@ -180,8 +180,8 @@ void virtual_device::released() {
     const int fd = ::open(node.c_str(), O_RDWR | O_CLOEXEC);
     if (fd < 0)
         return;
-    // The dead context's storage is given back now; without this it would stay until the next open. Whoever
-    // opens meanwhile is told to try again.
+    // Free the storage of the dead context now; otherwise it would stay until the next open. A process that
+    // opens the device meanwhile gets EAGAIN.
     state().resetting = 1;
     if (try_lock(fd, LOCK_EX) && !any_export_alive())
         reset_storage();
@@ -189,11 +189,10 @@ void virtual_device::released() {
     ::close(fd);
 }
 
-// Its opener was killed, so that nobody closed it: the memory is given back here and not only by the next
-// open.
+// The opener was killed and never closed the device: free its memory here, not only at the next open.
 void virtual_device::reclaim() {
-    // An opener that was killed in the middle of open() leaves tables and no memory.
-    constexpr std::uint64_t idle_context = 65536; // more than what is left of a context that was closed
+    // An opener that was killed in the middle of open() leaves tables but no memory.
+    constexpr std::uint64_t idle_context = 65536; // more than a closed context leaves in storage
     const auto stored = [&](const char* file) {
         struct stat status {};
         return ::stat((directory / file).c_str(), &status) == 0
@@ -209,10 +208,10 @@ void virtual_device::reclaim() {
     if (fd < 0)
         return;
     if (try_lock(fd, LOCK_EX)) {
-        shared.resetting = 1; // a process that opens the device meanwhile is told to try again
+        shared.resetting = 1; // a process that opens the device meanwhile gets EAGAIN
         if (!any_export_alive())
             reset_storage();
-        shared.resetting = 1; // which reset_storage() ends too early
+        shared.resetting = 1; // reset_storage() cleared it too early
         ::close(fd);
         shared.resetting = 0;
         return;
@@ -230,7 +229,7 @@ context* virtual_device::map_context() {
     const int error = errno;
     if (view != MAP_FAILED && ::flock(fd, LOCK_EX) == 0) {
         initialise(*static_cast<context*>(view));
-        ::flock(fd, LOCK_UN); // by hand: the mapping would keep the lock
+        ::flock(fd, LOCK_UN); // explicitly: the mapping would keep the lock
     }
     if (fd >= 0)
         ::close(fd);
@@ -296,7 +295,7 @@ bool virtual_device::lend() {
         const std::lock_guard guard(mutex_);
         for (const auto& [queue, worker] : workers_)
             if (count < all.size())
-                all[count++] = worker.get(); // they stay for as long as the device
+                all[count++] = worker.get(); // workers live as long as the device
     }
     return std::any_of(all.begin(), all.begin() + count, [](queue_worker* each) { return each->lend(); });
 }
@@ -318,13 +317,14 @@ std::shared_ptr<const int> virtual_device::hold(int fd) {
     auto held = held_.lock();
     if (!held) {
         const int copy = ::fcntl(fd, F_DUPFD_CLOEXEC, 0);
-        // Without a free descriptor the work runs unheld: only a close during the work could tell.
+        // Without a free descriptor the work does not hold the device: only a close during the work makes a
+        // difference.
         holds_.fetch_add(1, std::memory_order_relaxed);
         held = std::shared_ptr<const int>(new int(copy), [this](const int* owned) {
             if (*owned >= 0)
                 ::close(*owned);
             delete owned;
-            holds_.fetch_sub(1, std::memory_order_release); // last: whoever sees it may wipe the context
+            holds_.fetch_sub(1, std::memory_order_release); // last: a thread that sees 0 may wipe the context
         });
         held_ = held;
     }
@@ -338,8 +338,8 @@ std::filesystem::path virtual_device::export_path(std::uint64_t id) const {
 bool virtual_device::export_alive(std::uint64_t id) const {
     const int fd = ::open(export_path(id).c_str(), O_WRONLY | O_CLOEXEC);
     if (fd < 0)
-        return errno != ENOENT; // cannot look (no descriptor left): better busy than wiped
-    // Probes take a shared lock so that two of them never mistake each other for the owner.
+        return errno != ENOENT; // cannot check (no descriptor left): report busy rather than wipe
+    // A probe takes a shared lock, so that two probes never mistake each other for the owner.
     const bool alive = !try_lock(fd, LOCK_SH);
     ::close(fd);
     return alive;
@@ -366,16 +366,16 @@ bool virtual_device::any_export_alive() const {
         forget_export(id);
     }
     errno = error.value();
-    return static_cast<bool>(error); // a folder that cannot be read may hold live ones
+    return static_cast<bool>(error); // a folder that cannot be read may hold live exports
 }
 
 process& process::self() {
     // Never destroyed: worker threads and atexit handlers of the program may still call.
     static auto* instance = [] {
         auto* made = new process;
-        // A child has the parent's mappings but none of its threads: it stays in the lab and begins anew
-        // there. Nothing is locked around fork, because the program may hold locks of its own when it calls
-        // us; the old objects are left where they are.
+        // A forked child has the parent's mappings but none of its threads: it stays in the lab and starts
+        // afresh. Nothing is locked around fork, because the program may hold its own locks when it calls
+        // fork; the old objects are leaked.
         ::pthread_atfork(nullptr, nullptr, [] {
             auto& child = self();
             static auto* abandoned = new std::vector<std::unique_ptr<virtual_device>>;

@@ -27,11 +27,11 @@ public:
     [[nodiscard]] std::uint64_t size() const { return size_; }
     // Bytes ready for reading and writing, or nullptr with errno (no space on tmpfs).
     [[nodiscard]] unsigned char* bytes(std::uint64_t offset, std::uint64_t length);
-    // Storage for the granule states, without which touching them could be a SIGBUS.
+    // Allocates storage for the granule states, without which accessing them could be a SIGBUS.
     [[nodiscard]] bool store_states();
-    // Contents are lost and the storage is given back.
+    // Discards the contents and frees the storage.
     void discard(std::uint64_t offset, std::uint64_t length);
-    // The same for all of it, without a mapping.
+    // The same for the whole file, without a mapping.
     static void discard_all(const std::filesystem::path& path);
 
 private:
@@ -40,7 +40,7 @@ private:
     std::uint64_t size_;
 };
 
-// One virtual card as this process sees it. Lives until the process leaves the lab.
+// One virtual device in this process. Lives until the process leaves the lab.
 class virtual_device {
 public:
     virtual_device(const lab::folder& where, unsigned index);
@@ -60,28 +60,27 @@ public:
     // A new compute descriptor, or -errno: EBUSY, EAGAIN, EPERM, ENOENT ...
     [[nodiscard]] int open_compute();
     [[nodiscard]] int open_control() const;
-    // After a compute descriptor was closed: if it was the last reference, the device goes through its
-    // release.
+    // Called after a compute descriptor was closed: if it was the last reference, releases the device.
     void released();
-    // Gives back the memory of an opener that was killed.
+    // Frees the memory of an opener that was killed.
     void reclaim();
 
-    // These map their files at first use.
+    // These map their files on first use.
     [[nodiscard]] context& state();
     [[nodiscard]] backing& hbm();
     [[nodiscard]] backing& sram();
     [[nodiscard]] queue_worker& worker(unsigned queue);
-    // A short copy that waits is carried out by this thread. False: there was none.
+    // The calling thread executes a waiting short copy. False: there was none.
     bool lend();
-    // Whether a submission waits whose command buffer lies in that range and was not fetched yet.
+    // Whether a submission is waiting whose command buffer is in that range and was not fetched yet.
     [[nodiscard]] bool buffer_awaited(std::uint64_t begin, std::uint64_t end);
     [[nodiscard]] bool has_running_work() const;
-    // Takes a running submission's share in the device: keeps it busy like a dup of the descriptor.
+    // Keeps the device busy for a running submission, like a dup of the descriptor.
     [[nodiscard]] std::shared_ptr<const int> hold(int fd);
 
     [[nodiscard]] std::filesystem::path export_path(std::uint64_t id) const;
-    // Whether a DMA-BUF of this device is alive anywhere, or may be: errno says which. Dead ones are swept
-    // away.
+    // Whether a DMA-BUF of this device is alive in any process, or may be: errno says which. Removes dead
+    // ones.
     [[nodiscard]] bool any_export_alive() const;
     [[nodiscard]] bool export_alive(std::uint64_t id) const;
     void forget_export(std::uint64_t id) const;
@@ -101,7 +100,7 @@ private:
     std::mutex mutex_;
     struct stat node_status_ {
     }, control_status_{};
-    // Mapped at first use; looked at without the mutex, which work under way may hold.
+    // Mapped on first use; read without the mutex, which running work may hold.
     std::atomic<context*> context_{nullptr};
     std::atomic<backing*> hbm_{nullptr}, sram_{nullptr};
     std::map<unsigned, std::unique_ptr<queue_worker>> workers_;
@@ -109,18 +108,18 @@ private:
     std::atomic<unsigned> holds_{0};
 };
 
-// The lab this process is in. Entered at the first call that needs a device.
+// The lab that this process is in. Entered at the first call that needs a device.
 class process {
 public:
     static process& self();
 
-    // nullptr where the lab cannot be entered; the reason was printed once.
+    // nullptr if the lab cannot be entered; the reason was printed once.
     [[nodiscard]] const std::vector<std::unique_ptr<virtual_device>>* devices();
-    // The device behind a descriptor; nullptr with errno EBADF or ENOTTY.
+    // The device of a descriptor; nullptr with errno EBADF or ENOTTY.
     [[nodiscard]] virtual_device* find(int fd, bool* is_control = nullptr);
-    // HBM of a device that may be another lab's, for imports; mapped once and kept until leave().
+    // HBM of a device that may belong to another lab, for imports; mapped once and kept until leave().
     [[nodiscard]] backing& foreign_memory(const std::string& path, std::uint64_t size);
-    // Forgets the lab so that the next call enters it anew: for tests that use several labs. Devices must be
+    // Leaves the lab, so that the next call enters it again: for tests that use several labs. Devices must be
     // closed.
     void leave();
 

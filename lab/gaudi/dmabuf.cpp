@@ -16,7 +16,7 @@ bool page_multiple(std::uint64_t value) {
     return value % host_page == 0;
 }
 
-// The window [offset, offset + size) of an allocation as pieces of HBM.
+// The window [offset, offset + size) of an allocation, as ranges of HBM.
 range_list window_of(const virtual_device& device, const context& state, const allocation& from,
                      std::uint64_t offset, std::uint64_t size) {
     const auto page_size = device.type.dram_page;
@@ -51,8 +51,8 @@ bool write_ranges(const std::filesystem::path& path, const gaudi_lab_dmabuf& hea
     return whole;
 }
 
-// With the context locked. The file's lock is the DMA-BUF's life: it is taken before anybody else can know
-// the file.
+// The caller holds the context lock. The DMA-BUF lives as long as the lock on its file, so the lock is taken
+// before any other process can know the file.
 answer<int> make_dmabuf(virtual_device& device, std::uint64_t mapping_address, std::uint64_t size,
                         const range_list& ranges) {
     auto& state = device.state();
@@ -113,7 +113,7 @@ answer<int> export_physical(virtual_device& device, std::uint64_t address, std::
 }
 
 answer<std::uint64_t> import_dmabuf(virtual_device& device, int fd, std::uint64_t length) {
-    if (!device.card.dmabuf_import) // the upstream driver does not know the operation
+    if (!device.card.dmabuf_import) // the upstream driver does not support the operation
         return tl::unexpected(EINVAL);
     gaudi_lab_dmabuf head{};
     import_record record{};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Device errors and how the user learns of them.
+// Device errors and how they are reported to the user.
 #include "lab/gaudi/submission.hpp"
 #include "lab/world/storage.hpp"
 
@@ -36,7 +36,8 @@ void signal_notifier(const context& state) {
 
 namespace {
 
-// What the driver does to a user who does not close the device after an error: some time, then SIGKILL.
+// If the user does not close the device after an error, the driver kills the process (SIGKILL) after a grace
+// period.
 void kill_opener_later(virtual_device& device, unsigned grace_ms) {
     const auto epoch = device.state().epoch;
     const auto opener = device.state().opener;
@@ -72,7 +73,7 @@ void fail_device(virtual_device& device, std::uint64_t events) {
         state.events |=
             events | (told ? HL_NOTIFIER_EVENT_DEVICE_UNAVAILABLE : 0) | HL_NOTIFIER_EVENT_DEVICE_RESET;
         state.status = told ? HL_DEVICE_STATUS_NEEDS_RESET : HL_DEVICE_STATUS_IN_RESET;
-        // Only now: waiters that were there before get EIO, those that come later EBUSY.
+        // The order matters: waiters that already wait get EIO, later ones EBUSY.
         abort_all(device);
         state.watchdog = told ? 1 : 0;
         signal_notifier(state);

@@ -5,7 +5,7 @@
 
 #include <tuple>
 
-// Defines an exported function with its body; the names of the arguments are given twice for the trace.
+// Defines an exported function with its body; the macro takes the argument names a second time for the trace.
 #define LAB_UNPACK(...) __VA_ARGS__
 #define LAB_EXPORT(result, name, parameters, arguments, ...)                                                 \
     extern "C" [[gnu::visibility("default")]] result name parameters {                                       \
@@ -14,7 +14,7 @@
         return call<answer_type>(#name, [&]() -> answer_type __VA_ARGS__, LAB_UNPACK arguments);             \
     }
 
-// The same for functions without a result: 0 in the trace.
+// The same for functions without a result: the trace shows 0.
 #define LAB_EXPORT_VOID(name, parameters, arguments, ...)                                                    \
     extern "C" [[gnu::visibility("default")]] void name parameters {                                         \
         using namespace lab::gaudi;                                                                          \

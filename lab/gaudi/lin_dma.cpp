@@ -13,16 +13,17 @@
 namespace lab::gaudi {
 namespace {
 
-// Between two slices the engine looks whether its work was cancelled.
+// Between two slices the engine checks whether its work was cancelled.
 constexpr std::uint64_t slice = 4 * mib;
-// From these sizes on past the cache: what is larger would be gone from it before it is read.
+// From these sizes on, copies bypass the cache: larger data would be evicted before it is read.
 constexpr std::uint64_t large_for_device = 8 << 20, large_for_host = 768 << 10, middling_for_host = 256 << 10;
 
-// Host memory that copies of a middling size come back to, as a program's staging buffers. With few of them
-// the cache has each still when its turn comes again, and then streaming stores would only drive it out.
+// Host memory that is the target of medium-sized copies again and again, such as a program's staging buffers.
+// If there are few, each is still in the cache when it is used again, and streaming stores would only evict
+// it.
 class familiar_targets {
 public:
-    // Whether so much was copied since the last time that the place has left the cache.
+    // Whether so much was copied since the last copy to this address that it has left the cache.
     [[nodiscard]] bool gone_from_cache(std::uint64_t destination, std::uint64_t size) {
         const auto now = copied_.fetch_add(size, std::memory_order_relaxed) + size; // never 0
         const auto place = (destination / host_page * 0x9e3779b97f4a7c15) >> (64 - bits);
@@ -31,7 +32,7 @@ public:
     }
 
 private:
-    // Of the last level; where it is not known, some.
+    // The size of the last-level cache; a default where it is unknown.
     static std::uint64_t cache_size() {
         const auto size = ::sysconf(_SC_LEVEL3_CACHE_SIZE);
         return size > 0 ? static_cast<std::uint64_t>(size) : 64 * mib;
@@ -40,7 +41,7 @@ private:
     static constexpr unsigned bits = 14;
     const std::uint64_t cache_ = cache_size();
     std::atomic<std::uint64_t> copied_{0};
-    std::array<std::atomic<std::uint64_t>, 1 << bits> last_{}; // by destination, more or less
+    std::array<std::atomic<std::uint64_t>, 1 << bits> last_{}; // by a hash of the destination
 };
 
 struct dma_flags {

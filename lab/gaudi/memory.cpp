@@ -21,7 +21,7 @@ std::uint64_t round_up(std::uint64_t size, std::uint64_t unit) {
     return (size + unit - 1) / unit * unit;
 }
 
-// Page size of an allocation: the caller's where the device lets him choose, else the default.
+// Page size of an allocation: the caller's where the device supports a choice, else the default.
 answer<std::uint64_t> choose_page(const personality& type, std::uint64_t wanted) {
     if (wanted == 0 || type.page_orders == 0)
         return type.dram_page;
@@ -30,7 +30,7 @@ answer<std::uint64_t> choose_page(const personality& type, std::uint64_t wanted)
     return wanted;
 }
 
-// Takes `count` runs of `run` neighbouring pages each and chains them. Returns the first page or max_pages.
+// Takes `count` runs of `run` adjacent pages each and chains them. Returns the first page or max_pages.
 std::uint32_t take_pages(context& state, std::uint32_t total, std::uint32_t count, std::uint32_t run) {
     std::uint32_t first = context::max_pages, last = context::max_pages, found = 0;
     const auto fits = [&](std::uint32_t page) {
@@ -68,7 +68,7 @@ allocation* find_allocation(context& state, std::uint64_t handle) {
     return nullptr;
 }
 
-// Where the mapping that begins at the address ends.
+// The end of the mapping that begins at the address.
 std::uint64_t end_of(context& state, std::uint64_t address) {
     const context_lock lock(state);
     const auto* found = find_mapping(state, address);
@@ -78,11 +78,11 @@ std::uint64_t end_of(context& state, std::uint64_t address) {
 struct listed_mapping {
     std::uint64_t begin, end;
     bool writable;
-    struct stat file; // its device and inode, no more
+    struct stat file; // only device and inode are set
     std::string_view path;
 };
 
-// What /proc says, mapping by mapping, until `look` returns false.
+// Calls `look` for each mapping in /proc/self/maps until it returns false.
 template <typename Look>
 void each_mapping(Look&& look) {
     std::FILE* maps = std::fopen("/proc/self/maps", "re");
@@ -105,7 +105,7 @@ void each_mapping(Look&& look) {
         std::fclose(maps);
 }
 
-// Every page mapped, writable, and no device memory.
+// Whether every page is mapped, writable, and not device memory.
 bool listed_as_pinnable(std::uint64_t begin, std::uint64_t end) {
     auto cursor = begin;
     each_mapping([&](const listed_mapping& next) {
@@ -123,7 +123,7 @@ bool listed_as_pinnable(std::uint64_t begin, std::uint64_t end) {
     return cursor >= end;
 }
 
-// A command buffer that the program has mapped is a device's memory to the kernel; here it is a file's.
+// To the kernel, a command buffer that the program has mapped is device memory; here it is file memory.
 bool shows_command_buffer(virtual_device& device, std::uint64_t begin, std::uint64_t end) {
     {
         const context_lock lock(device.state());
@@ -138,14 +138,14 @@ bool shows_command_buffer(virtual_device& device, std::uint64_t begin, std::uint
     return found;
 }
 
-// Whether long-term pinning with write access would succeed. Like pinning it brings every page in.
+// Whether long-term pinning with write access would succeed. Like pinning, it faults every page in.
 bool can_pin(virtual_device& device, std::uint64_t begin, std::uint64_t end) {
     constexpr int populate_write = 23; // MADV_POPULATE_WRITE, since Linux 5.14
     if (shows_command_buffer(device, begin, end))
         return false;
     if (::madvise(reinterpret_cast<void*>(begin), end - begin, populate_write) == 0)
         return true;
-    // EINVAL: a read-only mapping, memory of a device, or an older kernel, where /proc knows which.
+    // EINVAL: a read-only mapping, device memory, or a kernel without the call; then /proc decides.
     return errno == EINVAL && !populate_write_is_known() && listed_as_pinnable(begin, end);
 }
 
@@ -263,7 +263,8 @@ answer<std::uint64_t> map_host(virtual_device& device, void* host, std::uint64_t
 
 answer<void> unmap(virtual_device& device, std::uint64_t address) {
     auto& state = device.state();
-    // Hardware has fetched a command buffer microseconds after its submission; a thread here may be late.
+    // Hardware fetches a command buffer within microseconds of its submission; a thread of the lab may be
+    // late.
     if (state.in_flight.load() != 0)
         for (const auto limit = now_ns() + 2000000;
              now_ns() < limit && device.buffer_awaited(address, end_of(state, address));)

@@ -8,12 +8,12 @@
 
 namespace lab::gaudi {
 
-// Errors are errno values, as the driver gives them.
+// Errors are errno values, as the driver returns them.
 template <typename T>
 using answer = tl::expected<T, int>;
 
-// Allocation. Handles start at 1; without a DRAM MMU there is only accounting, the handle is 0, and what is
-// given back is a number of bytes.
+// Allocation. Handles start at 1. Without a DRAM MMU there is only accounting: the handle is 0, and the
+// caller frees a number of bytes.
 answer<std::uint64_t> allocate(virtual_device& device, std::uint64_t size, std::uint64_t page_size,
                                bool contiguous);
 answer<void> release(virtual_device& device, std::uint64_t handle);
@@ -25,7 +25,7 @@ answer<std::uint64_t> map_host(virtual_device& device, void* host, std::uint64_t
                                std::uint32_t flags);
 answer<void> unmap(virtual_device& device, std::uint64_t address);
 
-// DMA-BUF. The descriptor is a new one of the caller's.
+// DMA-BUF. The returned descriptor is new and belongs to the caller.
 answer<int> export_mapped(virtual_device& device, std::uint64_t address, std::uint64_t size,
                           std::uint64_t offset);
 answer<int> export_physical(virtual_device& device, std::uint64_t address, std::uint64_t size);
@@ -34,11 +34,11 @@ answer<std::uint64_t> import_dmabuf(virtual_device& device, int fd, std::uint64_
 // Command buffers. The handle is the offset for mmap on the device descriptor.
 answer<std::uint64_t> create_buffer(virtual_device& device, std::uint64_t size, bool mapped);
 answer<void> destroy_buffer(virtual_device& device, std::uint64_t handle);
-// With the context locked: the live buffer behind a handle, or nullptr.
+// The live buffer of a handle, or nullptr. The caller holds the context lock.
 [[nodiscard]] command_buffer* find_buffer(context& state, std::uint64_t handle);
 
-// One contiguous piece of memory behind a device address. `bytes` is nullptr for memory of another process,
-// which is then reached through that process.
+// One contiguous piece of memory at a device address. `bytes` is nullptr for memory of another process, which
+// is accessed through that process.
 struct piece {
     unsigned char* bytes = nullptr;
     std::uint64_t length = 0;
@@ -55,9 +55,9 @@ bool write_memory(virtual_device& device, std::uint64_t address, std::span<const
 bool read_piece(const piece& from, unsigned char* out, std::uint64_t length);
 bool write_piece(const piece& to, const unsigned char* data, std::uint64_t length);
 
-// With the context locked.
+// The caller holds the context lock.
 [[nodiscard]] mapping* find_mapping(context& state, std::uint64_t address);
-// Free room of `size` bytes in `range`: the smallest gap that fits, aligned; 0 if none.
+// A free range of `size` bytes in `range`: the smallest gap that fits, aligned; 0 if none.
 [[nodiscard]] std::uint64_t find_room(const context& state, const address_range& range, std::uint64_t size,
                                       std::uint64_t alignment, const address_range& avoid = {});
 [[nodiscard]] bool is_free(const context& state, std::uint64_t begin, std::uint64_t size);

@@ -16,7 +16,7 @@ struct packet {
     [[nodiscard]] opcode op() const { return static_cast<opcode>(control >> 24 & 0x1f); }
 };
 
-// Bytes of a packet; 0: nothing that is known here.
+// Bytes of a packet; 0: unknown packet.
 std::size_t size_of(opcode op, std::uint32_t value) {
     switch (op) {
     case opcode::wreg32:
@@ -47,7 +47,7 @@ class interpreter {
 public:
     interpreter(submission& owner, unsigned queue) : owner_(owner), queue_(queue) {}
 
-    // False: the run is over, by STOP, cancellation or a device error.
+    // False: the run has ended, by STOP, cancellation or a device error.
     bool run(std::uint64_t buffer, std::span<const unsigned char> bytes, level where) {
         const auto size = static_cast<std::uint32_t>(bytes.size());
         std::span<const unsigned char> previous;
@@ -68,8 +68,9 @@ public:
             if (next.op() != opcode::lin_dma)
                 previous = {};
             if (next.op() == opcode::lin_dma) {
-                // Load tests send tens of thousands of identical copies in a row, terabytes. Once is as good
-                // as all; but only long runs are cut short, so that what is measured here was copied.
+                // Load tests submit tens of thousands of identical copies in a row, terabytes in all. One
+                // copy has the same result; but only long runs are cut short, so that measured copies are
+                // really made.
                 constexpr unsigned long_run = 64;
                 repeated =
                     previous.size() == length && std::memcmp(previous.data(), whole.data(), length) == 0
@@ -102,7 +103,7 @@ private:
     bool step(const packet& next, level where, std::uint64_t buffer, std::uint32_t size) {
         switch (next.op()) {
         case opcode::lin_dma:
-            // Engine DMAs take copies from their lower buffer only, other engines none at all.
+            // Engine DMAs execute copies from their lower buffer only; other engines execute none.
             if (!is_pci_dma(queue_) && !(is_engine_dma(queue_) && where == level::lower))
                 break;
             return run_lin_dma(owner_, queue_, next.value, next.control, next.words[0], next.words[1]);
@@ -135,7 +136,7 @@ private:
         case opcode::nop:
         case opcode::arb_point:
         case opcode::wait:
-            return true; // registers of engines that nothing here models
+            return true; // registers of engines that the lab does not model
         }
         raise_undefined_opcode(owner_.device, buffer, size, queue_);
         return false;
@@ -178,7 +179,8 @@ private:
         return run_at(entry.words[0], entry.value, level::upper);
     }
 
-    // Loads predicates or scalar registers, and runs a packet that lies in the scalars.
+    // Loads predicates or scalar registers and runs a packet that is stored in the scalars, each if its bit
+    // is set.
     bool load_and_execute(const packet& next, level where, std::uint64_t buffer, std::uint32_t size) {
         auto& processor = own(where);
         const bool to_scalars = (next.value & 1) != 0, one_bit_each = (next.value >> 1 & 1) != 0;

@@ -29,17 +29,17 @@ enum class opcode : std::uint32_t {
 void run_packets(submission& owner, unsigned queue, std::uint64_t buffer,
                  std::span<const unsigned char> bytes);
 
-// How much a buffer of copies and nothing else copies; UINT64_MAX: there is something else in it.
+// How many bytes a buffer copies if it holds only copies; UINT64_MAX: it holds something else.
 [[nodiscard]] std::uint64_t bytes_of_copies(std::span<const unsigned char> bytes);
 
-// What gen1's driver answers to a buffer it will not run: EPERM, EINVAL, or 0.
+// The errno with which gen1's driver refuses a buffer: EPERM, EINVAL; or 0.
 [[nodiscard]] int refuse_packets_of_gen1(std::span<const unsigned char> bytes);
 
-// One LIN_DMA. False: cancelled or failed, and raised.
+// Executes one LIN_DMA. False: cancelled, or failed and the error was raised.
 [[nodiscard]] bool run_lin_dma(submission& owner, unsigned queue, std::uint32_t size, std::uint32_t control,
                                std::uint64_t source, std::uint64_t destination);
 
-// Where a queue sits: its engine's number and stream, for fences.
+// The place of a queue: its engine's number and stream, for fences.
 struct queue_place {
     unsigned engine;
     unsigned stream;
@@ -48,12 +48,12 @@ struct queue_place {
 [[nodiscard]] bool is_pci_dma(unsigned queue);
 [[nodiscard]] bool is_engine_dma(unsigned queue);
 
-// A 32-bit write by an engine: to the sync manager, a fence counter, or memory. False: nothing there.
+// A 32-bit write by an engine: to the sync manager, a fence counter, or memory. False: no such address.
 [[nodiscard]] bool write_word(virtual_device& device, std::uint64_t address, std::uint32_t value);
 constexpr std::uint64_t sob_block = 0x4100000, monitor_block = 0x4108000;
 
-// Waits until the counter reaches `target`, then takes `amount` off it. False: cancelled or out of time
-// (raised).
+// Waits until the counter reaches `target`, then subtracts `amount`. False: cancelled, or timed out and the
+// error was raised.
 [[nodiscard]] bool run_fence(submission& owner, queue_place place, unsigned id, std::uint32_t target,
                              std::uint32_t amount);
 

@@ -70,7 +70,7 @@ constexpr personality gaudi2 = {
     .interrupts = 64,
 };
 
-// Sizes and the address where user memory starts are not public for this one; the rest is.
+// Sizes and the address where user memory starts are not public for this generation; the rest is.
 constexpr personality gaudi3 = {
     .generation = generation::gaudi3,
     .device_name = HLTHUNK_DEVICE_GAUDI3,

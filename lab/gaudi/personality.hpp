@@ -22,7 +22,7 @@ struct address_range {
     }
 };
 
-// What sets the generations apart: one row each, facts only. See docs/gotchas.md for those that surprise.
+// How the generations differ: one row each, facts only. See docs/gotchas.md for those that surprise.
 struct personality {
     lab::generation generation;
     std::uint32_t device_name; // enum hlthunk_device_name
@@ -30,7 +30,7 @@ struct personality {
     std::uint8_t revision;
     std::string_view card_name;
 
-    bool dram_mmu;             // false: addresses are physical and the user manages the memory himself
+    bool dram_mmu;             // false: addresses are physical and the user manages the memory
     std::uint64_t hbm_size;    // bytes that exist, from HBM offset 0
     std::uint64_t dram_base;   // as reported; without an MMU also the first user byte's HBM offset
     std::uint64_t dram_size;   // as reported
@@ -57,7 +57,7 @@ struct personality {
     std::uint16_t interrupts;
 };
 
-// The generation's row, with what the lab description changes in it.
+// The row of the generation, with the changes of the lab description.
 [[nodiscard]] personality personality_of(const gaudi_card& card);
 
 } // namespace lab::gaudi

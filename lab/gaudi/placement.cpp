@@ -14,7 +14,7 @@ namespace lab::gaudi {
 
 placement::placement(unsigned engine, const std::vector<std::filesystem::path>& others) {
     if (::sched_getaffinity(0, sizeof(anywhere_), &anywhere_) != 0)
-        return; // more processors than the set holds: there is room
+        return; // more processors than the set holds: no need to pin threads
     processors_ = static_cast<unsigned>(CPU_COUNT(&anywhere_));
     unsigned nth = 0;
     for (unsigned i = 0; i < CPU_SETSIZE; ++i)
@@ -24,7 +24,7 @@ placement::placement(unsigned engine, const std::vector<std::filesystem::path>& 
         others_.push_back({each});
 }
 
-// Read, not mapped: a device that nobody has opened yet has no state, and this is no reason to give it one.
+// Read, not mapped: a device that no process has opened yet has no state file, and mapping would create one.
 bool placement::went_on(other_device& which) {
     struct {
         std::uint64_t next_sequence;

@@ -64,7 +64,7 @@ void queue_worker::run() {
     for (;;) {
         wake_.wait_for(lock, std::chrono::milliseconds(500),
                        [this] { return !busy_ && (ending_ || !jobs_.empty()); });
-        if (busy_) // with a job that somebody lends a thread to
+        if (busy_) // another thread executes a job through lend()
             continue;
         if (jobs_.empty()) {
             running_ = false;
@@ -87,14 +87,14 @@ bool queue_worker::lend() {
     constexpr std::uint32_t few_packets = 8192; // bytes
     if (!lock || busy_ || jobs_.empty() || jobs_.front().size > few_packets)
         return false;
-    auto& next = jobs_.front(); // it stays where it is, whatever comes behind it
+    auto& next = jobs_.front(); // its address stays valid when jobs are added
     if (next.lent_from_ns > now_ns())
         return false;
     busy_ = true;
     lock.unlock();
     auto bytes = next.fetched ? std::optional(next.bytes) : peek(next);
-    // A few bytes are done sooner than anybody is woken. With more the device's own thread runs beside the
-    // caller, if there is a processor for it: if it has not begun after a while, there is none.
+    // A small copy is done sooner than a thread is woken. For a larger one the device's own thread runs in
+    // parallel to the caller if a processor is free: if it has not started after a while, none is.
     constexpr std::uint64_t few = 64 * kib, more = 1 * mib, while_ns = 100000;
     const std::uint64_t copied = bytes ? bytes_of_copies(*bytes) : UINT64_MAX;
     const bool waited = now_ns() >= next.since_ns + while_ns;
@@ -121,7 +121,7 @@ bool queue_worker::lend() {
     return brief;
 }
 
-// What cannot be read is the worker's to tell.
+// If the buffer cannot be read, the worker's thread reports it.
 std::optional<std::vector<unsigned char>> queue_worker::peek(const job& next) {
     try {
         std::vector<unsigned char> bytes(next.size);
@@ -162,7 +162,7 @@ void queue_worker::carry_out(job& current) {
     }
     if (owner.jobs_left.fetch_sub(1) == 1) {
         complete_submission(owner);
-        owner.held.reset(); // last: until now the context cannot end under us
+        owner.held.reset(); // last: until now the context cannot end during the work
     }
 }
 

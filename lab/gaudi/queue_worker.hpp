@@ -10,7 +10,7 @@
 
 namespace lab::gaudi {
 
-// A submission on its way through the queues; its last job completes it.
+// A submission in progress; its last job completes it.
 struct submission {
     virtual_device& device;
     std::uint64_t sequence;
@@ -19,7 +19,7 @@ struct submission {
     std::shared_ptr<const int> held; // keeps the device busy while this runs
     std::atomic<std::uint32_t> jobs_left;
 
-    // Whether the engines should stop working on it: aborted, timed out, or the device is being reset.
+    // Whether the engines must stop working on it: aborted, timed out, or the device is being reset.
     [[nodiscard]] bool cancelled() const;
 };
 
@@ -28,15 +28,16 @@ struct job {
     std::uint64_t buffer; // device address, or handle of a command buffer
     std::uint32_t size;
     bool kernel_buffer;
-    bool fetched = kernel_buffer; // `bytes` is what runs: of a kernel buffer what the driver checked
+    // `bytes` is what runs; of a kernel buffer, the bytes that the driver checked.
+    bool fetched = kernel_buffer;
     std::vector<unsigned char> bytes = {};
-    std::uint64_t since_ns = 0;     // it waits
-    std::uint64_t lent_from_ns = 0; // nobody lends it a thread before
+    std::uint64_t since_ns = 0;     // when it was queued
+    std::uint64_t lent_from_ns = 0; // no other thread may execute it before this time
 };
 
-// One stream of an engine: runs jobs in order, in a thread of its own that starts with the first job and ends
-// when there was none for a while. Streams run concurrently and without order between them, as on hardware.
-// A virtual device has no processor of its own: who waits for it lends it theirs for a short copy.
+// One stream of an engine: runs jobs in order, in its own thread, which starts with the first job and ends
+// after a time without any. Streams run concurrently and unordered, as on hardware. A virtual device has no
+// processor of its own: a thread that waits for it executes a short copy itself.
 class queue_worker {
 public:
     queue_worker(virtual_device& device, unsigned queue) : device_(device), queue_(queue) {}
@@ -44,11 +45,11 @@ public:
     queue_worker(const queue_worker&) = delete;
     queue_worker& operator=(const queue_worker&) = delete;
 
-    // The thread sleeps on until wake(): woken under a lock that it needs it would only sleep again.
+    // Does not wake the thread: if it were woken under a lock that it needs, it would only sleep again.
     void push(job added);
     void wake() { wake_.notify_one(); }
-    // Carries out the next job in the caller's thread if it is a short copy and its turn. False: nothing
-    // done.
+    // Executes the next job in the caller's thread if it is a short copy and no other job is running. False:
+    // nothing done.
     bool lend();
     [[nodiscard]] bool awaits(std::uint64_t begin, std::uint64_t end);
 
@@ -56,7 +57,7 @@ private:
     void run();
     void carry_out(job& current);
     std::optional<std::vector<unsigned char>> peek(const job& next);
-    // False: its buffer cannot be read; raised.
+    // False: its buffer cannot be read; the error was raised.
     bool fetch(job& current);
 
     virtual_device& device_;
@@ -66,7 +67,7 @@ private:
     std::deque<job> jobs_;
     std::thread thread_;
     bool running_ = false;
-    bool busy_ = false; // with a job
+    bool busy_ = false; // a job is running
     bool ending_ = false;
 };
 

@@ -22,7 +22,7 @@ void changed(context& state) {
         futex_wake(state.completions);
 }
 
-// Moves a pending slot to its end; false if somebody else ended it first.
+// Moves a pending slot to its final state; false if another thread did so first.
 bool finish(virtual_device& device, std::uint64_t sequence, cs_state outcome) {
     auto& slot = slot_of(device, sequence);
     auto expected = cs_state::pending;
@@ -35,7 +35,7 @@ bool finish(virtual_device& device, std::uint64_t sequence, cs_state outcome) {
     return true;
 }
 
-// Addresses a queue may fetch its buffer from.
+// Whether a queue may fetch its buffer from the address.
 bool in_any_range(const personality& type, std::uint64_t address) {
     const address_range ranges[] = {{type.sram_base, type.sram_base + type.sram_size},
                                     type.dram_va,
@@ -55,7 +55,7 @@ answer<job> check_user_buffer(const virtual_device& device, const hl_cs_chunk& c
     return job{nullptr, chunk.cb_handle, chunk.cb_size, false};
 }
 
-// Gen1: the driver reads the buffer and refuses what a user may not do.
+// Gen1: the driver reads the buffer and refuses packets that a user may not submit.
 answer<job> check_kernel_buffer(virtual_device& device, const hl_cs_chunk& chunk) {
     if ((chunk.cs_chunk_flags & HL_CS_CHUNK_FLAGS_USER_ALLOC_CB) != 0)
         return tl::unexpected(EINVAL);
@@ -97,7 +97,7 @@ answer<std::vector<planned>> plan(virtual_device& device, std::span<const hl_cs_
     return jobs;
 }
 
-// Issues planned jobs as one submission. Waits, as the library does, while the table of submissions is full.
+// Issues planned jobs as one submission. Blocks, as the library does, while the table of submissions is full.
 answer<std::uint64_t> issue(virtual_device& device, int fd, std::vector<planned>&& jobs, std::uint32_t flags,
                             std::uint32_t timeout_s) {
     auto& state = device.state();
@@ -134,7 +134,7 @@ answer<std::uint64_t> issue(virtual_device& device, int fd, std::vector<planned>
                 state.in_flight.fetch_add(1);
                 state.submitter.store(slot.process, std::memory_order_relaxed);
                 state.next_sequence = sequence + 1;
-                // Under the lock: the order within a queue is the order of sequences.
+                // Under the lock: the order within a queue is the order of sequence numbers.
                 for (auto& [work, queue] : jobs) {
                     work.owner = owner;
                     device.worker(queue).push(std::move(work));
@@ -187,7 +187,7 @@ answer<std::uint64_t> submit(virtual_device& device, int fd, const hlthunk_cs_in
 
 namespace {
 
-// Its slot was reused: it completed long ago. Only those that asked for it have a time left.
+// The slot was reused: the submission completed long ago. Its timestamp is kept only if it asked for one.
 wait_result gone(context& state, std::uint64_t sequence) {
     const context_lock lock(state);
     for (const auto& kept : state.kept_timestamps)
@@ -229,12 +229,12 @@ answer<wait_result> wait_for(virtual_device& device, std::uint64_t sequence, std
         }
         if ((over || round % 16 == 15) && slot.process != ::getpid() &&
             process_start_time(slot.process) != slot.process_start) {
-            finish(device, sequence,
-                   cs_state::aborted); // its process died and took the queues' threads along
+            // Its process died, and with it the threads of the queues.
+            finish(device, sequence, cs_state::aborted);
             continue;
         }
         if (over && timeout_us == 0)
-            ::sched_yield(); // to the device, which may need this processor
+            ::sched_yield(); // the device may need this processor
         if (over)
             return wait_result{HL_WAIT_CS_STATUS_BUSY, 0};
         state.waiters.fetch_add(1);

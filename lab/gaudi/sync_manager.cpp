@@ -23,7 +23,7 @@ struct engine_base {
     std::uint64_t base;
 };
 
-// Engines in the order of their queue ids, four streams each; the base of each one's queue manager.
+// Engines in the order of their queue ids, four streams each; the base address of each queue manager.
 std::vector<engine_base> make_engines() {
     std::vector<engine_base> engines;
     const auto add = [&](unsigned queue, std::uint64_t base) {
@@ -53,7 +53,7 @@ const std::vector<engine_base>& engines() {
 struct pending_write {
     std::uint64_t address;
     std::uint32_t value;
-    bool add_64 = false; // a counter in memory is increased instead
+    bool add_64 = false; // increments a counter in memory instead
 };
 
 // Registers of the sync manager's completion queues: 64 of each, 4 bytes apart.
@@ -71,8 +71,8 @@ std::uint32_t& cq_register(context& state, cq_field field, std::uint32_t queue) 
     return state.cq_register[(field + 4 * (queue & 63)) / 4];
 }
 
-// Four sync objects of 15 bits each make one long counter; a monitor's target is spread over four monitors
-// likewise.
+// Four sync objects of 15 bits each make one long counter; a monitor's target is spread over four monitors in
+// the same way.
 constexpr std::uint32_t long_bit = 1;
 constexpr unsigned long_parts = 4, part_bits = 15;
 
@@ -167,7 +167,7 @@ void write_monitor(context& state, std::uint64_t offset, std::uint32_t value,
     *fields[field] = value;
     if (field != 3)
         return;
-    // The upper parts of a long target arm nothing by themselves.
+    // The upper parts of a long target do not arm a monitor by themselves.
     for (unsigned part = 1; part < long_parts && part <= id; ++part)
         if (id % long_parts == part && (sync.monitor_of[id - part].config & long_bit) != 0)
             return;
@@ -193,8 +193,8 @@ bool write_fence(context& state, std::uint64_t offset, std::uint32_t value) {
     return false;
 }
 
-// With the context locked. Registers that nothing here models are accepted and forgotten, as a write to them
-// is.
+// The caller holds the context lock. Writes to registers that the lab does not model are accepted and
+// ignored.
 void write_register(context& state, std::uint64_t offset, std::uint32_t value,
                     std::vector<pending_write>& writes) {
     if (offset >= sob_block && offset < sob_end)
@@ -252,7 +252,7 @@ bool write_word(virtual_device& device, std::uint64_t address, std::uint32_t val
     auto& state = device.state();
     std::vector<pending_write> writes{{address, value}};
     bool reached = true;
-    // A write may fire monitors whose payloads are writes again.
+    // A write may trigger monitors whose payloads are writes again.
     for (std::size_t i = 0; i < writes.size() && i < 4096; ++i) {
         const auto next = writes[i];
         if (next.address >= type.cfg_base && next.address - type.cfg_base < type.cfg_size) {

@@ -5,7 +5,8 @@
 
 namespace lab::hca {
 
-// Where an address leads; and 0, or what a driver says to an address that the card cannot have.
+// route_of: the destination that an address handle names. check_address: 0, or the errno that a driver
+// returns for an address that the nic cannot have.
 [[nodiscard]] route route_of(const ibv_ah_attr& address);
 [[nodiscard]] int check_address(const context& where, const ibv_ah_attr& address);
 

@@ -80,7 +80,7 @@ answer<completion_queue*> make_cq(ibv_context* handle, const cq_request& wanted)
     return made.release();
 }
 
-// Gives back the place that the polled request held in its queue.
+// Releases the queue place of the polled request.
 void release_place(segment& own, const completion& entry) {
     auto& qp = own->qps[index_of(entry.qp_number)];
     if (entry.of_send_queue != 0)
@@ -107,19 +107,19 @@ void fill(ibv_wc& into, const completion& entry) {
     into.dlid_path_bits = entry.path_bits;
 }
 
-// With the consumers' lock held.
+// The caller holds the consumers' lock.
 completion* next_of(completion_queue& cq, std::uint32_t consumed) {
     auto& entry = cq.ring[consumed & (cq.cq->capacity - 1)];
     return is_published(entry, consumed) ? &entry : nullptr;
 }
 
-// Without a lock: what another poller does meanwhile may make it wrong, once.
+// Takes no lock: a concurrent poller may make the answer wrong once.
 bool is_empty(const completion_queue& cq) {
     return !is_published(*cq.awaited.load(std::memory_order_acquire),
                          cq.cq->consumed.load(std::memory_order_relaxed));
 }
 
-// Two pollers on one core would each burn the other's time.
+// Yields the processor after many empty polls: two pollers on one core would spend each other's time.
 void found_nothing(completion_queue& cq) {
     constexpr std::uint32_t patience = 4096;
     const auto polls = cq.empty_polls.load(std::memory_order_relaxed) + 1;
@@ -156,8 +156,9 @@ int req_notify_cq(ibv_cq* handle, int only_solicited) {
     auto armed = cq.cq->armed.load();
     while (armed < wanted && !cq.cq->armed.compare_exchange_weak(armed, wanted)) {
     }
-    // What came since the last event raises one at once: programs poll first and arm last. What an event has
-    // told of does not: others arm first and poll last.
+    // A completion that arrived since the last event raises an event at once, because some programs poll
+    // first and arm last. A completion that an event has already reported raises none, because others arm
+    // first and poll last.
     if (!has_unreported(cq.home->own(), *cq.cq, wanted == solicited_only))
         return 0;
     if (cq.cq->armed.exchange(nothing) != nothing)
@@ -165,7 +166,7 @@ int req_notify_cq(ibv_cq* handle, int only_solicited) {
     return 0;
 }
 
-// The extended queue: one completion at a time, fields read by functions.
+// The extended queue: returns one completion at a time; programs read its fields through functions.
 bool step(completion_queue& cq) {
     const auto consumed = cq.cq->consumed.load(std::memory_order_relaxed);
     const auto* const next = next_of(cq, consumed);
@@ -274,7 +275,7 @@ void fill_completion_operations(verbs_context& context) {
             wanted);
     };
     context.context.ops.poll_cq = [](ibv_cq* handle, int room, ibv_wc* into) {
-        if (watching.load(std::memory_order_relaxed)) // not traced: programs poll all the time
+        if (watching.load(std::memory_order_relaxed)) // not traced: programs poll continuously
             if (const auto chosen = faults().next("ibv_poll_cq"); chosen && carry_out(*chosen) != 0)
                 return -1;
         return poll_cq(handle, room, into);
@@ -297,7 +298,7 @@ VERB(ibv_comp_channel*, ibv_create_comp_channel, (ibv_context * handle), (handle
         return fails(ENOMEM);
     auto made = make_zeroed<completion_channel>();
     made->index = *place;
-    // A named pipe, so that peers can raise the events of this process themselves.
+    // A named pipe, so that peers can write events for this process themselves.
     made->path =
         home.hca_folder() / (std::to_string(home.own().slot()) + ".channel" + std::to_string(*place));
     ::unlink(made->path.c_str());
@@ -407,7 +408,7 @@ VERB_AS(with_minus_one, int, ibv_get_cq_event, (ibv_comp_channel * channel, ibv_
                 const std::lock_guard guard(home.objects);
                 auto* found = home.cqs[static_cast<uint32_t>(event) % max_cqs];
                 if (found == nullptr || found->cq->serial != event >> 32)
-                    continue; // of a queue that is gone
+                    continue; // the event of a destroyed queue
                 ::pthread_mutex_lock(&found->seen.mutex);
                 ++found->events_read;
                 ::pthread_mutex_unlock(&found->seen.mutex);

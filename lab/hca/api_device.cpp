@@ -94,7 +94,8 @@ answer<ibv_context*> open_context(device& card) {
     inner.async_fd = made->async_pipe[0];
     inner.num_comp_vectors = vectors;
     ::pthread_mutex_init(&inner.mutex, nullptr);
-    inner.abi_compat = reinterpret_cast<void*>(UINTPTR_MAX); // "there is a verbs_context around this"
+    // libibverbs' mark for a context that is part of a verbs_context.
+    inner.abi_compat = reinterpret_cast<void*>(UINTPTR_MAX);
     seen.query_port = [](ibv_context* self, std::uint8_t port, ibv_port_attr* into, std::size_t size) {
         return call<int>(
             "ibv_query_port", answers::with_errno, [&] { return query_port(self, port, into, size); }, self,
@@ -136,7 +137,7 @@ VERB(ibv_device**, ibv_get_device_list, (int* count), (count), {
     const auto found = list_devices();
     if (!found)
         return fails(found.error());
-    // NOLINTNEXTLINE(bugprone-sizeof-expression): a list of pointers it is
+    // NOLINTNEXTLINE(bugprone-sizeof-expression): it is a list of pointers
     auto** list = static_cast<ibv_device**>(std::calloc(found->size() + 1, sizeof(ibv_device*)));
     if (list == nullptr)
         return fails(ENOMEM);
@@ -162,11 +163,11 @@ extern "C" {
 }
 
 [[gnu::visibility("default")]] int ibv_get_device_index(ibv_device*) {
-    return -1; // not one that netlink knows
+    return -1; // no index: netlink does not know this device
 }
 
 [[gnu::visibility("default")]] int ibv_fork_init(void) {
-    return 0; // nothing is pinned by page: a fork cannot move it away
+    return 0; // no page is pinned, so fork cannot move one
 }
 
 [[gnu::visibility("default")]] ibv_fork_status ibv_is_fork_initialized(void) {
@@ -195,7 +196,8 @@ VERB_AS(with_minus_one, int, ibv_close_device, (ibv_context * handle), (handle),
     }
     close_pipe(where);
     ::pthread_mutex_destroy(&handle->mutex);
-    if (!where.home->present()) // in a forked child: the parent's, whose threads are not here
+    // In a forked child: the object is the parent's, and its threads do not exist here.
+    if (!where.home->present())
         (void)new (std::nothrow) std::shared_ptr<process>(std::move(where.home));
     delete &where;
     return 0;

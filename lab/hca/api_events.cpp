@@ -7,7 +7,7 @@
 namespace lab::hca {
 namespace {
 
-// Fills the event if its object is still there; counts it as one that must be acknowledged.
+// Fills the event if its object still exists, and counts it as an event that must be acknowledged.
 bool fill(process& home, const async_record& record, ibv_async_event& into) {
     const std::lock_guard guard(home.objects);
     const auto count = [](auto& handle, std::uint32_t& read) {

@@ -11,7 +11,7 @@
 
 namespace lab::hca {
 
-// Ordinary memory, page-aligned: what ibv_alloc_buf() gives where the driver has nothing better.
+// Ordinary page-aligned memory: what ibv_alloc_buf() returns where the driver has nothing better.
 struct plain_buffer {
     ibv_pd* pd;
     void* address;
@@ -46,7 +46,7 @@ constexpr std::uint32_t known_access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOT
                                        IBV_ACCESS_ZERO_BASED | IBV_ACCESS_HUGETLB;
 constexpr std::uint64_t page = 4096;
 
-// What the kernel says of access flags: 0 or an errno.
+// The kernel's check of access flags: 0 or an errno.
 int check_access(std::uint32_t access, std::uint32_t allowed) {
     constexpr std::uint32_t flush = 3U << 8; // IBV_ACCESS_FLUSH_GLOBAL and _PERSISTENT of newer headers
     if ((access & (IBV_ACCESS_MW_BIND | IBV_ACCESS_ON_DEMAND | flush)) != 0)
@@ -59,7 +59,7 @@ int check_access(std::uint32_t access, std::uint32_t allowed) {
     return 0;
 }
 
-// Whether a driver could pin it: there throughout and, where it matters, writable at both ends.
+// Whether a driver could pin the range: mapped throughout and, if `writable`, writable at both ends.
 bool mapped(std::uint64_t address, std::uint64_t length, bool writable) {
     const auto begin = address / page * page;
     const auto end = (address + length + page - 1) / page * page;
@@ -102,7 +102,7 @@ answer<ibv_mr*> make_region(ibv_pd* pd, const wanted_region& wanted) {
     auto& mr = home.own()->mrs[*place];
     if (const auto claimed = home.own().claim(&mr, sizeof(mr)); !claimed)
         return give_up(place, claimed.error());
-    // Several threads register at once: the number must only grow.
+    // Several threads may register at once; the count must only grow.
     auto& used = home.own()->head.mrs_used;
     for (auto known = used.load(); known <= *place && !used.compare_exchange_weak(known, *place + 1);) {
     }
@@ -166,7 +166,9 @@ answer<ibv_mr*> register_dmabuf(ibv_pd* pd, std::uint64_t offset, std::size_t le
     const auto& where = context::of(pd->context);
     if (!where.card->card.dmabuf)
         return tl::unexpected(EOPNOTSUPP);
-    if (::fcntl(fd, F_GETFD) < 0) // before everything else: this is how programs ask whether it is supported
+    // Checked before everything else: programs probe with a bad descriptor whether DMA-BUF registration is
+    // supported.
+    if (::fcntl(fd, F_GETFD) < 0)
         return tl::unexpected(EBADF);
     constexpr std::uint32_t allowed =
         IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
@@ -186,10 +188,10 @@ answer<ibv_mr*> register_dmabuf(ibv_pd* pd, std::uint64_t offset, std::size_t le
         rc != 0)
         return tl::unexpected(-rc);
     if (where.home->lab().device_folder(head.device_index) / "hbm" != path)
-        return tl::unexpected(EINVAL); // of another lab: another machine's
+        return tl::unexpected(EINVAL); // a DMA-BUF of another lab is that of another machine
     wanted_region wanted{};
     wanted.kind = mr_kind::hbm;
-    wanted.address = offset; // what programs find in ibv_mr::addr
+    wanted.address = offset; // what programs read in ibv_mr::addr
     wanted.length = length;
     wanted.iova = iova;
     wanted.access = access;
@@ -235,7 +237,7 @@ int drop_region(ibv_mr* handle) {
     auto& mr = home.own()->mrs[region.index];
     if (mr.key.exchange(0, std::memory_order_seq_cst) == 0)
         return failure<int>(EINVAL, answers::with_errno);
-    wait_for_executors(home); // nobody reads or writes it after this
+    wait_for_executors(home); // after this no executor reads or writes the region
     if (mr.piece_count != 0)
         home.own().release(mr.pieces);
     if (region.dmabuf >= 0)
@@ -334,7 +336,7 @@ VERB(ibv_mr*, ibv_reg_dmabuf_mr,
 
 VERB(int, ibv_dereg_mr, (ibv_mr * mr), (mr), { return drop_region(mr); })
 
-// Of rdma-core 59 and later.
+// Verbs of rdma-core 59 and later.
 namespace lab::hca {
 
 NEWER_VERB(ibv_mr*, ibv_reg_mr_ex, (ibv_pd * pd, const registration* wanted), (pd, wanted), {
@@ -370,6 +372,6 @@ NEWER_VERB(ibv_mr*, ibv_reg_buf_mr,
            })
 
 NEWER_VERB_AS(with_minus_one, int, ibv_export_buf_dmabuf_fd, (plain_buffer * buffer), (buffer),
-              { return fails(ENODATA); }) // no DMA-BUF behind it
+              { return fails(ENODATA); }) // the buffer has no DMA-BUF
 
 } // namespace lab::hca

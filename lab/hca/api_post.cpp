@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Posting requests: the hot path. No system call, no allocation, one lock.
+// Posting requests: the hot path. It makes no system call, allocates nothing and takes one lock.
 #include "lab/hca/api_post.hpp"
 
 #include "lab/hca/engine.hpp"
@@ -32,8 +32,8 @@ bool may_carry(std::uint32_t type, ibv_wr_opcode opcode) {
     }
 }
 
-// 0, or what a driver says to a request that it does not take. `before`: requests of its list that have no
-// place in the queue yet.
+// 0, or the errno with which a driver rejects the request. `before`: requests of its list that have no place
+// in the queue yet.
 int check(const shared_qp& qp, const ibv_send_wr& wr, std::uint32_t before) {
     if (!may_carry(qp.type, wr.opcode))
         return EINVAL;
@@ -100,7 +100,7 @@ void write_request(receive_request& into, const ibv_recv_wr& wr) {
     write_entries(reinterpret_cast<scatter_entry*>(&into + 1), wr.sg_list, wr.num_sge);
 }
 
-// For the trace: "write 4096 bytes to 0x7f.. key 0x101 (id 3)", for each of a list.
+// Text for the trace, for each request of a list: "write 4096 bytes to 0x7f.. key 0x101 (id 3)".
 template <typename Request>
 std::string lengths_of(const Request* wr) {
     std::string text;
@@ -121,7 +121,7 @@ int post_send(ibv_qp* handle, ibv_send_wr* wr, ibv_send_wr** bad) {
         [&] { return described(handle->qp_num, wr); });
 }
 
-// Appends to a receive queue, or a shared one; the caller holds its lock.
+// Appends to a receive queue or a shared receive queue. The caller holds the queue's lock.
 int append(segment& own, shared_queue& queue, ibv_recv_wr* wr, ibv_recv_wr** bad) {
     int error = 0;
     auto posted = queue.posted.load(std::memory_order_relaxed);
@@ -167,7 +167,7 @@ int post_recv(ibv_qp* handle, ibv_recv_wr* wr, ibv_recv_wr** bad) {
         [&] { return fmt::format("qp {:#x}, {}", handle->qp_num, lengths_of(wr)); });
 }
 
-// Runs the senders that found the shared queue empty.
+// Runs the senders that found the shared receive queue empty.
 void run_waiting_senders(shared_receive_queue& srq) {
     const std::lock_guard guard(srq.home->objects);
     for (std::uint32_t i = 0; i < srq.home->qps_in_use; ++i)
@@ -229,7 +229,7 @@ int post_sends(queue_pair& pair, ibv_send_wr* wr, ibv_send_wr** bad, takes which
     int error = 0;
     {
         const send_queue_guard guard(near);
-        const auto far = pair.far(); // it changes under the lock
+        const auto far = pair.far(); // the peer may change; read it under the lock
         if (which == takes::all_or_none)
             if (error = check_all(qp, wr); error != 0) {
                 *bad = wr;
@@ -248,7 +248,8 @@ int post_sends(queue_pair& pair, ibv_send_wr* wr, ibv_send_wr** bad, takes which
             write_request(near.request<send_request>(qp.sq, posted), qp, *wr);
             qp.sq.posted.store(posted + 1, std::memory_order_release);
         }
-        if (runs_later()) // by the guard, never in here
+        // In this mode the guard thread runs the requests, never this call.
+        if (runs_later())
             look_at = 0;
         else
             look_at = run_locked_send_queue(*pair.home, near, far);

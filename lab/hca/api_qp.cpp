@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Queue pairs: making, changing, asking, destroying.
+// Queue pairs: create, modify, query, destroy.
 #include "lab/hca/address.hpp"
 #include "lab/hca/devices.hpp"
 #include "lab/hca/engine.hpp"
@@ -29,7 +29,7 @@ bool within_limits(const ibv_qp_cap& asked, const hca_card& card) {
            asked.max_inline_data <= card.max_inline;
 }
 
-// A ring for `requests` requests of `stride` bytes.
+// Allocates a ring for `requests` requests of `stride` bytes.
 answer<void> make_queue(segment& own, shared_queue& queue, std::uint32_t requests, std::uint32_t stride) {
     queue.granted = requests;
     queue.capacity = std::bit_ceil(std::max(requests, 1U));
@@ -85,7 +85,7 @@ int check_init(const context& where, const ibv_context* handle, const ibv_qp_ini
         return EOPNOTSUPP;
     if (asked.send_cq == nullptr || asked.recv_cq == nullptr)
         return EINVAL;
-    // A driver knows the objects of one context by number; those of another are nothing to it.
+    // A driver looks objects up by number within one context; it does not know those of another.
     if (asked.send_cq->context != handle || asked.recv_cq->context != handle ||
         (asked.srq != nullptr && asked.srq->context != handle))
         return EINVAL;
@@ -231,11 +231,11 @@ void take_port(queue_pair& pair, unsigned port) {
     qp.port = port;
     qp.own_lid = card.card.link == link_layer::infiniband ? lid_of(card.index, port) : std::uint16_t{0};
     std::memcpy(qp.own_gids, card.gids[port - 1], sizeof(qp.own_gids));
-    if (qp.own_gids[1][0] == 0) // an empty entry answers to nothing
+    if (qp.own_gids[1][0] == 0) // an empty GID entry matches no address
         std::memcpy(qp.own_gids[1], qp.own_gids[0], 16);
 }
 
-// Copies what was given into the queue pair and into what ibv_query_qp() answers.
+// Copies the given values into the queue pair and into what ibv_query_qp() returns.
 void take_values(queue_pair& pair, const ibv_qp_attr& values, int mask) {
     auto& qp = *pair.qp;
     auto& kept = pair.attributes;
@@ -282,17 +282,17 @@ void reset(queue_pair& pair) {
     auto& qp = *pair.qp;
     qp.state.store(IBV_QPS_RESET);
     wait_for_both_sides(pair);
-    const std::lock_guard objects(pair.home->objects); // the guard looks at the peer
+    const std::lock_guard objects(pair.home->objects); // the guard thread reads the peer
     const send_queue_guard sends(pair.near());
     const receive_queue_guard receives(pair.home->own(), qp.rq);
-    // With the locks: nobody adds one behind our back.
+    // All locks are held, so no executor adds a completion meanwhile.
     purge(completion_queue::of(pair.handle()->send_cq), qp.number, true);
     if (pair.handle()->recv_cq != pair.handle()->send_cq)
         purge(completion_queue::of(pair.handle()->recv_cq), qp.number, true);
     ++qp.life;
     qp.sq.posted = qp.sq.done = qp.sq.released = 0;
     qp.rq.posted = qp.rq.done = qp.rq.released = 0;
-    if (qp.srq != no_index && qp.rq.taken.exchange(0) != 0) // an executor died with it
+    if (qp.srq != no_index && qp.rq.taken.exchange(0) != 0) // an executor died after taking a receive
         pair.home->own()->srqs[qp.srq].queue.released.fetch_add(1);
     clear_connection(qp);
     pair.other.reset();
@@ -319,11 +319,11 @@ bool change(queue_pair& pair, const ibv_qp_attr& values, int mask, ibv_qp_state 
                          "on one host need different addresses, for example 127.0.0.1 and 127.0.0.2\n",
                          values.dest_qp_num);
     }
-    const std::lock_guard objects(pair.home->objects); // the guard looks at the peer
+    const std::lock_guard objects(pair.home->objects); // the guard thread reads the peer
     const send_queue_guard sends(pair.near());
     const receive_queue_guard receives(pair.home->own(), qp.rq);
     if (qp.state.load() != static_cast<std::uint32_t>(from))
-        return false; // a peer broke it meanwhile
+        return false; // a peer moved it to the error state meanwhile
     take_values(pair, values, mask);
     pair.way = {};
     if (remote)
@@ -368,11 +368,12 @@ int modify(queue_pair& pair, const ibv_qp_attr& values, int mask) {
     }
     if (!change(pair, values, mask, from, to))
         return EINVAL;
-    if (to == IBV_QPS_RTR) // from now on peers can leave something undone
+    // From now on a peer that dies can leave work unfinished on this queue pair.
+    if (to == IBV_QPS_RTR)
         pair.home->look_at(now_ns() + look_around_ns);
     if (to == IBV_QPS_RTR && qp.rq.sender_waits.exchange(0) != 0)
         run_waiting_sender(pair);
-    // What SQD held back; and a queue with nothing under way is drained at once.
+    // Runs the requests that SQD held back. A queue with no request outstanding is drained at once.
     if ((to == IBV_QPS_RTS && from != IBV_QPS_RTR) || to == IBV_QPS_SQD)
         run_send_queue(*pair.home, pair.near(), pair.far());
     return 0;
@@ -452,12 +453,12 @@ extern "C" [[gnu::visibility("default")]] ibv_qp_ex* ibv_qp_to_qp_ex(ibv_qp* qp)
     return &lab::hca::queue_pair::of(qp).seen;
 }
 
-// That the last bytes come last is what programs that poll memory want to know. Blocks within a message have
-// no order, so that the capabilities say nothing of them.
+// Yes: the last bytes of a message become visible last, which is what programs that poll memory ask. Blocks
+// within a message have no order, so the capabilities do not name them.
 VERB_AS(with_no, int, ibv_query_qp_data_in_order, (ibv_qp * qp, ibv_wr_opcode opcode, uint32_t flags),
         (qp, opcode, flags), {
             constexpr std::uint32_t as_capabilities = 1, of_the_device = 2;
-            constexpr int whole_message = 1; // as a capability, and yes
+            constexpr int whole_message = 1; // as a capability bit, and as "yes"
             (void)qp;
             (void)opcode;
             return (flags & ~(as_capabilities | of_the_device)) == 0 ? whole_message : 0;

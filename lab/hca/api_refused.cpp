@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Verbs that this device does not offer. All of them are here, because one that is missing would reach the
-// stock library, which takes our context for its own and crashes. Names up to rdma-core 65.
+// Verbs that this device does not support. All of them are defined here: a missing one would resolve to the
+// stock libibverbs, which would take our context for its own and crash. Names up to rdma-core 65.
 #include "lab/hca/devices.hpp"
 #include "lab/hca/exported.hpp"
 
@@ -19,7 +19,7 @@ R refused() {
     return failure<R>(EOPNOTSUPP, answers::with_errno);
 }
 
-// The wrappers of libibverbs call these without asking whether they are there.
+// The wrappers of libibverbs call these without a null check.
 void fill_refusals(verbs_context& context) {
     auto& ops = context.context.ops;
     ops.alloc_mw = [](ibv_pd*, ibv_mw_type) { return refused<ibv_mw*>(); };

@@ -44,7 +44,7 @@ answer<ibv_srq*> make_srq(ibv_pd* pd, void* cookie, ibv_srq_attr& asked) {
     queue.ring = *ring;
     srq.device = where.card->index;
     srq.pd = protection_domain::of(pd).id;
-    srq.limit = srq.limit_event = srq.senders_wait = 0; // a limit is armed by ibv_modify_srq only
+    srq.limit = srq.limit_event = srq.senders_wait = 0; // only ibv_modify_srq arms a limit
     auto made = make_zeroed<shared_receive_queue>();
     made->home = &home;
     made->index = *place;
@@ -99,7 +99,7 @@ VERB(int, ibv_modify_srq, (ibv_srq * handle, ibv_srq_attr* values, int mask), (h
     if ((mask & ~(IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT)) != 0)
         return fails(EINVAL);
     if ((mask & IBV_SRQ_MAX_WR) != 0)
-        return fails(EOPNOTSUPP); // no resizing, and the device says so
+        return fails(EOPNOTSUPP); // no resizing; the device capabilities say so
     if ((mask & IBV_SRQ_LIMIT) != 0) {
         if (values->srq_limit > srq.queue.granted)
             return fails(EINVAL);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Names and rates, for programs that open this library by its path and have no other.
+// Names and rates, for programs that dlopen this library by path and do not load libibverbs.
 #include "lab/hca/verbs.hpp"
 
 #include <cstddef>

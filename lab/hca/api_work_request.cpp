@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The ibv_wr_* way of posting: requests are put together between ibv_wr_start() and ibv_wr_complete().
+// Posting with ibv_wr_*: the program builds requests between ibv_wr_start() and ibv_wr_complete().
 #include "lab/hca/api_post.hpp"
 #include "lab/hca/exported.hpp"
 
@@ -98,7 +98,7 @@ void set_entries(ibv_qp_ex* handle, std::size_t count, const ibv_sge* list) {
         request->entries.assign(list, list + count);
 }
 
-// What the device does not do is an error of ibv_wr_complete().
+// Operations that the device does not support make ibv_wr_complete() fail.
 void unsupported(ibv_qp_ex* handle) {
     queue_pair::of(handle).build_error = EOPNOTSUPP;
 }

@@ -29,7 +29,7 @@ ibv_mtu mtu_code(unsigned bytes) {
                            : IBV_MTU_256;
 }
 
-// The first IPv4 address of this host that others can use.
+// The first IPv4 address of this host that other hosts can use.
 in_addr host_address() {
     in_addr found{htonl(INADDR_LOOPBACK)};
     ifaddrs* all = nullptr;

@@ -7,7 +7,7 @@ namespace lab::hca {
 bool has_unreported(const segment& owner, const shared_cq& cq, bool special_only) {
     const auto produced = cq.produced.load(std::memory_order_seq_cst), consumed = cq.consumed.load();
     auto at = cq.reported.load();
-    if (produced - at > produced - consumed) // polled further than told
+    if (produced - at > produced - consumed) // the program polled entries that no event reported
         at = consumed;
     for (; at != produced; ++at) {
         const auto& entry = entry_of(owner, cq, at);
@@ -20,7 +20,7 @@ bool has_unreported(const segment& owner, const shared_cq& cq, bool special_only
 producer_guard::producer_guard(const segment& owner, shared_cq& cq) : lock_(cq.producers) {
     if (!lock_.lock())
         return;
-    // Whoever had it died; what it has counted is complete.
+    // The previous holder died. Every entry that it counted in `produced` is complete, so publish them all.
     for (auto at = cq.consumed.load(); at != cq.produced.load(); ++at)
         publish(entry_of(owner, cq, at), at);
 }
@@ -58,8 +58,8 @@ void push(peer& who, std::uint32_t index, const completion& entry) {
         fill(place, entry);
         if (cq.timestamps != 0)
             place.time_ns = now_ns();
-        // Published, then armed is looked at; whoever arms does it the other way round. One of the two sees
-        // the other.
+        // Order: publish the entry, then read `armed`. The arming side stores `armed`, then checks for
+        // entries. So at least one of the two sees the other's store.
         cq.produced.store(produced + 1,
                           cq.channel == no_index ? std::memory_order_release : std::memory_order_seq_cst);
         publish(place, produced);
@@ -69,7 +69,7 @@ void push(peer& who, std::uint32_t index, const completion& entry) {
     auto armed = cq.armed.load(std::memory_order_seq_cst);
     const bool special = entry.solicited != 0 || entry.status != IBV_WC_SUCCESS;
     while (armed == anything || (armed == solicited_only && special)) {
-        cq.signal_owed = 1; // if we die before we pay it, the owner's guard does
+        cq.signal_owed = 1; // if this process dies before it signals, the owner's guard thread does
         if (cq.armed.compare_exchange_weak(armed, nothing)) {
             signal(who, index);
             break;
@@ -89,8 +89,8 @@ void break_down(const endpoint& which, std::uint32_t attention_bits) {
     auto state = which.qp->state.load();
     while (state != IBV_QPS_ERR && state != IBV_QPS_RESET && state != IBV_QPS_INIT)
         if (which.qp->state.compare_exchange_weak(state, IBV_QPS_ERR)) {
-            call_attention(which,
-                           attention_bits | needs_flush); // if we die before, the owner's guard flushes it
+            // If this process dies before this call, the owner's guard thread flushes the queue pair.
+            call_attention(which, attention_bits | needs_flush);
             return;
         }
 }

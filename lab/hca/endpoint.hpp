@@ -8,7 +8,7 @@
 
 namespace lab::hca {
 
-// A queue pair wherever it lives. Borrowed: the owner of `who` keeps it.
+// A queue pair in any process. A borrowed view: the owner of `who` keeps both pointers valid.
 struct endpoint {
     peer* who = nullptr;
     shared_qp* qp = nullptr;
@@ -21,7 +21,8 @@ struct endpoint {
     }
 };
 
-// Pollers look at the entry itself, so that the line with the producers' lock and counter stays with them.
+// Pollers read the entry itself, so that the cache line with the producers' lock and counter stays with the
+// producers.
 inline void fill(completion& place, const completion& entry) {
     std::memcpy(&place, &entry, offsetof(completion, turn));
 }
@@ -31,11 +32,11 @@ inline void publish(completion& entry, std::uint32_t at) {
 [[nodiscard]] inline bool is_published(completion& entry, std::uint32_t at) {
     return std::atomic_ref(entry.turn).load(std::memory_order_acquire) == at + 1;
 }
-// A place of a completion queue's ring.
+// The entry of a completion queue's ring at counter `at`.
 [[nodiscard]] inline completion& entry_of(const segment& owner, const shared_cq& cq, std::uint32_t at) {
     return *owner.at<completion>(cq.ring + std::uint64_t{at & (cq.capacity - 1)} * sizeof(completion));
 }
-// While it lives nobody else adds completions.
+// Excludes other producers of the completion queue while it lives.
 class producer_guard {
 public:
     producer_guard(const segment& owner, shared_cq& cq);
@@ -46,19 +47,20 @@ public:
 private:
     shared_lock& lock_;
 };
-// Adds a completion; raises the event if the queue is armed. A full queue is marked as overrun and its owner
-// told.
+// Adds a completion; raises an event if the queue is armed. A full queue is marked as overrun and its owner
+// is woken.
 void push(peer& who, std::uint32_t cq, const completion& entry);
-// Whether entries lie there unpolled that no event has told of; with `special_only`, solicited ones or
+// Whether the queue holds unpolled entries that no event has reported; with `special_only`, solicited ones or
 // errors.
 [[nodiscard]] bool has_unreported(const segment& owner, const shared_cq& cq, bool special_only);
-// Raises an event of an armed queue, at once or through its owner.
+// Raises an event of an armed queue: at once, or by its owner's guard thread if the channel cannot be
+// written.
 void signal(peer& who, std::uint32_t cq);
 
-// Notes something for the owner of a queue pair and wakes it.
+// Sets attention bits on a queue pair and wakes its owner's guard thread.
 void call_attention(const endpoint& which, std::uint32_t attention_bits);
 
-// The queue pair goes to the error state; its owner flushes it and tells the program what happened.
+// Moves the queue pair to the error state; its owner flushes it and raises the events.
 void break_down(const endpoint& which, std::uint32_t attention_bits);
 
 } // namespace lab::hca

@@ -13,7 +13,8 @@ namespace lab::hca {
 namespace {
 
 constexpr std::uint64_t largest_message = 1ULL << 31;
-constexpr std::uint64_t look_again_ns = 100 * 1000 * 1000; // while something waits: is the peer still there?
+// While a request waits: how often to check that the peer is alive.
+constexpr std::uint64_t look_again_ns = 100 * 1000 * 1000;
 
 // Receiver-not-ready timer, in units of 10 microseconds, by its code.
 constexpr std::uint32_t rnr_units[32] = {
@@ -36,7 +37,8 @@ ibv_wc_opcode completion_opcode(std::uint8_t opcode) {
     }
 }
 
-// After the holder of the lock died: a request whose completion was written already is not run again.
+// After the holder of the lock died: skips the requests whose completion was already written, so that they do
+// not run again.
 void pass_over_completed(const endpoint& requester) {
     auto& queue = requester.qp->sq;
     auto done = queue.done.load();
@@ -52,7 +54,7 @@ void pass_over_completed(const endpoint& requester) {
     queue.done = done;
 }
 
-// Whether the wait has lasted too long; starts the clock of a new one.
+// Whether the wait has exceeded its deadline; starts the clock of a new wait.
 bool given_up(const endpoint& requester, const endpoint& responder, wait_reason why) {
     auto& qp = *requester.qp;
     const auto now = now_ns();
@@ -200,8 +202,9 @@ std::uint64_t run_near_send_queue(process& here, const endpoint& requester, cons
         if (end.waits != wait_reason::none) {
             if (!given_up(requester, responder, end.waits)) {
                 look_at = std::min(deadline_of(qp, responder.qp), now_ns() + look_again_ns);
-                if (mode_is_set &&
-                    end.waits == wait_reason::receive) // nobody will post the one that is there
+                // A receive is posted already (mode rnr), so no later post will run the request: retry by
+                // timer.
+                if (mode_is_set && end.waits == wait_reason::receive)
                     look_at = std::min(look_at, now_ns() + rnr_time_ns(responder.qp->min_rnr_timer));
                 break;
             }

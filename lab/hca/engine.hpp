@@ -6,12 +6,12 @@
 
 namespace lab::hca {
 
-// Executes what can be executed of a send queue, in order: whoever makes a request executable calls this, the
-// poster, or the peer whose receive it waited for. `responder.who` may be null: nobody is there. Datagram
-// queue pairs find theirs by each request.
+// Executes the executable requests of a send queue, in order. The process that makes a request executable
+// calls this: the poster, or the peer that posts the receive it waited for. `responder.who` may be null: no
+// peer process exists. Datagram queue pairs find their responder for each request.
 void run_send_queue(process& here, const endpoint& requester, const endpoint& responder);
 
-// Holds the lock of a send queue. Taken over from an executor that died, the queue is put right first.
+// Holds the lock of a send queue. If the previous holder died, the constructor repairs the queue first.
 class send_queue_guard {
 public:
     explicit send_queue_guard(const endpoint& requester);
@@ -22,36 +22,39 @@ public:
 private:
     shared_lock& lock_;
 };
-// The same for a poster that has the lock anyway. Returns when it must be looked at again.
+// The same for a caller that already holds the lock. Returns the time at which the queue must be run again.
 [[nodiscard]] std::uint64_t run_locked_send_queue(process& here, const endpoint& requester,
                                                   const endpoint& responder);
 
-// Which requests had begun when the queue pair goes to SQD: these end, and the next waits. Under the lock.
+// Records which requests had begun when the queue pair goes to SQD: these complete, the next ones wait. The
+// caller holds the send queue's lock.
 void begin_drain(shared_qp& qp, bool tell);
-// Whether the request at `place` is one of those.
+// Whether the request at `place` is one that had begun.
 [[nodiscard]] bool is_draining(const shared_qp& qp, std::uint32_t place);
 
-// Completes the head request of a send queue; the second one as failed, with what follows from that.
+// finish_request() completes the head request of a send queue; fail_request() completes it with an error and
+// applies the consequences.
 struct ended_send {
     std::uint64_t wr_id;
     std::uint8_t opcode; // ibv_wr_opcode
     std::uint32_t status;
     std::uint64_t bytes;
 };
-// Writes the completion of the request at that place.
+// Writes the completion of the request at `place`.
 void complete_send(const endpoint& requester, std::uint32_t place, const ended_send& how);
 void finish_request(const endpoint& requester, std::uint32_t place, std::uint32_t status,
                     std::uint64_t bytes);
 void fail_request(const endpoint& requester, std::uint32_t place, std::uint32_t status);
-// The requester's own memory of a request; a completion's status.
+// Appends the requester's local memory of a request to `to`; returns the status for its completion.
 [[nodiscard]] std::uint32_t gather_local(process& here, const endpoint& requester,
                                          const send_request& request, side& to);
 [[nodiscard]] std::uint64_t rnr_time_ns(std::uint32_t code);
 
-// Completes all outstanding receives as flushed. The queue pair is in the error state.
+// Completes all outstanding receives as flushed. The queue pair must be in the error state.
 void flush_receives(const endpoint& which);
 
-// When the head request of a send queue is given up, if nothing happens; UINT64_MAX: never, or nothing waits.
+// When the head request of a send queue fails if it makes no progress; UINT64_MAX: never, or no request
+// waits.
 [[nodiscard]] std::uint64_t deadline_of(const shared_qp& requester, const shared_qp* responder);
 
 } // namespace lab::hca

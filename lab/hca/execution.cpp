@@ -50,7 +50,7 @@ public:
     }
 
 private:
-    // The requester's own memory.
+    // Finds the requester's local memory.
     verdict gather() {
         local().clear();
         return failing(static_cast<ibv_wc_status>(gather_local(here_, requester_, request_, local())));
@@ -61,7 +61,8 @@ private:
             return false;
         auto& qp = *responder_.qp;
         if (!receives(qp)) {
-            qp.rq.sender_waits.store(1, std::memory_order_seq_cst); // it looks when it gets there
+            // The responder reads this when it reaches RTR.
+            qp.rq.sender_waits.store(1, std::memory_order_seq_cst);
             if (!receives(qp))
                 return false;
         }
@@ -71,7 +72,7 @@ private:
         return true;
     }
 
-    // A request that the responder must refuse: what a wrong key is to RC, and nothing at all to UC.
+    // A request that the responder must refuse: an error for RC, dropped silently for UC.
     verdict refused(std::uint32_t event, ibv_wc_status status) {
         if (requester_.qp->type == IBV_QPT_UC)
             return {};
@@ -84,13 +85,13 @@ private:
                        found == reach::denied ? IBV_WC_REM_ACCESS_ERR : IBV_WC_REM_OP_ERR);
     }
 
-    // Bytes that could not be moved: the memory, the process or the permission is gone.
+    // The bytes could not be moved: the memory, the process or the permission is gone.
     verdict not_moved(const moved& sum) {
         if (sum.forbidden) {
             warn_forbidden();
             return failing(IBV_WC_LOC_QP_OP_ERR);
         }
-        // One that is being killed loses its memory first and its locks last.
+        // A process that is being killed loses its memory before its locks.
         if (sum.gone || !responder_.memory().alive() || !requester_.memory().alive())
             return waiting(wait_reason::peer);
         return refused(event_access_error, IBV_WC_REM_ACCESS_ERR);
@@ -109,7 +110,7 @@ private:
         remote().clear();
         if ((responder_.qp->access & rights) != rights)
             return reach::denied;
-        if (length == 0) // no memory is touched: the key is not looked at
+        if (length == 0) // no memory is accessed, so the key is not checked
             return reach::fine;
         return find_memory(here_, responder_.memory(), request_.rdma.key, request_.rdma.address, length,
                            responder_.qp->pd, rights, remote());
@@ -164,8 +165,8 @@ private:
         return {IBV_WC_SUCCESS, wait_reason::none, 8};
     }
 
-    // A delivery that the mode sends away, or has sent away: it comes again when the timer has run out,
-    // however often somebody looks meanwhile.
+    // Whether mode rnr refuses, or has refused, this delivery. A refused delivery is retried when the RNR
+    // timer has expired, however often the queue is run meanwhile.
     [[nodiscard]] bool is_sent_away() const {
         const auto& qp = *requester_.qp;
         switch (static_cast<wait_reason>(qp.waits.load(std::memory_order_relaxed))) {
@@ -180,7 +181,8 @@ private:
         return false;
     }
 
-    // Consumes a receive. `target`: a write with immediate data, which leaves the receive's buffers alone.
+    // Consumes a receive. `target`: the memory of a write with immediate data, which leaves the receive's
+    // buffers untouched.
     verdict deliver(const side* target) {
         const bool reliable = requester_.qp->type == IBV_QPT_RC;
         taken_receive taken;
@@ -239,7 +241,7 @@ private:
             return {};
         }
         const auto who = here_.find_peer(slot_of(target.qp_number));
-        // From here on it is the network's: what does not arrive is lost without a word.
+        // From here on the datagram is sent: if it does not arrive, it is dropped silently.
         if (!who || !who->memory().alive())
             return {};
         if (index_of(target.qp_number) >= who->memory()->head.qps_used.load())
@@ -267,7 +269,7 @@ private:
             break_down(responder_, 0);
             return {};
         }
-        // The header's place comes first, filled where there was a header.
+        // The receive buffer starts with 40 bytes for the GRH, filled only if the datagram was sent with one.
         auto header = grh_of(requester_.qp->own_gids[0], target.where.gid, local().length);
         local().pieces.insert(local().pieces.begin(),
                               {target.where.by_gid != 0 ? piece::kind::local : piece::kind::null,
@@ -309,7 +311,7 @@ verdict execute(process& here, const endpoint& requester, const endpoint& respon
 
 namespace {
 
-// Where the memory is that a request names: where the last one found it, or looked for anew.
+// Finds the memory that a request names: first where the last request found it, then by a lookup.
 std::byte* find_kept(stretch& kept, process& here, const segment& owner, std::uint32_t key,
                      std::uint64_t address, std::uint64_t length, std::uint32_t pd, std::uint32_t rights) {
     if (auto* known = kept.find(key, address, length))
@@ -334,7 +336,7 @@ bool move_at_once(process& here, const endpoint& requester, const endpoint& resp
     const std::uint32_t right = reads ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_REMOTE_WRITE;
     if (far.state.load(std::memory_order_acquire) != IBV_QPS_RTS || (far.access & right) == 0 ||
         (reads && (qp.rd_atomic == 0 || far.dest_rd_atomic == 0)) || !answers_to(far, qp.destination) ||
-        here.ports().down() != 0) // some: the long way looks which
+        here.ports().down() != 0) // some port is down: the general path checks which
         return false;
     if (!way.connected || way.life != far.life.load(std::memory_order_relaxed)) {
         if (!are_connected(requester, responder))
@@ -350,7 +352,7 @@ bool move_at_once(process& here, const endpoint& requester, const endpoint& resp
                               : find_kept(kept.near, here, requester.memory(), sge.lkey, sge.addr, sge.length,
                                           qp.pd, reads ? IBV_ACCESS_LOCAL_WRITE : 0);
     const bool apart = there + sge.length <= own || own + sge.length <= there;
-    if (there == nullptr || own == nullptr || !apart) // what overlaps is copied by way of the ring
+    if (there == nullptr || own == nullptr || !apart) // overlapping memory is copied through the ring
         return false;
     copy_local(reads ? own : there, reads ? there : own, sge.length);
     moved sum;

@@ -7,15 +7,15 @@
 
 namespace lab::hca {
 
-// How one request ended, or what it waits for.
+// How one request completed, or what it waits for.
 struct verdict {
     ibv_wc_status status = IBV_WC_SUCCESS;
     wait_reason waits = wait_reason::none;
     std::uint64_t bytes = 0;
 };
 
-// What the last small write and read of a queue pair found out, for the next ones. Under the lock of its send
-// queue; forgotten when the queue pair is modified or reset.
+// What the last small write and read of a queue pair looked up, kept for the next ones. Guarded by the lock
+// of its send queue; cleared when the queue pair is modified or reset.
 struct short_way {
     struct ends {
         stretch near, far;
@@ -25,15 +25,15 @@ struct short_way {
     ends writes, reads;
 };
 
-// The shortest way of a small write or read of memory that lies in one piece at either end: copied and
-// completed at once, it takes a place in the queue but none of the ring's memory. The queue is empty and its
-// lock the caller's. False: nothing was done; the request goes the usual way, which also finds what is wrong
-// with it.
+// The shortest path, for a small write or read of memory that is contiguous at both ends: copies and
+// completes at once. The request takes a place in the queue but none of the ring's memory. The queue must be
+// empty, and the caller holds its lock. False: nothing was done; the request takes the general path, which
+// also finds out what is wrong with it.
 [[nodiscard]] bool move_at_once(process& here, const endpoint& requester, const endpoint& responder,
                                 short_way& way, const ibv_send_wr& wr);
 
-// Executes one request of a send queue whose peer is on this host, or a datagram. The caller has the queue's
-// lock.
+// Executes one request of a send queue whose peer is on this host, or a datagram. The caller holds the
+// queue's lock.
 [[nodiscard]] verdict execute(process& here, const endpoint& requester, const endpoint& responder,
                               const send_request& request);
 

@@ -8,11 +8,11 @@
 #include <memory>
 #include <type_traits>
 
-// How verbs answer and fail.
+// How verbs return results and errors.
 namespace lab::hca {
 
-// How a verb says that it failed. Most answer with the errno value itself; some with -1, and errno is set;
-// one that says yes or no with no.
+// How a verb reports failure. Most return the errno value itself; some return -1 and set errno; one that
+// answers yes or no returns no.
 enum class answers { with_errno, with_minus_one, with_no };
 
 template <typename R>
@@ -47,7 +47,7 @@ R call(const char* name, answers how, Body&& body, Arguments... arguments) {
 template <typename T>
 using answer = tl::expected<T, int>;
 
-// Makes a new object of the C interface zeroed: programs read fields that we do not know of.
+// Makes a zeroed object of the C interface: programs read fields that this library does not know.
 template <typename T>
 std::unique_ptr<T> make_zeroed() {
     static_assert(std::is_default_constructible_v<T>);
@@ -67,13 +67,14 @@ std::unique_ptr<T> make_zeroed() {
         return call<answer_type>(#name, convention, [&]() -> answer_type __VA_ARGS__,                        \
                                  VERB_UNPACK arguments);                                                     \
     }
-// Defines an exported verb; the names of the arguments are given twice for the trace.
+// Defines an exported verb; the macro takes the argument names a second time for the trace.
 #define VERB_AS(how, result, name, parameters, arguments, ...)                                               \
     extern "C" [[gnu::visibility("default")]] result name parameters VERB_BODY(how, result, name, arguments, \
                                                                                __VA_ARGS__)
 #define VERB(result, name, parameters, arguments, ...)                                                       \
     VERB_AS(with_errno, result, name, parameters, arguments, __VA_ARGS__)
-// One that is younger than rdma-core 44. Whether the headers declare it or not, it is ours by another name.
+// Defines a verb younger than rdma-core 44. It has a different C++ name, so that it compiles whether the
+// headers declare it or not.
 #define NEWER_VERB_AS(how, result, name, parameters, arguments, ...)                                         \
     [[gnu::visibility("default")]] result newer_##name parameters __asm__(#name);                            \
     result newer_##name parameters VERB_BODY(how, result, name, arguments, __VA_ARGS__)

@@ -43,13 +43,13 @@ void attend_qps(process& home) {
     }
 }
 
-// Raises an event that is owed; where the channel is full, at the next round.
+// Raises an event that a producer owes; if the channel is full, retries in the next round.
 void pay(process& home, completion_queue& cq) {
     if (!home.self()->signal(cq.cq->channel, std::uint64_t{cq.cq->serial} << 32 | cq.index))
         cq.cq->signal_owed = 1;
 }
 
-// An overrun queue is lost: its program is told, and so are the queue pairs that use it.
+// An overrun queue is unusable: raises an event for it, and breaks the queue pairs that use it.
 void attend_cqs(process& home) {
     if (home.own()->head.cq_attention.exchange(0) == 0)
         return;
@@ -76,7 +76,7 @@ void attend_srqs(process& home) {
             raise(context::of(srq->seen.context), {IBV_EVENT_SRQ_LIMIT_REACHED, srq->index, srq->serial, 0});
 }
 
-// A cable that was pulled or is back. One that was both since the last look is told of twice.
+// Raises an event for a link that went down or came up. Two changes since the last check raise two events.
 void attend_ports(process& home) {
     const auto seen = home.ports().seen();
     const auto told = std::exchange(home.ports_told, seen);
@@ -90,8 +90,9 @@ void attend_ports(process& home) {
         }
 }
 
-// Whoever broke the queue pair down says next what its owner is to be told, before it is flushed. Unless it
-// died in between: then it has been as it is for a whole round.
+// The process that moves a queue pair to the error state sets its attention bits next, and the owner must
+// read these before it flushes. If that process died in between, the state stays unchanged for a whole round:
+// only then is this true.
 bool was_left_alone(queue_pair& qp) {
     const auto now = now_ns();
     if (qp.found_broken_ns == 0)
@@ -99,8 +100,8 @@ bool was_left_alone(queue_pair& qp) {
     return now - qp.found_broken_ns >= look_around_ns;
 }
 
-// What a peer that was killed half-way left undone. Once a second, while there is anything that peers can
-// touch.
+// Finishes what a peer that was killed half-way left undone. Runs once a second, while any queue pair is
+// connected.
 bool look_around(process& home) {
     bool anything = false;
     for (std::uint32_t i = 0; i < home.qps_in_use; ++i)
@@ -114,7 +115,7 @@ bool look_around(process& home) {
     for (auto* cq : home.cqs) {
         if (cq == nullptr)
             continue;
-        // Counted, and never shown to the poller: its producer died in between.
+        // The entry was counted but never published: its producer died in between.
         if (cq->cq->produced.load() != cq->cq->consumed.load())
             const producer_guard mends(home.own(), *cq->cq);
         if (cq->cq->channel == no_index)
@@ -123,8 +124,9 @@ bool look_around(process& home) {
         auto armed = std::uint32_t{lab::hca::anything};
         const bool silent = cq->cq->armed.load() == armed && has_unreported(home.own(), *cq->cq, false) &&
                             cq->cq->armed.compare_exchange_strong(armed, nothing);
-        // A producer that owes an event may be alive and slow: then its event has been read, and the queue is
-        // armed again. That stays: an event too many costs a poll, one too few is waited for without end.
+        // A producer that owes an event may be alive but slow: then its event has been read and the queue is
+        // armed again, and this raises a second one. That is accepted: an extra event costs one poll; a
+        // missing one would block a program for ever.
         if (owed || silent)
             pay(home, *cq);
     }
@@ -144,7 +146,7 @@ std::uint64_t keep_house(process& home) {
         attend_cqs(home);
         next = now_ns() + look_around_ns;
     }
-    // Requests that wait: run_send_queue() says itself when to come again.
+    // Requests that wait: run_send_queue() schedules the next check itself.
     for (std::uint32_t i = 0; i < home.qps_in_use; ++i)
         if (auto* qp = home.qps[i]; qp != nullptr && qp->qp->sq.done.load() != qp->qp->sq.posted.load())
             run_send_queue(home, qp->near(), qp->far());

@@ -7,8 +7,9 @@ namespace lab::hca {
 
 constexpr std::uint64_t look_around_ns = 1000000000;
 
-// What the guard does when it wakes: flushes queue pairs that a peer broke, tells the program what happened,
-// runs requests whose time has come or has run out. Returns when it must be called again at the latest.
+// The work of the guard thread when it wakes: flushes queue pairs that a peer moved to the error state,
+// raises asynchronous events, runs requests that are due or have timed out. Returns the latest time of the
+// next call.
 [[nodiscard]] std::uint64_t keep_house(process& home);
 
 } // namespace lab::hca

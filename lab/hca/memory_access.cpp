@@ -16,10 +16,11 @@
 namespace lab::hca {
 namespace {
 
-// What is smaller may well be in the cache at both ends, and stay there.
+// Smaller copies may be in the cache at both ends and stay there.
 constexpr std::uint64_t past_the_cache = 8 << 20;
 
-// Content and storage for memory that is touched for the first time; false, and once a line why, without.
+// Gives memory that is accessed for the first time its content and storage. False: that failed, and the first
+// failure prints why.
 bool prepare(const hbm_view& view, std::uint64_t offset, std::uint64_t length) {
     const int result = gaudi_lab_hbm_prepare(view.fd, view.base, view.size, offset, length);
     static std::atomic<bool> said{false};
@@ -63,7 +64,7 @@ void order_stores() {
 #endif
 }
 
-// Gathers what one system call can move between the two processes.
+// Collects the ranges that one system call can copy between two processes.
 class across {
 public:
     across(int process, bool writing) : process_(process), writing_(writing) {}
@@ -71,7 +72,7 @@ public:
     bool add(std::uint64_t near, std::uint64_t far, std::uint64_t length, moved& sum) {
         if (count_ + 2 > limit && !flush(sum))
             return false;
-        // The last bytes in an entry of their own: the kernel moves entries in order.
+        // The last bytes get an entry of their own: the kernel copies entries in order.
         if (writing_ && length > 8) {
             put(near, far, length - 8);
             put(near + length - 8, far + length - 8, 8);
@@ -143,7 +144,7 @@ bool any_across(const side& all) {
                        [](const piece& each) { return each.where == piece::kind::across; });
 }
 
-// Walks both sides in step.
+// Walks both lists of pieces in parallel, piece by piece.
 template <typename Each>
 bool in_step(const side& to, const side& from, Each&& each) {
     auto left = std::min(to.length, from.length);
@@ -170,7 +171,7 @@ bool in_step(const side& to, const side& from, Each&& each) {
     return true;
 }
 
-// The region behind a key, if the domain has it and it grants the rights.
+// The region of a key, if it belongs to the domain and grants the rights.
 const shared_mr* find_region(const segment& owner, std::uint32_t key, std::uint32_t pd,
                              std::uint32_t rights) {
     const auto index = key >> 8;
@@ -208,7 +209,7 @@ void copy_local(std::byte* to, const std::byte* from, std::uint64_t length) {
         break;
     }
     if (length > 8) {
-        copy_bytes(to, from, length - 8, length >= past_the_cache); // the last word comes apart
+        copy_bytes(to, from, length - 8, length >= past_the_cache); // the last word is stored separately
         order_stores();
         __builtin_memcpy(to + length - 8, from + length - 8, 8);
         return;
@@ -232,11 +233,11 @@ stretch find_stretch(process& here, const segment& owner, std::uint32_t key, std
     if (mr.kind != mr_kind::hbm || mr.piece_count != 1)
         return {};
     const auto* view = here.hbm(mr.gaudi, mr.hbm_size);
-    const auto first = owner.at<const hbm_piece>(mr.pieces)->offset; // of the region
+    const auto first = owner.at<const hbm_piece>(mr.pieces)->offset; // offset of the region in HBM
     const auto at = first + (address - mr.iova);
     if (view == nullptr || !prepare(*view, at, length))
         return {};
-    // As far as it is prepared: whole granules.
+    // The stretch covers what is prepared: whole granules.
     constexpr std::uint64_t granule = GAUDI_LAB_GRANULE;
     const auto begin = std::max(first, at / granule * granule);
     const auto end = std::min(first + mr.length, (at + length + granule - 1) / granule * granule);
@@ -316,8 +317,8 @@ moved copy(const side& to, const side& from) {
                                return gathered.add(target.address + into, source.address + outof, part, sum);
                            if (source.here())
                                return gathered.add(source.address + outof, target.address + into, part, sum);
-                           for (std::uint64_t done = 0; done < part;
-                                done += sizeof(zeros)) // nothing, into the other process
+                           // The null region reads as zeros: write zeros into the other process.
+                           for (std::uint64_t done = 0; done < part; done += sizeof(zeros))
                                if (!gathered.add(reinterpret_cast<std::uint64_t>(zeros),
                                                  target.address + into + done,
                                                  std::min<std::uint64_t>(part - done, sizeof(zeros)), sum))

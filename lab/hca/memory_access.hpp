@@ -9,7 +9,7 @@
 
 namespace lab::hca {
 
-// A stretch of memory as the executing process can reach it.
+// A contiguous range of memory, as the executing process can access it.
 struct piece {
     enum class kind : std::uint32_t { local, hbm, across, null };
     kind where;
@@ -19,12 +19,12 @@ struct piece {
     [[nodiscard]] std::byte* pointer() const { return reinterpret_cast<std::byte*>(address); }
 };
 
-// One side of a transfer. `process` is the one that the pieces across belong to.
+// One side of a transfer. `process` owns the pieces of kind `across`.
 struct side {
     std::vector<piece> pieces;
     std::uint64_t length = 0;
     int process = 0;
-    // A stretch of this process's own.
+    // A range of this process's own memory.
     static side of(const void* at, std::uint64_t bytes) {
         side made;
         made.add(at, bytes);
@@ -38,7 +38,7 @@ struct side {
         pieces.clear();
         length = 0;
     }
-    // How many of them are memory of a Gaudi.
+    // How many of the bytes are Gaudi memory.
     [[nodiscard]] std::uint64_t hbm_bytes() const {
         std::uint64_t sum = 0;
         for (const auto& each : pieces)
@@ -49,34 +49,34 @@ struct side {
 
 enum class reach { fine, denied, unmappable };
 
-// Appends the memory behind (key, address, length) in `owner` to `to`. denied: no such key, another PD, out
-// of range, or a right is missing.
+// Appends the memory of (key, address, length) in `owner` to `to`. denied: no such key, wrong PD, out of
+// range, or a missing right.
 [[nodiscard]] reach find_memory(process& here, const segment& owner, std::uint32_t key, std::uint64_t address,
                                 std::uint64_t length, std::uint32_t pd, std::uint32_t rights, side& to);
 
-// The same for a list; entries without bytes are passed over.
+// The same for a list; entries of length 0 are skipped.
 [[nodiscard]] reach find_entries(process& here, const segment& owner, const scatter_entry* entries,
                                  std::size_t count, std::uint32_t pd, std::uint32_t rights, side& to);
 
 struct moved {
     bool fine = true;
     bool forbidden = false; // by ptrace rules
-    bool gone = false;      // the process has no memory any more: it is ending
+    bool gone = false;      // the process has no memory any more: it is exiting
     std::uint64_t mapped = 0, across = 0;
-    std::uint64_t from_hbm = 0, to_hbm = 0; // of these, from and to DMA-BUF regions
+    std::uint64_t from_hbm = 0, to_hbm = 0; // bytes of these from and to DMA-BUF regions
 };
 
-// Memory of a region that lies in one piece where this process can touch it. It stays there as long as the
-// region does: who keeps one has nothing else to look at.
+// Memory of a region that is contiguous and mapped in this process. It stays valid as long as the region
+// exists; a holder needs no other check than find().
 struct stretch {
     const shared_mr* region = nullptr;
-    std::uint64_t registration = 0; // when it was found
+    std::uint64_t registration = 0; // the region's counter when this was found
     std::uint32_t key = 0;
     bool hbm = false;
-    std::uint64_t begin = 0, length = 0; // as requests know it
+    std::uint64_t begin = 0, length = 0; // as addresses of requests
     std::byte* at = nullptr;
 
-    // None: it is not in here, or the region is gone.
+    // nullptr: the range is not in this stretch, or the region is gone.
     [[nodiscard]] std::byte* find(std::uint32_t with, std::uint64_t address, std::uint64_t bytes) const {
         const auto offset = address - begin;
         const bool inside = region != nullptr && with == key && offset <= length && bytes <= length - offset;
@@ -85,15 +85,16 @@ struct stretch {
         return there ? at + offset : nullptr;
     }
 };
-// What holds all of (key, address, length), and what lies around it; none: it is not in one piece, or may not
-// be reached.
+// A stretch that contains (key, address, length), as large as possible. Empty: the memory is not contiguous
+// or may not be accessed.
 [[nodiscard]] stretch find_stretch(process& here, const segment& owner, std::uint32_t key,
                                    std::uint64_t address, std::uint64_t length, std::uint32_t pd,
                                    std::uint32_t rights);
-// Bytes of this process; what is as large as a word as one store, so that nobody sees half of it.
+// Copies within this process. A copy of word size is one store, so that no reader sees half of it.
 void copy_local(std::byte* to, const std::byte* from, std::uint64_t length);
 
-// Copies min of both lengths; the last bytes become visible last. At most one side has pieces across.
+// Copies min of both lengths; the last bytes become visible last. At most one side has pieces of kind
+// `across`.
 [[nodiscard]] moved copy(const side& to, const side& from);
 
 } // namespace lab::hca

@@ -65,7 +65,7 @@ mode read_mode() {
     while (!rest.empty()) {
         const auto word = rest.substr(0, rest.find(','));
         if (!take(from_environment, trim(word))) {
-            // One that is not understood must not pass for the usual one.
+            // An unknown mode must not silently mean the default.
             std::fprintf(stderr,
                          "gaudi-lab: GAUDI_LAB_HCA_MODE=%s: expected deferred, delay=TIME (50us, 2ms), "
                          "rnr=N or error=N, "

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * Some programs (UCX) look for the character device of a NIC before they use it through libibverbs. The
- * virtual one has none; this library, preloaded beside libvhca.so, lets the questions about its path, and
- * about no other, be answered by /dev/null.
+ * Some programs (UCX) check for the character device of a NIC before they use it through libibverbs. A
+ * virtual nic has none; this library, preloaded together with libvhca.so, redirects calls about its path, and
+ * about no other path, to /dev/null.
  *
- * It has no symbol versions, so that it also serves what libibverbs has in its private node, whose number
- * changes with the releases of rdma-core.
+ * It has no symbol versions, so that it also serves the symbols in the private version node of libibverbs,
+ * whose number changes with the releases of rdma-core.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -40,12 +40,11 @@ EXPORTED int __xstat(int version, const char* path, struct stat* into) {
     return fstatat(AT_FDCWD, real_path(path), into, 0);
 }
 
-/* libvhca.so's. */
+/* Defined in libvhca.so. */
 extern int _ibv_query_gid_ex(struct ibv_context*, uint32_t, uint32_t, struct ibv_gid_entry*, uint32_t, size_t)
     __attribute__((weak));
 
-/* For ibv_devinfo: the type as the kernel's file has it. 0: InfiniBand, RoCE v1, or no GID there; 1: RoCE v2.
- */
+/* For ibv_devinfo: the type as in the kernel's file. 0: InfiniBand, RoCE v1, or no such GID; 1: RoCE v2. */
 EXPORTED int ibv_query_gid_type(struct ibv_context* context, uint8_t port, unsigned index, int* type) {
     struct ibv_gid_entry entry = {.gid_type = IBV_GID_TYPE_IB};
     const int error = _ibv_query_gid_ex != NULL

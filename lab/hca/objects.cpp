@@ -13,8 +13,8 @@ std::uint16_t lid_of(unsigned device, unsigned port) {
 }
 
 void raise(context& where, const async_record& what) {
-    // The pipe does not block: a program that never reads its events loses the later ones, as with a driver
-    // whose queue is full.
+    // The pipe does not block: a program that never reads its events loses later ones, as with a driver whose
+    // queue is full.
     (void)!::write(where.async_pipe[1], &what, sizeof(what));
 }
 
@@ -38,7 +38,7 @@ void purge(completion_queue& cq, std::uint32_t qp_number, bool also_receives_of_
     const lock_guard producers(cq.cq->producers);
     const auto mask = cq.cq->capacity - 1;
     const auto first = cq.cq->consumed.load(), last = cq.cq->produced.load();
-    // Kept ones move up towards the producer's end, so that the place of the next one stays.
+    // Entries that stay move towards the producer's end, so that the place of the next entry does not change.
     auto to = last;
     for (auto from = last; from != first; --from) {
         const auto& entry = cq.ring[(from - 1) & mask];
@@ -61,7 +61,7 @@ void flush(queue_pair& qp) {
         return;
     qp.flushed = true;
     run_send_queue(*qp.home, qp.near(), qp.far());
-    wait_for_both_sides(qp); // an executor that lives completes what it has taken
+    wait_for_both_sides(qp); // an executor that is alive completes the receive it took
     if (qp.qp->remote == 0)
         complete_orphan(qp.near());
     flush_receives(qp.near());

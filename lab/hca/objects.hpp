@@ -10,13 +10,13 @@
 #include <mutex>
 #include <vector>
 
-// What stands behind the handles of libibverbs: each begins with the structure that programs see.
+// The objects of libibverbs' handles: each begins with the structure that programs see.
 namespace lab::hca {
 
-// A card as programs see it. Lives for ever: programs keep the pointer after they freed the list.
+// A nic as programs see it. Never freed: programs keep the pointer after they freed the list.
 struct device {
     ibv_device seen;
-    // libmlx5 and libefa look behind ibv_device for a driver of their own and must find none.
+    // libmlx5 and libefa read past ibv_device to find a driver of their own and must find none.
     std::byte slack[1024];
     unsigned index;
     hca_card card;
@@ -48,7 +48,7 @@ struct protection_domain {
 struct memory_region {
     ibv_mr seen;
     std::uint32_t index;
-    int dmabuf = -1; // our own reference: it pins the Gaudi
+    int dmabuf = -1; // a duplicate of the descriptor: it keeps the device busy
 
     static memory_region& of(ibv_mr* handle) { return *reinterpret_cast<memory_region*>(handle); }
 };
@@ -79,13 +79,13 @@ struct completion_queue {
     std::uint32_t index;
     shared_cq* cq;
     completion* ring;
-    std::atomic<completion*> awaited; // the entry that comes next
+    std::atomic<completion*> awaited; // the next entry to poll
     std::atomic<int> users{0};
     std::uint32_t events_read = 0, async_events_read = 0; // under seen.mutex
     std::atomic<std::uint32_t> empty_polls{0};
-    completion now; // what an extended poll stands at
+    completion now; // the current completion of an extended poll
 
-    // With the consumers' lock held.
+    // The caller holds the consumers' lock.
     void consumed_up_to(std::uint32_t place) {
         cq->consumed.store(place, std::memory_order_release);
         awaited.store(&ring[place & (cq->capacity - 1)], std::memory_order_release);
@@ -111,7 +111,7 @@ struct shared_receive_queue {
     }
 };
 
-// A request being put together by the ibv_wr_* functions.
+// A request that the program builds with the ibv_wr_* functions.
 struct built_request {
     ibv_send_wr wr;
     std::vector<ibv_sge> entries;
@@ -127,15 +127,15 @@ struct queue_pair {
     std::uint32_t index;
     std::uint32_t serial;
     shared_qp* qp;
-    std::shared_ptr<peer>
-        other; // of a connected pair, from RTR on; changed under home->objects and both queues' locks
+    // The peer of a connected pair, from RTR on; changed under home->objects and both queues' locks.
+    std::shared_ptr<peer> other;
     ibv_qp_init_attr made_with;
     ibv_qp_attr attributes;
-    short_way way; // of its writes and reads
+    short_way way; // what its last small write and read looked up
     std::uint32_t events_read = 0;
     bool last_receive_told = false;
-    std::atomic<bool> flushed{false};  // in the error state, and all is told
-    std::uint64_t found_broken_ns = 0; // by the guard, and not flushed yet
+    std::atomic<bool> flushed{false};  // in the error state, and all requests are flushed
+    std::uint64_t found_broken_ns = 0; // when the guard thread found it in the error state; 0: not found yet
     std::mutex building;
     std::vector<built_request> built;
     int build_error = 0;
@@ -152,7 +152,7 @@ struct queue_pair {
     }
 };
 
-// Events that are not completions. Written to the context's pipe, read by ibv_get_async_event.
+// Events other than completions. raise() writes them to the context's pipe; ibv_get_async_event reads them.
 struct async_record {
     std::uint32_t type;   // ibv_event_type
     std::uint32_t object; // index
@@ -161,15 +161,16 @@ struct async_record {
 };
 void raise(context& where, const async_record& what);
 
-// The peer's sends that waited for this queue pair may run now.
+// Runs the peer's sends that waited for this queue pair.
 void run_waiting_sender(queue_pair& qp);
-// Takes the completions of a queue pair that goes away out of a completion queue.
+// Removes the completions of a queue pair that is being reset or destroyed from a completion queue.
 void purge(completion_queue& cq, std::uint32_t qp_number, bool also_receives_of_srq);
-// Error state: everything outstanding is completed as flushed.
+// The queue pair is in the error state: completes everything outstanding as flushed.
 void flush(queue_pair& qp);
-// Waits until no executor works on this queue pair that began before: its state says that it takes no part.
+// Waits for the executors that work on this queue pair. The caller has changed its state, so that later
+// executors do not touch it.
 void wait_for_both_sides(queue_pair& pair);
-// Waits until nobody who began before works on memory or queues of this process.
+// Waits for the executors that work on memory or queues of this process at the time of the call.
 void wait_for_executors(process& home);
 
 [[nodiscard]] std::uint16_t lid_of(unsigned device, unsigned port);

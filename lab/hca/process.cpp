@@ -23,7 +23,7 @@ namespace {
 
 thread_local bool is_guard = false;
 
-// Where the Ethernet cards listen.
+// The addresses on which the Ethernet nics listen.
 std::set<std::uint32_t> ethernet_addresses(const std::vector<device*>& cards) {
     std::set<std::uint32_t> found;
     for (const auto* card : cards)
@@ -47,13 +47,13 @@ bool peer::signal(std::uint32_t channel, std::uint64_t event) {
     auto found = channels_.find(channel);
     struct stat status {};
     if (found != channels_.end() && (::fstat(found->second, &status) != 0 || status.st_nlink == 0)) {
-        ::close(found->second); // that channel was destroyed, and another may have its number
+        ::close(found->second); // that channel was destroyed; a new one may have its number
         channels_.erase(found);
         found = channels_.end();
     }
     if (found == channels_.end()) {
         const auto path = folder_ / (std::to_string(memory_->slot()) + ".channel" + std::to_string(channel));
-        // For reading too: a pipe without a reader would be a signal to this program.
+        // Opened for reading too: writing to a pipe without a reader would send SIGPIPE to this program.
         const int fd = ::open(path.c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW);
         if (fd < 0)
             return false;
@@ -79,7 +79,7 @@ tl::expected<std::shared_ptr<process>, int> process::join() {
         std::fprintf(stderr, "gaudi-lab: %s\n", ports.error().text.c_str());
         return tl::unexpected(ENODEV);
     }
-    // A slot is a file and, with Ethernet, a port: somebody else's lab may have the same.
+    // A slot is a file and, with Ethernet, a TCP port, which another user's lab may have in use.
     const auto cards = list_devices();
     if (!cards)
         return tl::unexpected(cards.error());
@@ -126,7 +126,7 @@ tl::expected<std::shared_ptr<process>, int> process::join() {
         return tl::unexpected(EAGAIN);
     }
     while (!made->guarding_.load())
-        ::sched_yield(); // until it holds the sign of life
+        ::sched_yield(); // until the guard thread holds head.life
     if (made->network_)
         made->network_->start(*made);
     joined_ = made;
@@ -135,8 +135,8 @@ tl::expected<std::shared_ptr<process>, int> process::join() {
 
 namespace {
 
-// GAUDI_LAB_HCA_REPORT=FILE: what this process moved, one line of JSON for each of its cards that moved
-// anything, when it closes the last of them, or ends with one open.
+// GAUDI_LAB_HCA_REPORT=FILE: what this process moved, one line of JSON for each nic that moved anything.
+// Written when the process closes its last device, or exits with one open.
 void report(const segment& own, unsigned cards) {
     const char* path = std::getenv("GAUDI_LAB_HCA_REPORT");
     if (path == nullptr || *path == 0)
@@ -145,7 +145,7 @@ void report(const segment& own, unsigned cards) {
     for (unsigned i = 0; i < cards; ++i) {
         way_counters sum{};
         sum.add(own->head.counted[i]);
-        for (std::uint32_t each = 0; each < own->head.qps_used; ++each) // those that were not destroyed
+        for (std::uint32_t each = 0; each < own->head.qps_used; ++each) // queue pairs that were not destroyed
             if (const auto& qp = own->qps[each]; qp.in_use != 0 && qp.device == i)
                 sum.add(qp.counted);
         if (sum.messages == 0 && sum.errors == 0)
@@ -200,11 +200,11 @@ process::~process() {
 }
 
 void process::after_fork() {
-    // The child has its parent's objects but not its place in the lab: it starts without any. What is left
-    // here stays mapped and unused.
+    // A forked child has its parent's objects but no slot in the lab, so it starts without any. The parent's
+    // objects stay mapped and unused.
     if (auto* parents = current_.exchange(nullptr); parents != nullptr) {
         parents->own_->disown();
-        if (parents->guard_.joinable()) // no such thread here: left behind
+        if (parents->guard_.joinable()) // that thread does not exist here: leak its handle
             (void)new (std::nothrow) std::thread(std::move(parents->guard_));
         if (parents->network_)
             parents->network_->abandon();
@@ -275,7 +275,7 @@ bool process::party_is_dead(party who) {
     int error = 0;
     const auto found = here->find_peer(slot, &error);
     if (!found)
-        return error == ENOENT; // one that cannot be looked at is taken for alive
+        return error == ENOENT; // a process that cannot be checked counts as alive
     return found->memory().party() != who || !found->memory().alive();
 }
 

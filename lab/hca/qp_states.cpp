@@ -75,7 +75,7 @@ bool may_change(ibv_qp_type type, ibv_qp_state from, ibv_qp_state to, int mask) 
             continue;
         const auto& needs = type == IBV_QPT_RC ? step.rc : type == IBV_QPT_UC ? step.uc : step.ud;
         if (type == IBV_QPT_RC && from == IBV_QPS_SQE)
-            return false; // a reliable one never gets there
+            return false; // a reliable queue pair never reaches SQE
         return (given & needs.required) == needs.required &&
                (given & ~(needs.required | needs.optional)) == 0;
     }

@@ -5,8 +5,8 @@
 
 namespace lab::hca {
 
-// Whether a queue pair of this type may go from one state to the other with these attributes, as the
-// specification's table says: all required ones are there, and none beyond the optional ones.
+// Whether a queue pair of this type may go from one state to the other with these attributes, by the table of
+// the specification: all required ones are given, and none beyond the optional ones.
 [[nodiscard]] bool may_change(ibv_qp_type type, ibv_qp_state from, ibv_qp_state to, int mask);
 
 } // namespace lab::hca

@@ -43,7 +43,7 @@ void check_limit(const endpoint& responder, shared_srq& srq, std::uint32_t left)
     const auto limit = srq.limit.load(std::memory_order_relaxed);
     if (limit == 0 || left >= limit)
         return;
-    srq.limit = 0; // one event an arming
+    srq.limit = 0; // each arming raises one event
     srq.limit_event = 1;
     responder.memory()->head.srq_attention = 1;
     responder.memory().ring();
@@ -56,7 +56,7 @@ receive_queue_guard::receive_queue_guard(segment& owner, shared_queue& queue) : 
         return;
     if (queue.taking != 0) {
         auto& qp = owner->qps[queue.taking - 1];
-        if (qp.rq.taken_place == queue.done.load()) // noted, but still in the queue
+        if (qp.rq.taken_place == queue.done.load()) // recorded as taken, but still in the queue
             qp.rq.taken = 0;
         queue.taking = 0;
     }
@@ -81,7 +81,7 @@ bool take_receive(const endpoint& responder, taken_receive& into) {
     auto& qp = *responder.qp;
     auto* srq = qp.srq == no_index ? nullptr : &responder.memory()->srqs[qp.srq];
     auto& queue = srq != nullptr ? srq->queue : qp.rq;
-    // The request is fetched beside the lock: most likely it is the one behind that of the last time.
+    // Prefetched before the lock is taken: most likely the next receive is the one after the last.
     thread_local struct {
         const shared_queue* queue;
         std::uint32_t place;
@@ -143,7 +143,7 @@ void flush_receives(const endpoint& which) {
     entry.opcode = IBV_WC_RECV;
     entry.qp_number = qp.number;
     if (qp.srq != no_index)
-        return; // a shared queue's receives belong to the others too
+        return; // the receives belong to all queue pairs of the shared queue
     for (;;) {
         taken_receive taken;
         const receive_queue_guard guard(which.memory(), qp.rq);

@@ -8,7 +8,7 @@ namespace lab::hca {
 
 constexpr unsigned max_scatter = 64;
 
-// A receive request that was taken out of its queue.
+// A receive request that an executor took from its queue.
 struct taken_receive {
     std::uint64_t wr_id;
     std::uint32_t entry_count;
@@ -16,8 +16,8 @@ struct taken_receive {
     scatter_entry entries[max_scatter];
 };
 
-// Holds the lock of a receive queue, shared or not. Taken over from an executor that died half-way, the queue
-// is put right first.
+// Holds the lock of a receive queue, shared or not. If the previous holder died half-way, the constructor
+// repairs the queue first.
 class receive_queue_guard {
 public:
     receive_queue_guard(segment& owner, shared_queue& queue);
@@ -29,8 +29,8 @@ private:
     shared_queue& queue_;
 };
 
-// Holds the lock around a delivery that has no send queue's lock here. Taken over from an executor that died,
-// what it had taken is put back or completed first.
+// Held during a delivery that is not under the lock of a local send queue. If the previous holder died, the
+// constructor first puts the receive that it had taken back, or completes it.
 class inbound_guard {
 public:
     explicit inbound_guard(const endpoint& responder);
@@ -42,12 +42,13 @@ private:
     shared_lock& lock_;
 };
 
-// Takes the next receive of a queue pair, from its own queue or the shared one. Nothing there: it is noted
-// that a sender waits, so that the next receive posted runs it.
+// Takes the next receive of a queue pair, from its own queue or the shared one. False: none is posted; the
+// queue pair is marked, so that the next posted receive runs the waiting sender.
 [[nodiscard]] bool take_receive(const endpoint& responder, taken_receive& into);
 [[nodiscard]] reach find_buffers(process& here, const endpoint& responder, const taken_receive& taken,
                                  side& to);
-// For the owner, when no executor is at work any more: completes as flushed what one had taken when it died.
+// For the owner, when no executor is active any more: completes as flushed the receive that an executor had
+// taken when it died.
 void complete_orphan(const endpoint& which);
 void complete_receive(const endpoint& responder, const taken_receive& taken, completion& entry);
 

@@ -63,7 +63,7 @@ void init_life(pthread_mutex_t& life) {
     ::pthread_mutexattr_destroy(&how);
 }
 
-// Opens the file of a slot for its new owner: locked, and still the one under that name.
+// Opens and locks the file of a slot for its new owner, and checks that the name still refers to that file.
 int take_file(const std::filesystem::path& file) {
     for (;;) {
         const int fd = ::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
@@ -78,7 +78,8 @@ int take_file(const std::filesystem::path& file) {
         if (::fstat(fd, &mine) == 0 && ::stat(file.c_str(), &named) == 0 && mine.st_ino == named.st_ino) {
             if (mine.st_size == 0)
                 return fd;
-            ::unlink(file.c_str()); // of a dead one; peers may still look at it, so it gets no new content
+            // The file of a dead process. Peers may still have it mapped, so it is replaced, not reused.
+            ::unlink(file.c_str());
             sweep_segments(file.parent_path());
         }
         ::close(fd);
@@ -153,7 +154,7 @@ tl::expected<std::shared_ptr<segment>, int> segment::open(const std::filesystem:
     segment_layout* base = nullptr;
     int error = ENOENT;
     if (::fstat(fd, &status) == 0 && status.st_uid != ::geteuid())
-        error = EACCES; // its contents are believed: only our own
+        error = EACCES; // its contents are trusted: only files of this user
     else if (static_cast<std::uint64_t>(status.st_size) == segment_size) {
         base = map(fd);
         error = base == nullptr ? errno : 0;
@@ -206,7 +207,7 @@ void segment::release(std::uint64_t offset) {
         return;
     const auto bytes = found->second;
     taken_.erase(found);
-    // Punched: the next to get it finds zeros.
+    // A hole: the next owner of the range reads zeros.
     ::fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
                 static_cast<off_t>(bytes));
     auto next = free_.emplace(offset, bytes).first;

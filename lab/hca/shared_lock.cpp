@@ -6,8 +6,8 @@
 namespace lab::hca {
 namespace {
 
-constexpr int spins = 200;                                // about as long as a short turn lasts
-constexpr std::uint64_t look_after_ns = 10 * 1000 * 1000; // how soon a dead holder is noticed
+constexpr int spins = 200;                                // about as long as a short critical section
+constexpr std::uint64_t look_after_ns = 10 * 1000 * 1000; // how soon a dead holder is detected
 
 void relax() {
 #if defined(__x86_64__)
@@ -24,7 +24,7 @@ bool shared_lock::wait_and_lock() {
             return false;
         relax();
     }
-    // From here on the lock is taken as contended: others may sleep behind us.
+    // From here on this thread takes the lock as contended: other threads may sleep on it.
     auto seen = word_.load(std::memory_order_relaxed);
     for (;;) {
         if (seen == 0) {
@@ -52,7 +52,7 @@ void shared_lock::wait_for_turn() const {
     const auto turn = turns_.load(std::memory_order_seq_cst);
     auto held = word_.load(std::memory_order_seq_cst);
     for (unsigned tries = 0; held != 0 && turns_.load(std::memory_order_acquire) == turn; ++tries) {
-        if (tries > 1000) { // a long turn, or one that will never end
+        if (tries > 1000) { // a long critical section, or a dead holder
             if (is_dead(held & party_mask))
                 return;
             ::sched_yield();

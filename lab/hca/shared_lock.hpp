@@ -8,16 +8,17 @@
 
 namespace lab::hca {
 
-// Who may hold a lock: a process, by its slot in the lab and the low bits of its incarnation. Never 0.
+// A possible holder of a lock: a process, by its slot in the lab and the low bits of its incarnation. Never
+// 0.
 using party = std::uint32_t;
 constexpr party party_mask = 0x7fffffff;
 
-// A lock in memory that several processes share. Zero is free. The holder is written by the same instruction
-// that takes the lock, so one whose process was killed is always recognised and passed on; what it protects
-// must stay sound at every instruction. Waiting threads sleep.
+// A lock in memory that several processes share. Zero is free. The instruction that takes the lock also
+// stores the holder, so a lock whose holder was killed is always recognised and taken over; the data that it
+// protects must be consistent at every instruction. Waiting threads sleep.
 class shared_lock {
 public:
-    // True: taken over from a process that died holding it.
+    // True: the lock was taken over from a process that died holding it.
     bool lock() {
         std::uint32_t free = 0;
         if (word_.compare_exchange_strong(free, self, std::memory_order_seq_cst, std::memory_order_relaxed))
@@ -25,18 +26,18 @@ public:
         return wait_and_lock();
     }
     void unlock() {
-        // Only the holder counts; whoever waits for the end of a turn compares.
+        // Only the holder changes the count; wait_for_turn() compares it.
         turns_.store(turns_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
         if ((word_.exchange(0, std::memory_order_release) & contended) != 0)
             wake();
     }
-    // Returns when no turn that was under way at the call is any more. The caller has published, with
-    // sequential consistency, what later turns must see.
+    // Waits until the critical section that was active at the call has ended. Before the call the caller
+    // stores, with sequential consistency, what later holders must see.
     void wait_for_turn() const;
 
-    // The process that this code runs in; set once, and again in a forked child.
+    // This process; set once, and again in a forked child.
     static inline party self = 0;
-    // Whether a party has ended. Set together with `self`.
+    // Whether a process has ended. Set together with `self`.
     static inline bool (*is_dead)(party) = nullptr;
 
 private:

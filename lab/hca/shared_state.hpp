@@ -7,13 +7,13 @@
 #include <atomic>
 #include <cstdint>
 
-// What lies in the memory that the processes of a lab share. Plain records; all zeros is "not there". Indices
-// and offsets instead of pointers, since every process has it at another address.
+// The memory that the processes of a lab share. Plain records; all zeros means "does not exist". It holds
+// indices and offsets, not pointers, because each process maps it at another address.
 namespace lab::hca {
 
-// A queue pair's number tells the process that owns it: 10 bits of slot, 14 bits of index.
+// The number of a queue pair names the process that owns it: 10 bits of slot, 14 bits of index.
 constexpr unsigned index_bits = 14;
-constexpr std::uint32_t max_slots = 1U << 10; // slot 0 is nobody's: queue pairs 0 and 1 are special
+constexpr std::uint32_t max_slots = 1U << 10; // slot 0 is unused: queue pairs 0 and 1 are special
 constexpr std::uint32_t max_qps = 1U << index_bits;
 constexpr std::uint32_t max_cqs = 1U << 14;
 constexpr std::uint32_t max_srqs = 1U << 12;
@@ -37,7 +37,7 @@ struct scatter_entry {
     std::uint32_t key;
 };
 
-// Where a packet goes: by LID, or by GID.
+// The destination of a packet: a LID or a GID.
 struct route {
     std::uint8_t gid[16];
     std::uint16_t lid;
@@ -67,7 +67,7 @@ struct send_request {
     std::uint8_t opcode; // ibv_wr_opcode
     std::uint8_t flags;  // ibv_send_flags
     std::uint32_t reserved;
-    std::uint64_t due_ns; // deferred mode: not before
+    std::uint64_t due_ns; // deferred mode: do not run before this time
     union {
         rdma_target rdma;
         datagram_target datagram;
@@ -82,28 +82,29 @@ struct receive_request {
 };
 
 // A ring of requests. Counters run freely. posted - done are outstanding in the device, posted - released
-// hold a place: as on a real device a place is free again when a completion at or behind it was polled.
+// occupy a place: as on a real device, a place is free again when a completion at or after it was polled.
 //
-// Laid out by who writes what: a line that two processes write goes to and fro between their cores.
+// Laid out by writer: a cache line that two processes write moves back and forth between their cores.
 struct shared_queue {
-    // What executors change.
+    // Written by executors.
     alignas(64) shared_lock lock;
     std::atomic<std::uint32_t> posted;
     std::atomic<std::uint32_t> done;
-    std::uint32_t taking; // receives: index + 1 of the queue pair whose executor is taking one just now
-    std::atomic<std::uint32_t> sender_waits; // the peer's head request waits for us
-    // The receive that an executor has taken and not completed: if it dies, the owner completes it. Here for
-    // a queue pair's own queue and, in the queue pair's unused one, for a shared queue. Apart: it is written
-    // once more when the owner posts already.
+    // Receive queues: index + 1 of the queue pair whose executor is taking a receive at the moment.
+    std::uint32_t taking;
+    std::atomic<std::uint32_t> sender_waits; // the peer's head request waits for this side
+    // The receive that an executor has taken and not completed: if the executor dies, the owner completes it.
+    // Used for a queue pair's own queue and, in the queue pair's otherwise unused queue, for a shared queue.
+    // On a separate line: the executor writes it once more when the owner may already post again.
     alignas(64) std::atomic<std::uint32_t> taken;
     std::uint64_t taken_wr_id;
-    std::uint32_t taken_place;    // in its queue
-    std::uint32_t taken_sequence; // among the receives of this queue pair
-    // What the owner changes when it polls.
+    std::uint32_t taken_place;    // its counter in its queue
+    std::uint32_t taken_sequence; // its number among the receives of this queue pair
+    // Written by the owner when it polls.
     alignas(64) std::atomic<std::uint32_t> released;
     std::atomic<std::uint32_t> receives_polled;
-    // What stays.
-    alignas(64) std::uint32_t capacity; // a power of two at least as large as what was granted
+    // Never changes.
+    alignas(64) std::uint32_t capacity; // a power of two, at least `granted`
     std::uint32_t granted;
     std::uint32_t stride;
     std::uint32_t max_entries;
@@ -113,7 +114,7 @@ struct shared_queue {
 
 enum class wait_reason : std::uint32_t { none, receive, peer };
 
-// What went wrong at a queue pair, noted by whoever saw it, told to the program by its owner.
+// What happened at a queue pair. The process that detects it sets the bit; the owner raises the event.
 enum attention_bit : std::uint32_t {
     needs_flush = 1,
     event_access_error = 2,
@@ -126,7 +127,7 @@ enum attention_bit : std::uint32_t {
 struct way_counters {
     std::atomic<std::uint64_t> messages, bytes, errors;
     std::atomic<std::uint64_t> bytes_mapped, bytes_copied_across, bytes_tcp;
-    std::atomic<std::uint64_t> bytes_from_dmabuf, bytes_to_dmabuf; // between hosts: those of this one
+    std::atomic<std::uint64_t> bytes_from_dmabuf, bytes_to_dmabuf; // between hosts: only local memory
 
     void clear() {
         for (const auto& each : all())
@@ -137,7 +138,7 @@ struct way_counters {
             this->*each.counter += (more.*each.counter).load();
     }
 
-    // All of them, with the names they are shown by.
+    // All counters, with the names under which they are printed.
     struct named {
         const char* name;
         std::atomic<std::uint64_t> way_counters::*counter;
@@ -158,7 +159,7 @@ inline const std::array<way_counters::named, 8>& way_counters::all() {
 }
 
 struct shared_qp {
-    // What the peer looks at with every request: it changes with the state only.
+    // What the peer reads with every request; it changes only with the state.
     alignas(64) std::atomic<std::uint32_t> in_use;
     std::atomic<std::uint32_t> state; // ibv_qp_state
     std::uint32_t number;
@@ -175,10 +176,10 @@ struct shared_qp {
     std::uint32_t port;
     std::uint32_t qkey;
     std::atomic<std::uint32_t> remote;      // the peer is on another host
-    std::atomic<std::uint32_t> established; // a request came before it could send
-    std::uint8_t own_gids[2][16];           // what its port answers to
+    std::atomic<std::uint32_t> established; // a request arrived in RTR, before this side could send
+    std::uint8_t own_gids[2][16];           // the GIDs of its port
     // What the requester needs.
-    alignas(64) std::atomic<std::uint64_t> peer_incarnation; // 0: not yet met
+    alignas(64) std::atomic<std::uint64_t> peer_incarnation; // 0: not connected yet
     route destination;
     std::uint32_t signal_all;
     std::uint32_t send_psn;
@@ -189,16 +190,16 @@ struct shared_qp {
     std::uint32_t tries;
     std::atomic<std::uint64_t> waits_since_ns;
     std::uint64_t next_try_ns;
-    std::uint32_t sent;        // remote: requests before this one are on their way
+    std::uint32_t sent;        // remote: requests before this one were sent
     std::uint32_t expected;    // remote: the sequence number of the peer's next request
-    std::uint64_t link;        // remote: the connection that the requests on their way went over
-    std::uint64_t progress_ns; // remote: when one was last sent or answered
-    // In the state SQD: requests before this one had begun and come to their end; the program wants to hear
-    // it.
+    std::uint64_t link;        // remote: the connection over which the outstanding requests were sent
+    std::uint64_t progress_ns; // remote: when a request was last sent or answered
+    // In state SQD: requests before this one had begun and still complete. tell_drained: the program asked
+    // for an event when they have.
     std::atomic<std::uint32_t> drains_to;
     std::uint32_t tell_drained;
     std::atomic<std::uint32_t> attention;
-    shared_lock inbound; // held around a delivery that has no send queue's lock here
+    shared_lock inbound; // held during a delivery that is not under a local send queue's lock
     shared_queue sq, rq;
     alignas(64) way_counters counted; // written under the send queue's lock
 };
@@ -215,7 +216,7 @@ struct completion {
     std::uint8_t service_level, path_bits;
     std::uint8_t solicited, of_send_queue, of_srq, reserved;
     std::uint32_t vendor_error;
-    std::uint32_t turn; // counter of the entry + 1, written last: what pollers look at
+    std::uint32_t turn; // counter of the entry + 1, written last; pollers read this
 };
 static_assert(sizeof(completion) == 64);
 
@@ -228,13 +229,14 @@ struct shared_cq {
     std::uint32_t capacity; // a power of two
     std::uint32_t channel;  // index or no_index
     std::uint32_t timestamps;
-    std::uint32_t serial;                   // tells events of this queue from those of one that had its index
-    std::atomic<std::uint32_t> signal_owed; // the producer could not signal; the owner's guard does
+    std::uint32_t serial;                   // tells events of this queue from those of an earlier one
+    std::atomic<std::uint32_t> signal_owed; // the producer could not signal; the guard thread does
     alignas(64) shared_lock producers;
     std::atomic<std::uint32_t> produced;
-    std::uint32_t consumed_seen; // by the producers: they look again only when it seems full
+    // The producers' copy of `consumed`; they reload it only when the queue seems full.
+    std::uint32_t consumed_seen;
     std::atomic<std::uint32_t> armed;
-    std::atomic<std::uint32_t> reported; // entries before this one have been the cause of an event
+    std::atomic<std::uint32_t> reported; // entries before this one were reported by an event
     std::atomic<std::uint32_t> overrun;
     alignas(64) shared_lock consumers;
     std::atomic<std::uint32_t> consumed;
@@ -262,12 +264,12 @@ struct shared_mr {
     std::uint32_t pd;
     std::uint32_t access;
     mr_kind kind;
-    std::atomic<std::uint64_t> registrations; // at this place, ever: keys come again
-    std::uint32_t gaudi;                      // index of the card, for hbm
+    std::atomic<std::uint64_t> registrations; // at this place so far: keys repeat
+    std::uint32_t gaudi;                      // index of the device, for hbm
     std::uint64_t iova;
     std::uint64_t length;
     std::uint64_t address;  // in the owner, for host
-    std::uint64_t hbm_size; // of the whole card
+    std::uint64_t hbm_size; // of the whole device
     std::uint64_t pieces;   // offset of hbm_piece[] in the segment
     std::uint32_t piece_count;
     std::uint32_t reserved;

@@ -8,8 +8,8 @@
 
 namespace lab::hca {
 
-// Hands out the places of a table. One that was given back rests for a while: whoever still uses its number
-// is noticed.
+// Hands out the places of a table. A released place is not reused for a while, so that stale uses of its
+// number are detected.
 class place_table {
 public:
     explicit place_table(std::uint32_t size, std::uint32_t first = 0) : size_(size), fresh_(first) {}

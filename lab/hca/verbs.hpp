@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-// The verbs of libibverbs as its header states them, without the macros that stand in front of the functions
-// that we define.
+// The verbs of libibverbs as its header declares them, without the macros that would replace the functions
+// defined here.
 #include <infiniband/verbs.h>
 
 #undef ibv_query_port

@@ -15,7 +15,7 @@ int watch(const char* name, const std::string& arguments, int (*body)(void*), vo
 
 } // namespace lab::hca
 
-// For tests: another script than the environment's, and how many faults it brought.
+// For tests: sets a script other than the environment's, and returns how many faults took effect.
 extern "C" {
 
 [[gnu::visibility("default")]] int gaudi_lab_hca_arm_faults(const char* script) {

@@ -20,9 +20,9 @@ namespace {
 
 constexpr std::uint32_t version = 1;
 constexpr std::uint64_t hello_limit_ns =
-    5ULL * 1000000000;                // a connection that says nothing is closed after this
-constexpr std::size_t strangers = 64; // such connections at a time
-constexpr int patience_ms = 5000;     // a peer that does not acknowledge is gone after this
+    5ULL * 1000000000;                // a connection without a hello is closed after this
+constexpr std::size_t strangers = 64; // maximum number of such connections
+constexpr int patience_ms = 5000;     // a peer that does not acknowledge for this long is gone
 
 sockaddr_in address_of(std::uint32_t ip, std::uint16_t port) {
     sockaddr_in made{};
@@ -92,7 +92,8 @@ void wire::start(process& home) {
 }
 
 void wire::abandon() {
-    if (mutex_.try_lock()) { // held by a thread that is not here: its links stay open
+    // If the lock is held, its holder is a thread that does not exist in this process: the links stay open.
+    if (mutex_.try_lock()) {
         for (const auto& [fd, each] : by_fd_)
             ::close(fd);
         mutex_.unlock();
@@ -156,7 +157,7 @@ std::shared_ptr<link> wire::reach(wire_address peer, std::uint32_t from_ip) {
     hello.key = port_;
     hello.immediate = from_ip;
     made->queue_.push_back({hello, {}, 0});
-    made->said_hello_ = true; // ours goes first; the other side answers requests only
+    made->said_hello_ = true; // hello is queued first; the other side only answers requests
     made->peer_slot_ = peer.port - first_port;
     by_peer_[peer] = made;
     add(made, peer, true);
@@ -171,7 +172,7 @@ void wire::accept_from(int listener) {
             ::accept4(listener, reinterpret_cast<sockaddr*>(&from), &size, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (fd < 0) {
             if (errno == EMFILE || errno == ENFILE)
-                ::usleep(10000); // it stays ready: do not run in circles
+                ::usleep(10000); // the listener stays readable: do not spin
             return;
         }
         tune(fd);
@@ -208,7 +209,7 @@ bool wire::take_head(link& from) {
         const std::lock_guard guard(mutex_);
         const auto self = by_fd_.find(from.fd_);
         if (self != by_fd_.end())
-            by_peer_.emplace(from.peer_, self->second); // our requests go the same way
+            by_peer_.emplace(from.peer_, self->second); // requests to that peer use this connection too
         return true;
     }
     from.got_ = 0;
@@ -305,7 +306,7 @@ void wire::serve(const std::shared_ptr<link>& from, std::uint32_t events) {
         lose(from);
 }
 
-// Connections that never said who they are.
+// Closes the connections that never sent a hello.
 void wire::expire() {
     std::vector<std::shared_ptr<link>> old;
     {

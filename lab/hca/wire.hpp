@@ -14,14 +14,16 @@
 #include <sys/uio.h>
 #include <thread>
 
-// Between hosts: TCP. A queue pair's GID carries the address, its number the port: no daemon is needed.
+// Between hosts: TCP. The GID of a queue pair contains the address, its number gives the port: no daemon is
+// needed.
 namespace lab::hca {
 
 constexpr std::uint16_t first_port = 47000; // of slot 0
 
 constexpr std::uint32_t frame_magic = 0x76686361;
 
-// What travels: this, then `length` bytes. In the sender's byte order; the magic number tells another one.
+// What is sent: this header, then `length` bytes. In the sender's byte order; the magic number shows a
+// different one.
 struct frame {
     std::uint32_t magic;
     std::uint8_t kind; // frame_kind
@@ -29,7 +31,8 @@ struct frame {
     std::uint16_t flags;
     std::uint32_t source_qp, target_qp;
     std::uint32_t sequence;
-    std::uint32_t status; // of an answer; of a request, the packet sequence number that it was connected with
+    // In an answer: its status. In a request: the packet sequence number of the connection.
+    std::uint32_t status;
     std::uint64_t length;
     std::uint64_t address;
     std::uint32_t key;
@@ -39,7 +42,7 @@ struct frame {
 static_assert(sizeof(frame) == 64);
 
 enum class frame_kind : std::uint8_t { hello = 1, request, answer, datagram };
-// Statuses of an answer beside those of a work completion.
+// Statuses of an answer in addition to those of a work completion.
 constexpr std::uint32_t answer_not_ready = 1000, answer_no_receive = 1001;
 
 struct wire_address {
@@ -48,20 +51,20 @@ struct wire_address {
     auto operator<=>(const wire_address&) const = default;
 };
 
-// Bytes that follow a frame, found again each time that some of them are sent: the memory may be gone by
-// then.
+// The bytes that follow a frame. Their memory is looked up each time that some of them are sent, because it
+// may be gone by then.
 struct payload {
     enum class source { nothing, bytes, request, region } from = source::nothing;
     std::vector<std::byte> bytes;
-    std::uint32_t qp = 0;    // index of ours
+    std::uint32_t qp = 0;    // index of the local queue pair
     std::uint32_t place = 0; // of the send request
     std::uint32_t life = 0;  // of the queue pair
     std::uint64_t address = 0;
     std::uint32_t key = 0;
 };
 
-// The stretches of `memory` behind its first `skip` bytes, as a system call takes them: at most `room`, and
-// `bytes` in all. The null region is stood for by `nowhere`, and ends the list.
+// The ranges of `memory` after its first `skip` bytes, as a system call takes them: at most `room` entries,
+// and `bytes` bytes in all. The null region is replaced by `nowhere`, which ends the list.
 constexpr std::size_t most_entries = 64;
 [[nodiscard]] std::size_t entries_of(const side& memory, std::uint64_t skip, std::uint64_t bytes,
                                      std::vector<std::byte>& nowhere, iovec* into, std::size_t room);
@@ -79,8 +82,8 @@ public:
     link(const link&) = delete;
     link& operator=(const link&) = delete;
 
-    // Sends now what the socket takes, the rest when it takes more. The caller may hold the send queue's
-    // lock.
+    // Sends what the socket accepts now, and the rest when it accepts more. The caller may hold the send
+    // queue's lock.
     void send(const frame& head, payload behind);
 
     [[nodiscard]] std::uint64_t id() const { return id_; }
@@ -97,7 +100,7 @@ private:
     enum class progress { done, later, broken };
     progress transmit(outgoing& what, bool holds_queue);
     void drain();
-    // At the end: what is queued still goes out, and the peer reads it before the connection is gone.
+    // Before the connection is closed: sends what is queued, and waits until the peer has read it.
     void close_in_order();
     void arm(bool for_writing);
 
@@ -110,28 +113,28 @@ private:
     bool said_hello_ = false;
     std::uint64_t since_ns_ = 0;
     std::atomic<bool> established_, lost_{false};
-    std::mutex mutex_; // of the queue
+    std::mutex mutex_; // guards the queue
     std::deque<outgoing> queue_;
     bool sending_ = false;
-    // What is being received; the wire's thread only.
+    // The frame that is being received; only the wire's thread uses it.
     frame head_{};
     std::size_t head_got_ = 0;
-    std::uint64_t got_ = 0; // of the payload
+    std::uint64_t got_ = 0; // bytes of the payload
     enum class sink { discard, buffers, region, read_back, datagram } sink_ = sink::discard;
     taken_receive taken_;
     bool has_taken_ = false;
-    std::uint32_t reply_ = 0; // status to answer with at the end; IBV_WC_SUCCESS or an error
+    std::uint32_t reply_ = 0; // status of the answer at the end of the request; IBV_WC_SUCCESS or an error
     bool replies_ = false;
-    std::uint32_t local_status_ = 0; // of the receive that it took
+    std::uint32_t local_status_ = 0; // of the receive that the message took
     std::uint32_t life_ = 0;         // of the queue pair when the message began
-    bool spoiled_ = false;           // bytes of a read had no place to go to
+    bool spoiled_ = false;           // bytes of a read had no memory to go to
     std::uint32_t rnr_timer_ = 0;
     std::uint32_t event_ = 0;  // attention bits for the queue pair that refused it
-    std::uint64_t before_ = 0; // what an atomic found
+    std::uint64_t before_ = 0; // the value that an atomic found
     std::vector<std::byte> small_;
 };
 
-// The sockets of a process and the thread that waits on them.
+// The sockets of a process and the thread that polls them.
 class wire {
 public:
     // Listens on these addresses at the port of a slot. EADDRINUSE: try another slot.
@@ -142,12 +145,14 @@ public:
     wire& operator=(const wire&) = delete;
 
     void start(process& home);
-    // Before the process goes.
+    // Before the process leaves the lab.
     void stop();
-    // In a forked child, which has the descriptors but not the thread: they are the parent's.
+    // In a forked child, which has the descriptors but not the thread: closes them, the connections belong to
+    // the parent.
     void abandon();
 
-    // The connection to a process of another host, made if there is none; never null, maybe lost.
+    // The connection to a process on another host, opened if there is none. nullptr if it cannot be opened;
+    // it may already be lost.
     [[nodiscard]] std::shared_ptr<link> reach(wire_address peer, std::uint32_t from_ip);
     [[nodiscard]] process& home() const { return *home_; }
 
@@ -158,7 +163,7 @@ private:
     void accept_from(int listener);
     void add(const std::shared_ptr<link>& made, wire_address peer, bool writing);
     void serve(const std::shared_ptr<link>& from, std::uint32_t events);
-    // Reads what there is; false: the connection is over.
+    // Reads what is available; false: the connection is closed.
     bool receive(link& from);
     bool take_head(link& from);
     void begin_request(link& from);
@@ -190,10 +195,10 @@ private:
     std::thread thread_;
 };
 
-// The send queue of a queue pair whose peer is on another host. The caller has its lock.
+// Runs the send queue of a queue pair whose peer is on another host. The caller holds its lock.
 [[nodiscard]] std::uint64_t run_remote_send_queue(process& here, const endpoint& requester);
 
-// A datagram to another host. `from` is its content.
+// Sends a datagram to another host. `from` is its content.
 void send_remote_datagram(process& here, const endpoint& requester, const send_request& request,
                           const side& from);
 

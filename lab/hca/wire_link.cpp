@@ -16,8 +16,8 @@
 namespace lab::hca {
 namespace {
 
-// Whether a request is one of those that are not answered. One that is to be sent again, from the head on, is
-// sent to its end all the same: half a message would cost the connection.
+// Whether a request is outstanding. A request that will be sent again from its start is still sent to its
+// end: half a message would cost the connection.
 bool is_outstanding(const shared_qp& qp, std::uint32_t place) {
     const auto state = qp.state.load();
     const auto done = qp.sq.done.load();
@@ -70,7 +70,7 @@ link::progress link::transmit(outgoing& what, bool holds_queue) {
             skip = 0;
         } else
             skip -= sizeof(frame);
-        // The payload is looked up anew each time, under the lock that keeps its region from going away.
+        // The payload is looked up each time, under the lock that keeps its region registered.
         side memory;
         shared_lock* held = nullptr;
         auto& own = home_.home().own();
@@ -99,20 +99,21 @@ link::progress link::transmit(outgoing& what, bool holds_queue) {
                                 IBV_ACCESS_REMOTE_READ, memory) == reach::fine;
         }
         if (!found || memory.length < what.head.length) {
-            // The region of a read went before its turn came: refused like one that was never there.
+            // The region of a read was deregistered before the answer was sent: refuse as for a region that
+            // never existed.
             if (behind.from == payload::source::region && qp.in_use.load() != 0 && qp.life == behind.life)
                 break_down(mine, event_access_error);
             if (held != nullptr)
                 held->unlock();
             if (what.sent != 0)
-                return progress::broken; // half a message: never the wrong bytes with a good status
+                return progress::broken; // half a message is sent: never send wrong bytes with a good status
             if (behind.from == payload::source::request)
-                return progress::done; // of a life that is over: it is not sent at all
+                return progress::done; // the queue pair was reset since: do not send it
             what.head.status = IBV_WC_REM_ACCESS_ERR;
             what.head.length = 0;
             return transmit(what, holds_queue);
         }
-        static std::vector<std::byte> zeros(65536); // nobody writes them
+        static std::vector<std::byte> zeros(65536); // read only
         count +=
             entries_of(memory, skip, what.head.length - skip, zeros, entries + count, most_entries - count);
         msghdr message{};
@@ -138,8 +139,8 @@ void link::send(const frame& head, payload behind) {
         const std::lock_guard guard(mutex_);
         constexpr std::size_t most_datagrams = 1024, most_frames = 65536;
         if (head.kind == static_cast<std::uint8_t>(frame_kind::datagram) && queue_.size() >= most_datagrams)
-            return;                         // lost, as datagrams are
-        if (queue_.size() >= most_frames) { // a peer that asks and never listens
+            return;                         // dropped, as datagrams may be
+        if (queue_.size() >= most_frames) { // the peer sends requests but does not read answers
             ::shutdown(fd_, SHUT_RDWR);
             return;
         }
@@ -155,7 +156,7 @@ void link::send(const frame& head, payload behind) {
     if (outcome == progress::later)
         queue_.push_front(std::move(what));
     if (outcome == progress::broken)
-        ::shutdown(fd_, SHUT_RDWR); // the wire's thread sees it and cleans up
+        ::shutdown(fd_, SHUT_RDWR); // the wire's thread sees this and cleans up
     else if (!queue_.empty())
         arm(true);
 }
@@ -177,7 +178,7 @@ void link::close_in_order() {
         if (outcome == progress::done)
             queue_.pop_front();
     }
-    // Closing a socket with unread bytes would throw away what the peer has not read yet.
+    // Closing a socket with unread bytes would discard what the peer has not read yet.
     ::shutdown(fd_, SHUT_WR);
     std::byte rest[4096];
     while (wait(POLLIN))
@@ -186,14 +187,14 @@ void link::close_in_order() {
             return;
 }
 
-// By the wire's thread, when the socket takes more.
+// Called by the wire's thread when the socket accepts more.
 void link::drain() {
     for (;;) {
         outgoing what;
         {
             const std::lock_guard guard(mutex_);
             if (sending_)
-                return; // whoever sends arms again
+                return; // the sending thread arms again
             if (queue_.empty()) {
                 arm(false);
                 return;

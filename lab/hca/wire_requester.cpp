@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The requester's side over TCP: send queues of queue pairs whose peer is on another host.
+// The requester over TCP: send queues of queue pairs whose peer is on another host.
 #include "lab/hca/wire.hpp"
 
 #include "lab/hca/engine.hpp"
@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::uint64_t try_again_ns = 5 * 1000 * 1000;
 constexpr std::uint32_t most_in_flight = 128;
-constexpr std::uint64_t silence_ns = 10ULL * 1000000000; // at least this long a peer may take to answer
+constexpr std::uint64_t silence_ns = 10ULL * 1000000000; // a peer may take at least this long to answer
 
 bool is_mapped_ipv4(const std::uint8_t* gid) {
     constexpr std::uint8_t prefix[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
@@ -31,8 +31,8 @@ std::shared_ptr<link> link_to(process& here, const shared_qp& qp, const route& w
         ipv4_of(qp.own_gids[0]));
 }
 
-// How much an RDMA read of so many bytes asks of the peer: nothing for UCX's fence, which is answered in its
-// turn like any request of no bytes.
+// How many bytes an RDMA read of this length requests from the peer: none for UCX's fence, which is answered
+// in order like any request of no bytes.
 std::uint64_t bytes_asked(const send_request& request, std::uint64_t length) {
     return is_answered_ucx_fence(request.rdma.address, request.rdma.key, length) ? 0 : length;
 }
@@ -51,7 +51,7 @@ frame frame_of(const shared_qp& qp, const send_request& request, std::uint32_t p
     made.key = request.rdma.key;
     made.compare_or_add = request.rdma.compare_or_add;
     made.swap = request.rdma.swap;
-    // What comes back is announced in `swap` where it is no operand of the request.
+    // `swap` holds the length of the answer where it is no operand of the request.
     made.length = reads_back(request.opcode) ? 0 : length;
     if (request.opcode == IBV_WR_RDMA_READ)
         made.swap = bytes_asked(request, length);
@@ -66,7 +66,7 @@ std::uint64_t length_of(const send_request& request) {
                            [](std::uint64_t sum, const scatter_entry& each) { return sum + each.length; });
 }
 
-// `memory` is the requester's own.
+// `memory` is the requester's local memory.
 void count(const endpoint& requester, std::uint8_t opcode, std::uint64_t bytes, const side& memory) {
     auto& counters = requester.qp->counted; // under the send queue's lock
     auto& of_dmabuf = reads_back(opcode) ? counters.bytes_to_dmabuf : counters.bytes_from_dmabuf;
@@ -76,7 +76,7 @@ void count(const endpoint& requester, std::uint8_t opcode, std::uint64_t bytes, 
     counters.bytes_tcp.fetch_add(bytes, std::memory_order_relaxed);
 }
 
-// Sends the oldest request that is not answered, and those behind it, once more after a pause.
+// After a pause, sends the oldest unanswered request, and those after it, again.
 void wait_for(shared_qp& qp, wait_reason why, std::uint64_t pause) {
     const auto now = now_ns();
     if (qp.waits.exchange(static_cast<std::uint32_t>(why)) != static_cast<std::uint32_t>(why)) {
@@ -88,7 +88,7 @@ void wait_for(shared_qp& qp, wait_reason why, std::uint64_t pause) {
     qp.sent = qp.sq.done.load();
 }
 
-// What the requester's own side has against a request.
+// Checks a request on the requester's side; returns the status for its completion.
 std::uint32_t check_request(process& here, const endpoint& requester, const send_request& request,
                             side& memory) {
     if (reads_back(request.opcode) && requester.qp->rd_atomic == 0)
@@ -140,7 +140,7 @@ std::uint64_t run_remote_send_queue(process& here, const endpoint& requester) {
             qp.sent = done + 1;
             continue;
         }
-        // TCP does not lose anything, but a peer may never answer.
+        // TCP loses nothing, but a peer may never answer.
         const auto silence =
             qp.sent != done && qp.timeout != 0
                 ? qp.progress_ns +
@@ -156,8 +156,9 @@ std::uint64_t run_remote_send_queue(process& here, const endpoint& requester) {
             return silence;
         const auto now = qp.waits.load() != 0 ? now_ns() : 0;
         if (qp.waits.load() != 0 && qp.sent == done) {
-            if (now >=
-                deadline_of(qp, nullptr)) { // only of a peer that is not there; receives are counted in tries
+            // This deadline is for a peer that is not reachable; missing receives are limited by the number
+            // of retries.
+            if (now >= deadline_of(qp, nullptr)) {
                 fail_request(requester, done, IBV_WC_RETRY_EXC_ERR);
                 qp.sent = done + 1;
                 continue;
@@ -166,8 +167,8 @@ std::uint64_t run_remote_send_queue(process& here, const endpoint& requester) {
                 return qp.next_try_ns;
         }
         const auto place = qp.sent;
-        // What is under way comes to its end first: nothing follows a request that is tried again, or goes
-        // out without a link.
+        // Wait for the outstanding requests first: no request is sent after one that is being retried, or
+        // without a link.
         const bool linked = here.has_link(qp);
         if (place != done && (!linked || qp.waits.load() != 0))
             return silence;
@@ -175,19 +176,19 @@ std::uint64_t run_remote_send_queue(process& here, const endpoint& requester) {
         if (request.due_ns != 0 && now_ns() < request.due_ns)
             return request.due_ns;
         if ((request.flags & IBV_SEND_FENCE) != 0 && place != done)
-            return silence; // what was read before it has to be here first
+            return silence; // reads posted before it must complete first
         side memory;
         const auto status = check_request(here, requester, request, memory);
         if (status != IBV_WC_SUCCESS) {
             if (place != done)
-                return silence; // in its turn, when those before it are answered
+                return silence; // it fails in order, when those before it are answered
             fail_request(requester, place, status);
             qp.sent = place + 1;
             continue;
         }
         const auto over = linked ? link_to(here, qp, qp.destination, qp.peer_number) : nullptr;
-        if ((!over || over->lost()) && qp.type == IBV_QPT_UC &&
-            place == done) { // unreliable: lost without a word
+        // An unreliable queue pair drops the message silently.
+        if ((!over || over->lost()) && qp.type == IBV_QPT_UC && place == done) {
             finish_request(requester, place, IBV_WC_SUCCESS, memory.length);
             qp.sent = place + 1;
             continue;
@@ -215,7 +216,7 @@ std::uint64_t run_remote_send_queue(process& here, const endpoint& requester) {
 
 endpoint wire::own_qp(std::uint32_t number) const {
     auto& own = home_->own();
-    auto& qp = own->qps[index_of(number)]; // an address yet, no access
+    auto& qp = own->qps[index_of(number)]; // only an address so far; nothing is read
     if (slot_of(number) != own.slot() || index_of(number) >= own->head.qps_used.load() ||
         qp.in_use.load(std::memory_order_acquire) == 0 || qp.number != number)
         return {};
@@ -234,7 +235,7 @@ void wire::finish_answer(link& from) {
         const auto done = qp.sq.done.load();
         if (qp.in_use.load() == 0 || qp.remote == 0 || qp.state.load() == IBV_QPS_ERR || done == qp.sent ||
             head.sequence != done || qp.peer_number != head.source_qp || !is_from_peer(from, qp))
-            return; // of a life that is over, or somebody else's
+            return; // from before a reset, or not from the peer
         qp.progress_ns = now_ns();
         const auto& request = requester.request<send_request>(qp.sq, done);
         side memory;
@@ -282,7 +283,8 @@ void wire::finish_answer(link& from) {
         home_->look_at(look_at);
 }
 
-// The connection is over: what was under way on it is lost; what never got anywhere may try again.
+// The connection is closed: its outstanding requests fail if it was established; otherwise they are sent
+// again.
 void wire::lose(const std::shared_ptr<link>& gone) {
     gone->lost_ = true;
     {

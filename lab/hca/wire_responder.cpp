@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The responder's side over TCP: requests of queue pairs on other hosts, executed by the wire's thread. Bytes
-// go from the socket straight to where they belong.
+// The responder over TCP: the wire's thread executes the requests of queue pairs on other hosts. It receives
+// bytes from the socket directly into their destination.
 #include "lab/hca/wire.hpp"
 
 #include "lab/hca/engine.hpp"
@@ -42,15 +42,16 @@ bool wire::is_from_peer(const link& from, const shared_qp& qp) const {
     return from.peer_.ip == ipv4_of(qp.destination.gid) && from.peer_slot_ == slot_of(qp.peer_number);
 }
 
-// The queue pair that the message is for, if it is still what it was when the message began. The caller holds
-// its `inbound` lock when it relies on it.
+// The queue pair that the message is for, if it was not reset since the message began. A caller that relies
+// on the result holds its `inbound` lock.
 endpoint wire::same_life(const link& from) const {
     const auto target = own_qp(from.head_.target_qp);
     return target.qp != nullptr && target.qp->life == from.life_ && target.qp->remote != 0 ? target
                                                                                            : endpoint{};
 }
 
-// A request begins: is it for us, and where do its bytes go? What is refused is read and thrown away.
+// A request begins: checks that it comes from the connected peer, and finds the destination of its bytes. The
+// bytes of a refused request are read and discarded.
 void wire::begin_request(link& from) {
     const auto& head = from.head_;
     from.sink_ = link::sink::discard;
@@ -60,7 +61,7 @@ void wire::begin_request(link& from) {
     from.life_ = UINT32_MAX;
     if (target.qp == nullptr)
         return;
-    const lock_guard guard(target.qp->inbound); // whoever resets it waits for us
+    const lock_guard guard(target.qp->inbound); // a reset waits for this lock
     if (!receives(*target.qp) || target.qp->type == IBV_QPT_UD || target.qp->remote == 0 ||
         target.qp->peer_number != head.source_qp || target.qp->receive_psn != head.status ||
         !is_from_peer(from, *target.qp) || !home_->has_link(*target.qp))
@@ -70,17 +71,17 @@ void wire::begin_request(link& from) {
     from.rnr_timer_ = qp.min_rnr_timer;
     from.life_ = qp.life;
     if (qp.type == IBV_QPT_UC)
-        qp.expected = head.sequence; // what was lost is lost
+        qp.expected = head.sequence; // lost messages are not sent again
     if (head.sequence != qp.expected) {
         from.replies_ = false;
-        return; // behind one that is sent again
+        return; // follows a request that is sent again
     }
     from.reply_ = find_sink(from, target);
     if (from.reply_ == answer_no_receive)
         return;
     ++qp.expected;
     if (qp.type == IBV_QPT_UC && from.reply_ != IBV_WC_SUCCESS)
-        from.reply_ = IBV_WC_SUCCESS; // unreliable: lost without a word
+        from.reply_ = IBV_WC_SUCCESS; // an unreliable queue pair drops the message silently
 }
 
 std::uint32_t wire::find_sink(link& from, endpoint target) {
@@ -89,7 +90,7 @@ std::uint32_t wire::find_sink(link& from, endpoint target) {
     const bool reliable = qp.type == IBV_QPT_RC;
     const auto refuse = [&](std::uint32_t event, std::uint32_t status) {
         if (reliable)
-            from.event_ = event; // told when the peer is
+            from.event_ = event; // raised when the peer is answered
         return status;
     };
     const auto found_in = [&](std::uint64_t length, std::uint32_t rights) {
@@ -131,7 +132,7 @@ std::uint32_t wire::find_sink(link& from, endpoint target) {
     if (head.opcode == IBV_WR_RDMA_WRITE)
         return IBV_WC_SUCCESS;
     if (!take_receive(target, from.taken_)) {
-        qp.rq.sender_waits = 0; // nobody here can run it: it comes again by itself
+        qp.rq.sender_waits = 0; // no process here can run it; the peer sends it again
         from.sink_ = link::sink::discard;
         return reliable ? answer_no_receive : std::uint32_t{IBV_WC_SUCCESS};
     }
@@ -148,11 +149,11 @@ std::uint32_t wire::find_sink(link& from, endpoint target) {
         from.sink_ = link::sink::buffers;
         return IBV_WC_SUCCESS;
     }
-    // The program hears of it when the peer does: it may end right then.
+    // The program gets its error completion after the peer is answered: it may exit at once.
     return from.local_status_ == IBV_WC_LOC_LEN_ERR ? IBV_WC_REM_INV_REQ_ERR : IBV_WC_REM_OP_ERR;
 }
 
-// At once, under the lock that its memory was found under: there is no payload to wait for.
+// Runs at once, under the lock under which its memory was found: there is no payload to wait for.
 lab::hca::reach wire::run_atomic(link& from, const shared_qp& qp) {
     const auto& head = from.head_;
     side cell;
@@ -167,7 +168,8 @@ lab::hca::reach wire::run_atomic(link& from, const shared_qp& qp) {
     return sum.fine ? reach::fine : reach::denied;
 }
 
-// The memory that a message goes to was there when it began and is gone: as if it had never been there.
+// The destination of a message was deregistered after the message began: refuse it as if it had never
+// existed.
 void wire::lose_sink(link& from, const shared_qp& qp) {
     const bool reliable = qp.type == IBV_QPT_RC;
     if (from.has_taken_)
@@ -187,19 +189,19 @@ bool wire::begin_datagram(link& from) {
     return true;
 }
 
-// Takes some of the payload: the number of bytes, 0 at the end of the connection, or -errno.
+// Receives some of the payload. Returns the number of bytes, 0 at the end of the connection, or -errno.
 int wire::receive_some(link& from) {
     const auto left = from.head_.length - from.got_;
     iovec entries[most_entries];
     std::size_t count = 0;
     side memory;
     shared_lock* held = nullptr;
-    static thread_local std::vector<std::byte> rubbish(65536); // what goes nowhere
+    static thread_local std::vector<std::byte> rubbish(65536); // bytes to discard
     bool found = false;
     const auto number = from.head_.target_qp;
     auto& qp = home_->own()->qps[index_of(number)];
     const endpoint target{home_->self().get(), &qp};
-    // Looked up anew each time, under a lock that keeps its region from going away meanwhile.
+    // The memory is looked up each time, under a lock that keeps its region registered meanwhile.
     switch (from.sink_) {
     case link::sink::buffers:
     case link::sink::region:
@@ -253,7 +255,7 @@ int wire::receive_some(link& from) {
 void wire::finish_request(link& from) {
     const auto& head = from.head_;
     const bool delivered = std::exchange(from.has_taken_, false);
-    // Completes the receive, once, and only if its queue pair still lives the same life.
+    // Completes the receive, once, and only if its queue pair was not reset since.
     const auto complete = [&](std::uint32_t status) {
         const auto target = same_life(from);
         if (!delivered || target.qp == nullptr)

@@ -20,8 +20,8 @@ namespace {
 
 constexpr std::uint64_t cache_line = 64;
 
-// Streaming stores do not read what they overwrite. On one machine that is half as much again of the
-// memory's bandwidth, on the next it is half of it.
+// Streaming stores do not read what they overwrite. On one machine they reach half as much bandwidth again,
+// on another only half of it.
 void copy_past_the_cache(std::byte* to, const std::byte* from, std::uint64_t length) {
     const auto head = -reinterpret_cast<std::uintptr_t>(to) % cache_line;
     std::memcpy(to, from, head);
@@ -44,8 +44,8 @@ void copy_past_the_cache(std::byte* to, const std::byte* from, std::uint64_t len
     std::memcpy(to, from, length);
 }
 
-// Which of the two is faster here, found out while copying: both in turn at first, then the better one, and
-// the other again now and then.
+// Measures which of the two is faster on this machine while copying: tries both alternately at first, then
+// uses the better one, and tries the other again from time to time.
 class choice {
 public:
     [[nodiscard]] bool streams() {
@@ -57,7 +57,7 @@ public:
             cost_[1].load(std::memory_order_relaxed) < cost_[0].load(std::memory_order_relaxed);
         return (count % again == 0) != better;
     }
-    // The best of late: a slow one may be the fault of somebody else.
+    // Keeps the best recent cost: another program may have slowed a copy down.
     void note(bool streamed, std::uint64_t ns, std::uint64_t bytes) {
         auto& cost = cost_[streamed ? 1 : 0];
         const auto seen = (ns << 20) / bytes + 1, before = cost.load(std::memory_order_relaxed);
@@ -66,7 +66,7 @@ public:
 
 private:
     std::atomic<std::uint32_t> copies_{0};
-    std::array<std::atomic<std::uint64_t>, 2> cost_{}; // ns a MiB; 0: unknown
+    std::array<std::atomic<std::uint64_t>, 2> cost_{}; // ns per MiB; 0: unknown
 };
 
 } // namespace

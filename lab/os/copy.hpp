@@ -6,8 +6,8 @@
 
 namespace lab {
 
-// memmove; what is `large` past the cache where this machine is faster so. Stores before it are visible
-// before its own, and its own before those behind it.
+// memmove; a `large` copy bypasses the cache where this machine is faster that way. Earlier stores become
+// visible before those of the copy, and these before later ones.
 void copy_bytes(std::byte* to, const std::byte* from, std::uint64_t length, bool large);
 
 } // namespace lab

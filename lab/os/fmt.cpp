@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The few functions of fmt 9 that are not inline, compiled once for the virtual libraries, which must not
-// need libfmt.so. Header-only use would compile them into every source: half of the build's time.
+// depend on libfmt.so. Header-only use would compile them into every source: half of the build time.
 #include <fmt/format-inl.h>
 
 FMT_BEGIN_NAMESPACE

@@ -14,14 +14,15 @@ namespace lab {
 // CLOCK_MONOTONIC.
 [[nodiscard]] std::uint64_t now_ns();
 
-// Sleeping on a word of shared memory. Returns on a wake, a change, a signal or after the time.
+// Sleeps on a word of shared memory. Returns on a wake, a change, a signal or after the time.
 void futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t seen, std::uint64_t nanoseconds);
 void futex_wake(std::atomic<std::uint32_t>& word, int how_many = INT_MAX);
 
-// Whether the kernel has MADV_POPULATE_WRITE (Linux 5.14), which refuses what could not be pinned.
+// Whether the kernel has MADV_POPULATE_WRITE (Linux 5.14), which refuses memory that could not be pinned.
 [[nodiscard]] bool populate_write_is_known();
 
-// A thread that takes no signals: those are the program's. std::system_error when there can be none.
+// A thread that receives no signals: they are for the program's threads. Throws std::system_error if no
+// thread can be created.
 template <typename Body>
 [[nodiscard]] std::thread signal_free_thread(Body&& body) {
     class masked {

@@ -37,7 +37,7 @@ std::string default_hca_bus_id(unsigned index) {
     return fmt::format("0000:{:02x}:00.0", 0x60 + index);
 }
 
-// Settings of a card; each setter says what it expected when it refuses.
+// Settings of a device or nic; each setter returns what it expected when it refuses a value.
 template <typename Card>
 using setter = std::function<result<void>(Card&, std::string_view)>;
 template <typename Card>
@@ -189,7 +189,7 @@ result<void> apply(Card& card, const setting_line& setting, std::string_view nam
     return {};
 }
 
-// What the text says of one kind of card.
+// The lines of the text about one kind: devices or nics.
 struct card_lines {
     unsigned count;
     unsigned limit;
@@ -216,7 +216,7 @@ std::optional<unsigned> section_of(std::string_view line, const card_lines& card
 
 result<parsed_lines> split_lines(std::string_view text, std::string_view name) {
     parsed_lines parsed;
-    std::vector<setting_line>* target = nullptr; // before any section: by key
+    std::vector<setting_line>* target = nullptr; // nullptr before any section: the key decides
     unsigned number = 0;
     for (const auto raw : lines_of(text)) {
         ++number;
@@ -277,7 +277,7 @@ result<void> apply_all(std::vector<Card>& cards, const card_lines& lines, std::s
             return tl::unexpected(at(name, line,
                                      fmt::format("[{} {}]: this lab has only {} ({} = {})", lines.kind, index,
                                                  lines.count, lines.plural, lines.count)));
-    if (cards.empty()) // still complain about nonsense in the common part
+    if (cards.empty()) // still report errors in the common part
         cards.emplace_back();
     for (unsigned i = 0; i < cards.size(); ++i) {
         auto settings = lines.common;
@@ -337,7 +337,7 @@ description make_description(unsigned gaudis, generation kind, unsigned hcas) {
         card.generation = kind;
         card.bus_id = default_bus_id(i);
         card.module_id = i;
-        card.pci_switch = hcas != 0 ? i * hcas / gaudis + 1 : 0; // each NIC has its share of the Gaudis
+        card.pci_switch = hcas != 0 ? i * hcas / gaudis + 1 : 0; // each nic gets its share of the devices
         made.gaudis.push_back(card);
     }
     for (unsigned i = 0; i < hcas; ++i) {

@@ -14,42 +14,42 @@ enum class generation { gaudi, gaudi2, gaudi3 };
 [[nodiscard]] std::string_view name_of(generation value);
 [[nodiscard]] result<generation> parse_generation(std::string_view text);
 
-// One virtual card, as its line of the lab description says.
+// One virtual device, as described by its lines in the lab description.
 struct gaudi_card {
     lab::generation generation = lab::generation::gaudi2;
     std::string bus_id;
     unsigned module_id = 0;
     unsigned numa_node = 0;
-    unsigned pci_switch = 0;        // cards with the same number share one; 0: none
+    unsigned pci_switch = 0;        // devices and nics with the same number share a switch; 0: none
     bool dmabuf_import = false;     // the vendor driver's REG_DMABUF_FD
     bool small_bar = false;         // HBM not reachable through the PCI BAR: every export is refused
-    bool broken = false;            // the driver calls the device malfunctioning: open gives EPERM
-    unsigned cs_timeout_ms = 0;     // 0: the generation's own
-    unsigned hbm_pages = 0;         // allocation pages of HBM; 0: the generation's own number
+    bool broken = false;            // the driver reports the device as malfunctioning: open returns EPERM
+    unsigned cs_timeout_ms = 0;     // 0: the default of the generation
+    unsigned hbm_pages = 0;         // allocation pages of HBM; 0: the default of the generation
     unsigned reset_grace_ms = 1000; // without a notifier the process is killed this long after a reset
-    unsigned watchdog_ms = 30000;   // with one, this long after
+    unsigned watchdog_ms = 30000;   // with a notifier, this long after
 
     bool operator==(const gaudi_card&) const = default;
 };
 
 enum class link_layer { infiniband, ethernet };
 
-// One virtual RDMA NIC, called vhcaN.
+// One virtual RDMA nic, named vhcaN.
 struct hca_card {
     lab::link_layer link = lab::link_layer::infiniband;
     std::string bus_id;
     std::string
         address; // IPv4, for link_layer ethernet; empty: the first one of this host that is not loopback
     unsigned numa_node = 0;
-    unsigned pci_switch = 0; // as of a Gaudi
+    unsigned pci_switch = 0; // as for a device
     unsigned ports = 1;
     unsigned speed_gbps = 400;
     unsigned mtu = 4096;
-    bool dmabuf = true; // no: a driver without DMA-BUF registration, EOPNOTSUPP
+    bool dmabuf = true; // false: a driver without DMA-BUF registration, EOPNOTSUPP
     bool port_up = true;
-    unsigned vendor_id = 0x6764; // nobody's: no program takes it for a card that it knows
+    unsigned vendor_id = 0x6764; // no vendor's id: no program takes it for a NIC that it knows
     unsigned vendor_part_id = 1;
-    unsigned max_qp = 16383; // limits as the device reports and enforces them
+    unsigned max_qp = 16383; // limits that the nic reports and enforces
     unsigned max_cq = 16383;
     unsigned max_mr = 65535;
     unsigned max_srq = 4095;
@@ -63,13 +63,13 @@ struct hca_card {
 };
 
 // The contents of a lab. Text form: `key = value` lines, `#` comments, `[gaudi N]` and `[hca N]` for one
-// card.
+// device or nic.
 struct description {
     std::vector<gaudi_card> gaudis;
     std::vector<hca_card> hcas;
 
     bool operator==(const description&) const = default;
-    // A description that parses to this one.
+    // A text that parses to this description.
     [[nodiscard]] std::string text() const;
 };
 
@@ -79,7 +79,7 @@ constexpr unsigned max_hcas = 16;
 [[nodiscard]] std::string_view name_of(link_layer value);
 [[nodiscard]] description make_description(unsigned gaudis, generation kind, unsigned hcas = 1);
 
-// `name` is what problems call the text: a file name.
+// `name` is how problems refer to the text: a file name.
 [[nodiscard]] result<description> parse_description(std::string_view text, std::string_view name);
 [[nodiscard]] result<description> read_description(const std::string& path);
 

@@ -28,8 +28,8 @@ tl::unexpected<problem> failed(std::string_view what, const fs::path& path) {
     return tl::unexpected(problem{fmt::format("{} {}: {}", what, path.string(), std::strerror(errno))});
 }
 
-// A folder only this user can enter. Anything else under that name could be a trap: state of a lab is
-// believed.
+// A folder that only this user can enter. Any other folder of that name could be a trap: the state of a lab
+// is trusted.
 result<void> make_private_folder(const fs::path& path) {
     if (::mkdir(path.c_str(), 0700) != 0 && errno != EEXIST)
         return failed("cannot make the folder", path);
@@ -63,7 +63,7 @@ result<void> make_file(const fs::path& path, std::string_view text = {}) {
     return outcome;
 }
 
-// There whole, or not at all.
+// Creates the file completely or not at all.
 result<void> make_file_at_once(const fs::path& path, std::string_view text) {
     auto unfinished = path;
     unfinished += ".new";
@@ -78,7 +78,7 @@ result<void> make_ports(const fs::path& lab, const description& wanted) {
     return make_file_at_once(port_states::file_of(lab), port_states::text_of(wanted));
 }
 
-// What programs read of a NIC under /sys: the PCI device with its NUMA node, and the NIC below it.
+// What programs read about a nic under /sys: the PCI device with its NUMA node, and the nic below it.
 result<void> make_sysfs(const fs::path& path, const description& wanted) {
     const auto classes = path / "sys" / "class" / "infiniband";
     fs::create_directories(classes);
@@ -127,7 +127,7 @@ result<void> make_contents(const fs::path& path, const description& wanted) try 
         return made;
     if (auto made = make_file(path / "topology.xml", topology_xml(wanted)); !made)
         return made;
-    // Last: a lab without a description is an unfinished one and is made again.
+    // Written last: a lab without a description is unfinished and is made again.
     return make_file_at_once(path / "description", wanted.text());
 } catch (const fs::filesystem_error& error) {
     return tl::unexpected(problem{error.what()});
@@ -135,7 +135,7 @@ result<void> make_contents(const fs::path& path, const description& wanted) try 
 
 void remove_lab(const fs::path& path) {
     fs::remove_all(path);
-    ::rmdir(path.parent_path().c_str()); // only the last lab takes the root along; not empty is fine
+    ::rmdir(path.parent_path().c_str()); // removes the root only with the last lab; "not empty" is no error
 }
 
 bool same_file(int fd, const fs::path& path) {
@@ -153,11 +153,11 @@ int lock(int fd, int how) {
     return rc;
 }
 
-// With the exclusive lock held: makes or remakes the contents where needed.
+// The caller holds the exclusive lock. Makes or remakes the contents where needed.
 result<void> settle_contents(const fs::path& path, const std::optional<description>& wanted) {
     if (fs::exists(path / "description")) {
         const auto present = read_description(path / "description");
-        if (!wanted || (present && *present == *wanted)) // one of an older version knew no ports
+        if (!wanted || (present && *present == *wanted)) // a lab of an older version has no ports file
             return !present || fs::exists(port_states::file_of(path)) ? result<void>{}
                                                                       : make_ports(path, *present);
     }
@@ -196,11 +196,11 @@ result<folder> folder::enter(std::string_view name, const std::optional<descript
             return tl::unexpected(made.error());
         const auto lock_path = path / "lock";
         const int fd = ::open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-        if (fd < 0 && errno == ENOENT) // cleaned in between
+        if (fd < 0 && errno == ENOENT) // another process cleaned the lab in between
             continue;
         if (fd < 0) {
             auto refused = failed("cannot open", lock_path);
-            ::rmdir(path.c_str()); // unless it is in use
+            ::rmdir(path.c_str()); // fails if it is in use
             return refused;
         }
         folder entered(path, fd, {});

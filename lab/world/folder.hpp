@@ -10,17 +10,17 @@
 
 namespace lab {
 
-// A lab's folder, held in use: as long as this object or any duplicate of its descriptor lives, in any
-// process, nobody can remake or clean the lab. What lies in it:
+// The folder of a lab, locked as in use: as long as this object or any duplicate of its descriptor exists, in
+// any process, the lab can be neither remade nor cleaned. Its contents:
 //
-//   lock, description            who uses it; what it consists of
-//   accel/accelN                 the device node (its lock is the single opener), command buffers at 1 << 60
+//   lock, description            locked by the processes that use the lab; what the lab has
+//   accel/accelN                 the device node (its lock: one opener at a time), command buffers at 1 << 60
 //   accel/accel_controlDN        the control node
 //   gaudiN/context hbm sram      state of the open context; memory
-//   gaudiN/exports/ID            one file a DMA-BUF, see lab/dmabuf.h
-//   topology.xml                 where the cards sit, for hwloc
+//   gaudiN/exports/ID            one file per DMA-BUF, see lab/dmabuf.h
+//   topology.xml                 where devices and nics are, for hwloc
 //   sys/class/infiniband/vhcaN   what a program finds under ibv_device::ibdev_path: PCI device, NUMA node
-//   hca/                         the virtual NICs: one file a process, see lab/hca/segment.hpp
+//   hca/                         the virtual nics: one file per process, see lab/hca/segment.hpp
 //   ports                        which of their ports have no link
 class folder {
 public:
@@ -28,7 +28,7 @@ public:
     folder& operator=(folder&& other) noexcept;
     ~folder();
 
-    // Enters the lab called `name`, making it first where it does not exist. With `wanted`, a lab of another
+    // Enters the lab called `name`; makes it first if it does not exist. With `wanted`, a lab of another
     // description is remade if idle and refused if in use; without, the lab is taken as it is.
     static result<folder> enter(std::string_view name, const std::optional<description>& wanted);
 
@@ -48,15 +48,15 @@ private:
     description contents_;
 };
 
-// $GAUDI_LAB_ROOT, else a folder of this user's on tmpfs. Made with mode 0700; refused if it belongs to
-// somebody else.
+// $GAUDI_LAB_ROOT, else a folder of this user on tmpfs. Made with mode 0700; refused if it belongs to another
+// user.
 [[nodiscard]] result<std::filesystem::path> root();
 // $GAUDI_LAB, else "default".
 [[nodiscard]] std::string selected_name();
 [[nodiscard]] result<void> check_name(std::string_view name);
 [[nodiscard]] result<std::vector<std::string>> list();
 [[nodiscard]] bool in_use(const std::filesystem::path& lab);
-// Removes a lab that nobody uses.
+// Removes a lab that no process uses.
 [[nodiscard]] result<void> clean(std::string_view name);
 
 } // namespace lab

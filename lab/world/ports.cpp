@@ -64,7 +64,7 @@ void port_states::set(unsigned card, unsigned port, bool up) const {
         if ((seen % 2 == 0) == up)
             return;
     while (!count.compare_exchange_weak(seen, seen + 1));
-    // Others may change it meanwhile: what it was changed to last stays.
+    // Another process may change it meanwhile: repeat until the bit matches the last change.
     const auto bit = 1ULL << index_of(card, port);
     do {
         seen = count.load();

@@ -12,8 +12,8 @@
 
 namespace lab {
 
-// Which ports of a lab's NICs have no link: in the file `ports`, which every process that uses the NICs maps
-// and anybody of the lab may change.
+// Which ports of a lab's nics have no link: in the file `ports`, which every process that uses the nics maps
+// and any process of the lab may change.
 class port_states {
 public:
     static constexpr unsigned ports_of_card = 2, most = max_hcas * ports_of_card;
@@ -22,19 +22,19 @@ public:
     port_states& operator=(port_states&&) = delete;
     ~port_states();
 
-    // Where it lies, and what it begins with: the ports as the description has them.
+    // The path of the file, and its initial contents: the ports as described.
     [[nodiscard]] static std::filesystem::path file_of(const std::filesystem::path& lab);
     [[nodiscard]] static std::string text_of(const description& wanted);
     [[nodiscard]] static result<port_states> open(const std::filesystem::path& lab);
 
-    // A bit a port.
+    // One bit per port.
     [[nodiscard]] std::uint64_t down() const { return shared_->down.load(std::memory_order_relaxed); }
     [[nodiscard]] bool is_up(unsigned card, unsigned port) const {
         return (down() >> index_of(card, port) & 1) == 0;
     }
     void set(unsigned card, unsigned port, bool up) const;
 
-    // How often each has changed; odd: it is down.
+    // How often each port has changed; odd: it is down.
     using changes = std::array<std::uint32_t, most>;
     [[nodiscard]] changes seen() const;
 

@@ -6,7 +6,7 @@
 
 namespace lab {
 
-// What went wrong, as a sentence that a user can act on.
+// What went wrong, in a sentence that a user can act on.
 struct problem {
     std::string text;
 };

@@ -50,7 +50,7 @@ result<std::string> read_text_file(const std::string& path) {
     std::ifstream file(path);
     std::ostringstream text;
     if (!file || !(text << file.rdbuf()).good()) {
-        // An empty file sets failbit on the target but is no error.
+        // Reading an empty file sets failbit on the target but is no error.
         if (file.is_open() && file.peek() == std::ifstream::traits_type::eof() && text.str().empty() &&
             !file.bad())
             return std::string{};

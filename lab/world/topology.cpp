@@ -23,7 +23,7 @@ struct place {
     std::string bus_id;
     const char* type; // PCI class and ids
 };
-// Cards by switch; 0 is none.
+// Devices and nics by switch; 0: no switch.
 using cards_by_switch = std::map<unsigned, std::vector<place>>;
 
 class writer {
@@ -38,7 +38,7 @@ public:
             line(fmt::format(R"(type="PCIDev" pci_busid="{}" pci_type="{}" pci_link_speed="0.000000"/>)",
                              bus_id, type));
     }
-    // One core and one NUMA node with what hangs below its host bridge.
+    // One core and one NUMA node with the devices and nics below its host bridge.
     void node(unsigned index, const cards_by_switch& switches) {
         const auto members = sets(only(index));
         line(fmt::format(R"(type="Package" os_index="{}" {}>)", index, members));

@@ -5,8 +5,8 @@
 
 namespace lab {
 
-// The lab's machine for programs that ask hwloc where a card sits: NUMA nodes, PCI switches and the cards
-// behind them, in hwloc's XML. Given to them by HWLOC_XMLFILE.
+// The lab's machine for programs that ask hwloc where a device or nic is: NUMA nodes, PCI switches and what
+// is attached to them, in hwloc's XML. Programs get it through HWLOC_XMLFILE.
 [[nodiscard]] std::string topology_xml(const description& machine);
 
 } // namespace lab

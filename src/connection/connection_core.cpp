@@ -22,7 +22,7 @@ constexpr auto copy_poll_interval = std::chrono::microseconds(100);
 constexpr auto close_limit = milliseconds(1000);
 constexpr unsigned polls_before_sleep = 32, polls_before_yield = 4096, polls_between_clocks = 64;
 
-// What the peer did not offer is not tried: its NIC would refuse it and break the connection.
+// Requests beyond the offered rights fail here: the peer's NIC would refuse them and break the connection.
 result<void> check_rights(const transfer_request& request) {
     if (request.remote == nullptr)
         return {};
@@ -37,7 +37,7 @@ result<void> check_rights(const transfer_request& request) {
                           request.remote->length, request.remote->address, name_of(request.remote->rights))));
 }
 
-// Hands a frame's content to the part that it concerns.
+// Decodes a frame and passes its content to the handler.
 template <typename Frame, typename Part>
 result<void> dispatch(const frame& received, Part& part, result<void> (Part::*handler)(const Frame&)) {
     if (const auto content = decode_frame<Frame>(received.body))
@@ -123,7 +123,7 @@ result<std::uint32_t> connection_core::start(const transfer_request& request) {
         initiator_.add(slot);
         advanced = initiator_.advance();
     }
-    // The first of a burst is posted at once, its followers together.
+    // The first request of a burst is posted at once, the following ones together in a chain.
     if (advanced && send_queue_.idle())
         advanced = send_queue_.flush();
     if (!advanced)
@@ -216,7 +216,7 @@ result<void> connection_core::advance() {
     return send_queue_.flush();
 }
 
-// By RDMA, or over TCP where the peer sleeps: the stream wakes it.
+// By RDMA Write, or over TCP where the peer sleeps: only the stream wakes it.
 result<void> connection_core::send_credits() {
     if (!local_credits_.due())
         return {};
@@ -303,7 +303,8 @@ void connection_core::sleep_until(time_point deadline) {
         return;
     std::array<pollfd, 2> waiting{
         {{link_->pair.descriptor(), POLLIN, 0}, {link_->control.descriptor(), POLLIN, 0}}};
-    // The copy engine's own descriptor is no help: other connections of the device wait for the same one.
+    // Waiting on the copy engine's descriptor does not work: all connections of the device share it, and each
+    // event wakes only one of them.
     const bool copying = stagings_.copying() || offers_.copying();
     const auto left = milliseconds(milliseconds_until(deadline));
     const auto limit = copying ? std::chrono::nanoseconds(copy_poll_interval)
@@ -343,7 +344,7 @@ result<std::vector<std::byte>> connection_core::receive_frame(frame_kind kind, m
         if (steady_clock::now() >= deadline)
             return tl::unexpected(
                 error(errc::wait_timeout, fmt::format("no word from {} in {} ms", peer(), limit.count())));
-        // Notes may take milliseconds, but the peer's transfers may need this side meanwhile.
+        // A note may take milliseconds; meanwhile the peer's transfers may depend on progress at this side.
         if (progress() == 0 && read_frames() == 0 && !failure_)
             sleep_until(std::min(deadline, steady_clock::now() + milliseconds(1)));
     }
@@ -365,7 +366,7 @@ void connection_core::close() {
 }
 
 void connection_core::fail(const error& why) {
-    const auto& words = why.observed(); // the peer puts it into an error of its own
+    const auto& words = why.observed(); // the peer quotes it in its own error
     (void)link_->control.send(
         frame_kind::goodbye, std::as_bytes(std::span(words).first(std::min<std::size_t>(words.size(), 1000))),
         steady_clock::now());
@@ -373,7 +374,7 @@ void connection_core::fail(const error& why) {
 }
 
 void connection_core::peer_ended(const error& why) {
-    // What the peer sent before it ended has arrived already, or is being copied from a slab to the device.
+    // What the peer sent before it ended has arrived, or is still being copied from a slab to the device.
     for (;;) {
         auto collected = collect_completions();
         if (collected)
@@ -389,8 +390,8 @@ void connection_core::end(const error& why) {
     if (failure_)
         return;
     failure_ = why;
-    // The memory of an operation is the caller's again when the operation has finished: no NIC and no copy
-    // engine may touch it any more.
+    // The caller may reuse the memory of an operation once the operation has finished: neither a NIC nor a
+    // copy engine may access it after this.
     link_->pair.destroy();
     stagings_.settle();
     offers_.settle();

@@ -10,8 +10,8 @@
 namespace gaudi {
 
 // A connection: dispatches the caller's operations, the NIC's completions and the peer's frames to its parts,
-// and ends them together. For one thread at a time; counted by hand, without atomics, by the connection and
-// its tickets.
+// and ends them together. For one thread at a time. The connection and its tickets share it by a reference
+// count without atomics.
 class connection_core {
 public:
     explicit connection_core(std::unique_ptr<connection_link> link);
@@ -35,11 +35,11 @@ public:
     [[nodiscard]] offer_table& offers() { return offers_; }
     result<void> send_frame(frame_kind kind, std::span<const std::byte> body);
     result<std::vector<std::byte>> receive_frame(frame_kind kind, std::chrono::milliseconds limit);
-    // Reads everything that the peer has sent so far. Whether the connection is alive.
+    // Reads everything that the peer has sent so far; returns whether the connection is still alive.
     bool catch_up();
     void close();
     [[nodiscard]] bool alive() const { return !failure_; }
-    // No operation is pending and no frame of the peer waits.
+    // No operation is pending and no received frame is unread.
     [[nodiscard]] bool idle() const { return operations_.empty() && inbox_.empty(); }
     [[nodiscard]] const connection_link& link() const { return *link_; }
     [[nodiscard]] const path_report& report() const { return operations_.report(); }
@@ -47,18 +47,19 @@ public:
 
 private:
     ~connection_core();
-    // Why the connection cannot be used, if it cannot.
+    // An error where the connection cannot be used.
     [[nodiscard]] result<void> check_usable() const;
     [[nodiscard]] result<void> check(const transfer_request& request) const;
     result<std::size_t> collect_completions();
     result<std::size_t> collect();
     result<void> advance();
     result<void> send_credits();
-    std::size_t read_frames(); // how many came
+    std::size_t read_frames(); // returns how many were received
     result<void> handle(frame& received);
     void store_credits(std::span<const std::byte> body);
     void sleep_until(time_point deadline);
-    // Ends everything: after a failure here, which the peer is told, or after the peer's own end.
+    // fail(): after a local error, which it reports to the peer. peer_ended(): after the peer closed the
+    // connection. Both call end(), which fails what is pending.
     void fail(const error& why);
     void peer_ended(const error& why);
     void end(const error& why);

@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::uint32_t wanted_segment = 512U << 10; // the slabs of both directions fit a processor's cache
 constexpr std::uint64_t wanted_write = 1ULL << 30;
-constexpr unsigned most_receives = credit::ring_words / 2 - 8; // each may need two words
+constexpr unsigned most_receives = credit::ring_words / 2 - 8; // a receive uses up to two words
 
 connection_options bounded(connection_options options) {
     options.depth = std::clamp(options.depth, 16U, most_receives);
@@ -69,7 +69,7 @@ result<void> connection_link::shake_hands(role side, time_point deadline) {
     if (side == role::client)
         GAUDI_CHECK(send_hello(line, ours, deadline));
     const auto received = receive_hello(line, deadline);
-    if (side == role::server) // also to a peer that we do not understand: it learns our version
+    if (side == role::server) // also where the peer's hello is invalid: the peer then learns our version
         if (auto sent = send_hello(line, ours, deadline); !sent && received)
             return sent;
     if (!received)

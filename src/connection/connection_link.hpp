@@ -10,11 +10,11 @@
 
 namespace gaudi {
 
-// What two processes have once they are connected: the TCP stream, the queue pair, the memory for credits and
-// atomic results, and the limits that both sides agreed on in the handshake.
+// What two processes share once they are connected: the TCP stream, the queue pair, the memory for credits
+// and atomic results, and the limits that both sides agreed on in the handshake.
 struct connection_link {
     enum class role { client, server };
-    // Takes part in the handshake. errc::handshake_timeout, handshake_refused, version_mismatch.
+    // Runs the handshake on the stream. errc::handshake_timeout, handshake_refused, version_mismatch.
     static result<std::unique_ptr<connection_link>> establish(const std::shared_ptr<gaudi::nic>& through,
                                                               stream joined, role side,
                                                               const connection_options& options,
@@ -22,7 +22,7 @@ struct connection_link {
     connection_link(std::shared_ptr<gaudi::nic> through, stream joined, const connection_options& bounded);
 
     [[nodiscard]] nic_core& nic() const;
-    // For a child of fork: everything is the parent's.
+    // In a child of fork: releases the verbs handles without destroying them, because the parent uses them.
     void abandon();
 
     // Words that the peer's NIC writes, and words that only this side's NIC reads or writes.
@@ -37,8 +37,8 @@ struct connection_link {
     control_channel control;
     mapping memory;
     shared_words* words = nullptr;
-    mr_handle words_region;   // local rights
-    mr_handle credits_region; // from_peer alone, which the peer may write
+    mr_handle words_region;   // local access only
+    mr_handle credits_region; // covers only from_peer, which the peer may write
     queue_pair pair;
     hello theirs;
     std::uint32_t segment = 0; // longest part of a message

@@ -32,7 +32,7 @@ result<connection_pool::pooled_connection> connection_pool::take(const std::stri
         }
         if (!waiting)
             break;
-        if (waiting->core()->catch_up()) // what the peer did meanwhile
+        if (waiting->core()->catch_up()) // false where the peer closed the connection while it was idle
             return pooled_connection(*this, peer, std::move(*waiting));
     }
     GAUDI_TRY(auto made, connect(nic_, peer, options_));

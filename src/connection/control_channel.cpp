@@ -33,7 +33,7 @@ result<std::vector<frame>> control_channel::receive() {
         const auto got = stream_.receive_some(fresh);
         if (!got) {
             if (!whole.empty())
-                return whole; // the next call reports the end
+                return whole; // the next call reports the end of the stream
             return tl::unexpected(got.error());
         }
         if (*got == 0)

@@ -9,7 +9,7 @@
 
 namespace gaudi {
 
-// What the TCP connection carries once the queue pairs are joined: frames, each with a kind and a length.
+// Frames on the TCP stream once the queue pairs are connected, each with a kind and a length.
 enum class frame_kind : std::uint16_t {
     note = 1,
     offer = 2,
@@ -36,12 +36,12 @@ public:
         : stream_(std::move(joined)), limit_(limit) {}
 
     // Blocks no longer than the limit, or until the deadline. errc::peer_gone, handshake_timeout: the peer
-    // may have half a frame then and cannot read what follows.
+    // may have received half a frame and cannot parse what follows.
     result<void> send(frame_kind kind, std::span<const std::byte> body) const {
         return send(kind, body, std::chrono::steady_clock::now() + limit_);
     }
     result<void> send(frame_kind kind, std::span<const std::byte> body, time_point deadline) const;
-    // Whole frames that have come; none where there is none. errc::peer_gone, handshake_refused.
+    // The complete frames received so far, possibly none. errc::peer_gone, handshake_refused.
     result<std::vector<frame>> receive();
 
     [[nodiscard]] const stream& line() const { return stream_; }
@@ -51,17 +51,17 @@ public:
 private:
     stream stream_;
     const std::chrono::milliseconds limit_;
-    std::vector<std::byte> pending_; // the beginning of a frame
+    std::vector<std::byte> pending_; // an incomplete frame
 };
 
-// Frames that wait until the caller asks for one of their kind: notes and offers.
+// Received notes and offers that the caller has not asked for yet.
 class inbox {
 public:
     static constexpr std::size_t most_bytes = std::size_t{64} << 20;
 
-    // errc::handshake_refused where more than most_bytes wait.
+    // errc::handshake_refused where more than most_bytes are unread.
     result<void> add(frame received, const std::string& peer);
-    // The body of the oldest one of this kind.
+    // The body of the oldest frame of this kind.
     std::optional<std::vector<std::byte>> take(frame_kind kind);
     [[nodiscard]] bool empty() const { return frames_.empty(); }
 

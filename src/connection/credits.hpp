@@ -62,7 +62,7 @@ public:
     [[nodiscard]] std::uint64_t length() const { return length_; }
     // Whether the next part of the open receive is posted at the peer.
     [[nodiscard]] bool part_available() const { return word_of(credit::kind::part).has_value(); }
-    // The next message goes into that part. The last one closes the receive.
+    // Uses that part for the next message. Using the last part closes the receive.
     void use_part() {
         ++index_;
         used_ += std::min<std::uint64_t>(segment_, length_ - used_);
@@ -82,7 +82,8 @@ private:
     std::uint64_t length_ = 0, used_ = 0; // of the open receive
 };
 
-// The receiver's side: words for the peer, which are announced, sent, and consumed by arriving messages.
+// The receiver's side: words for the peer. Each is announced, then sent, then consumed by an arriving
+// message.
 class local_credits {
 public:
     explicit local_credits(credit::ring& words) : words_(words) {}
@@ -92,14 +93,15 @@ public:
         ++announced_;
     }
     void consume(unsigned words) { consumed_ += words; }
-    // Whether to send now. Words wait until they are as many as the peer still holds: few, large writes.
+    // Whether to send now. Words are held back until they are as many as the peer has not used yet, so that
+    // few large writes carry them.
     [[nodiscard]] bool due() const {
         const auto waiting = announced_ - sent_;
         return waiting != 0 && waiting >= sent_ - consumed_;
     }
     [[nodiscard]] bool all_sent() const { return sent_ == announced_; }
 
-    // The next words to send that lie together in the ring.
+    // The next unsent words that are contiguous in the ring.
     struct run {
         std::uint64_t index = 0;
         std::span<const std::uint64_t> words;

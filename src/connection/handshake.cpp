@@ -16,7 +16,7 @@ constexpr std::uint64_t magic = 0x676175'6469'7264ULL << 8 | 0x6d; // "gaudirdm"
 constexpr std::uint32_t ready_magic = 0x52454459;                  // "REDY"
 constexpr std::size_t ready_bytes = 256;
 constexpr std::uint32_t shortest_segment = 4096, longest_segment = 1U << 30;
-// Data is numbers in memory: two hosts must agree what they look like.
+// Data is sent as it lies in memory: both hosts must have the same byte order.
 constexpr std::uint8_t native_order = std::endian::native == std::endian::little ? 1 : 2;
 
 } // namespace

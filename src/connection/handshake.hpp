@@ -13,17 +13,16 @@ namespace gaudi {
 
 constexpr std::uint16_t protocol_version = 2;
 
-// What each side tells the other before a byte of data moves. Nothing of it is believed before decode() has
-// looked at all of it.
+// What each side sends before any data. decode() checks every field before any is used.
 struct hello {
     static constexpr std::size_t encoded_bytes = 96;
 
     std::uint16_t version = protocol_version;
     qp_endpoint endpoint;
-    bool sleeps = false; // waits by events: credits must come over TCP, which wakes it
+    bool sleeps = false; // waits by events: credits must go over TCP, because an RDMA Write does not wake it
     bool atomics = false;
     std::uint32_t segment = 0;         // longest part of a message
-    std::uint64_t longest_write = 0;   // of one request
+    std::uint64_t longest_write = 0;   // of one work request
     std::uint64_t credits_address = 0; // where the other side writes its credits
     std::uint32_t credits_key = 0;
 
@@ -35,7 +34,7 @@ struct hello {
 result<void> send_hello(const stream& to, const hello& ours, time_point deadline);
 result<hello> receive_hello(const stream& from, time_point deadline);
 
-// The last step: each side says that its queue pair can receive, or why it never will.
+// The last step: each side reports that its queue pair can receive, or why the connection fails.
 result<void> send_ready(const stream& to, const std::string& refusal, time_point deadline);
 result<void> receive_ready(const stream& from, time_point deadline);
 

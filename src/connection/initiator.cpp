@@ -51,7 +51,7 @@ ibv_send_wr& initiator::append(const posted_request& request, const local_part& 
     return queue_.append(request, part);
 }
 
-// Copies ahead for the first operation, as far as there are slabs.
+// Starts copies into free slabs for the first operation, ahead of posting.
 result<void> initiator::keep_filling(std::uint32_t slot) {
     auto& first = operations_[slot];
     while (first.stage != nullptr && first.fetched < first.length && first.stage->can_fill()) {
@@ -77,7 +77,7 @@ result<std::optional<local_part>> initiator::part_of(std::uint32_t slot, std::ui
     return stage.memory().part(filled.slab);
 }
 
-// A message consumes the peer's receive whole: parts that it does not need are sent empty.
+// A message consumes every part of the peer's receive: parts beyond the message's length are sent empty.
 result<bool> initiator::post_message(std::uint32_t slot) {
     auto& first = operations_[slot];
     if (!first.started) {
@@ -217,7 +217,8 @@ result<bool> initiator::post_to_staging(std::uint32_t slot) {
         wr.wr.rdma.remote_addr = grant.address;
         wr.wr.rdma.rkey = grant.key;
     }
-    // Also after a refusal nothing may stay behind: the next operation would take it for its own.
+    // Also after a refusal every grant must be consumed: the next operation would take a leftover one for its
+    // own.
     return first.remote_done && granted_.empty() && filling_grants_.empty() &&
            (first.failure || first.posted == first.length);
 }
@@ -233,7 +234,7 @@ result<void> initiator::completed(std::uint64_t wr_id) {
             GAUDI_CHECK(control_.send(frame_kind::slab_return, encode_frame(frame)));
         }
         if (request->slab != no_slab && owner.kind == transfer_kind::read) {
-            // The slab goes on to the device.
+            // The copy engine now copies the slab to the device.
             GAUDI_CHECK(owner.stage->land(static_cast<unsigned>(request->slab), request->slot,
                                           device_address(owner.address + request->offset), request->bytes));
             continue;

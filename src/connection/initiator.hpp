@@ -12,8 +12,9 @@
 namespace gaudi {
 
 // Turns the operations that this side initiates into work requests: messages into the peer's receives,
-// writes, reads, atomic operations. Operations wait in the order of the calls. Only the first is cut into
-// parts, as far as the send queue has room, the peer's credits allow it, and staged memory has been copied.
+// writes, reads, atomic operations. Operations are queued in the order of the calls. Only the first one is
+// cut into parts, as far as the send queue has room, the peer's credits allow it, and staged memory has been
+// copied.
 class initiator {
 public:
     struct limits {
@@ -21,7 +22,7 @@ public:
         std::uint64_t longest_request = 0; // longest write or read of registered memory
         unsigned longest_inline = 0;
     };
-    // Where the NIC leaves the results of atomic operations: one word for each slot.
+    // Where the NIC writes the results of atomic operations: one word for each slot.
     struct atomic_results {
         std::uint64_t* words = nullptr;
         std::uint32_t key = 0;
@@ -33,7 +34,7 @@ public:
     void add(std::uint32_t slot) { waiting_.push(slot); }
     // Posts what can be posted; the caller flushes the send queue.
     result<void> advance();
-    // Everything up to the work request that a completion names has completed.
+    // Completes every work request up to the one that a completion names.
     result<void> completed(std::uint64_t wr_id);
 
     // Frames of the peer about its staged memory.
@@ -45,7 +46,7 @@ public:
     }
 
 private:
-    // Each posts as much of the first operation as it can; true where all of it is posted.
+    // Each posts as much of the first operation as it can; returns true once all of it is posted.
     result<bool> post(std::uint32_t slot);
     result<bool> post_message(std::uint32_t slot);
     result<bool> post_data(std::uint32_t slot);
@@ -56,8 +57,8 @@ private:
     ibv_send_wr& append(const posted_request& request, const local_part& part);
 
     result<void> keep_filling(std::uint32_t slot);
-    // Where a part of the first operation lies: its own memory, or the next slab. None while no slab is
-    // ready.
+    // Where a part of the first operation lies: in its own memory, or in the next filled slab. None while no
+    // slab is filled.
     result<std::optional<local_part>> part_of(std::uint32_t slot, std::uint64_t offset, std::uint32_t bytes);
 
     const limits limits_;

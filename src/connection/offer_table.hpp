@@ -14,20 +14,20 @@ public:
     offer_table(const nic_core& nic, const control_channel& control, std::uint32_t segment);
 
     result<remote_region> offer(const local_region& region, remote_access rights);
-    // Copies that the peer caused have ended when this returns.
+    // Copies for the peer from and to the region have completed when this returns.
     void withdraw(const local_region& region);
     void clear() { offers_.clear(); }
 
-    // Frames of the peer about staged memory. What the peer may not do is refused in an answer; an error ends
-    // the connection.
+    // Frames of the peer about staged memory. Access beyond the peer's rights is refused in an answer; an
+    // error ends the connection.
     result<void> access_requested(const access_request& request);
     result<void> slab_returned(const slab_return& returned);
-    // Carries on accesses of the peer; returns how many copies ended.
+    // Advances the peer's accesses; returns how many copies completed.
     result<std::size_t> progress();
     [[nodiscard]] bool busy() const;
     [[nodiscard]] bool copying() const;
     void settle();
-    // For a child of fork: the copies are the parent's.
+    // In a child of fork: forgets the copies, which belong to the parent.
     void abandon();
 
 private:
@@ -38,7 +38,7 @@ private:
         std::uint32_t number = 0; // stands for the key of staged memory; never repeats in a connection
     };
 
-    // The offer that permits a request, or why none does.
+    // The offer that permits a request, or the reason for refusing it.
     [[nodiscard]] result<const offered_region*> find(const access_request& request) const;
     result<remote_region> offer_staged(const local_region& region, remote_access rights,
                                        const offered_region* same);
@@ -46,7 +46,7 @@ private:
     const nic_core& nic_;
     const control_channel& control_;
     const std::uint32_t segment_;
-    const std::uint64_t holder_;                            // of the keys; never repeats in a process
+    const std::uint64_t holder_; // shares keys within this connection only; never repeats in a process
     std::vector<std::unique_ptr<remote_staging>> stagings_; // one for each device
     std::vector<offered_region> offers_;
     std::uint32_t next_number_ = 1;

@@ -28,36 +28,36 @@ struct transfer_request {
     }
 };
 
-// One operation of a connection. It is cut into parts, each of which is one work request.
+// One operation of a connection, cut into parts of one work request each.
 struct operation {
     enum class state : std::uint8_t { unused, pending, finished };
 
     transfer_kind kind = transfer_kind::send;
     operation::state state = state::unused;
     memory_path path = memory_path::host;
-    bool abandoned = false;        // its ticket is gone: the slot becomes free when the operation finishes
+    bool abandoned = false;        // its ticket was dropped: the slot is freed when the operation finishes
     bool started = false;          // it has opened the peer's receive, was announced, or was requested
     bool fully_posted = false;     // every work request has been posted
     bool immediate_posted = false; // the last part of a write with immediate has been posted
     bool remote_staged = false;    // the peer's memory is staged
     bool remote_done = false;      // the peer has ended an access to its staged memory
-    std::uint32_t serial = 0;      // tells it from earlier operations in its slot, where the peer answers
+    std::uint32_t serial = 0; // distinguishes it from earlier operations in its slot, in frames of the peer
     std::uint32_t local_key = 0, remote_key = 0;
     std::uint64_t address = 0, remote_address = 0, length = 0;
     std::uint64_t operand = 0, compare = 0;
-    std::uint64_t fetched = 0; // staged: bytes whose copy into a slab has begun
+    std::uint64_t fetched = 0; // staged: bytes whose copy into a slab has started
     std::uint64_t posted = 0, completed = 0;
     std::uint32_t outstanding = 0; // parts posted and not completed
     staging* stage = nullptr;
-    std::shared_ptr<const registration>
-        registration_ref; // keeps the registration until the operation has finished
+    // Keeps the memory registered until the operation has finished.
+    std::shared_ptr<const registration> registration_ref;
     std::optional<std::uint32_t> immediate;
     completion outcome;
     std::optional<error> failure;
 };
 
-// The operations of a connection, each in a slot of its own until its ticket is dropped, and what the
-// finished ones add up to.
+// The operations of a connection, each in a slot of its own until its ticket is dropped, and the totals of
+// the finished ones.
 class operation_table {
 public:
     explicit operation_table(unsigned slots);
@@ -67,19 +67,19 @@ public:
     [[nodiscard]] std::size_t size() const { return slots_.size(); }
     operation& operator[](std::uint32_t slot) { return slots_[slot]; }
 
-    // A pending operation as it was requested. The table is not full.
+    // Adds a pending operation for the request. Precondition: the table is not full.
     std::uint32_t add(const transfer_request& request, staging* stage);
-    // Names an operation to the peer; no two of a connection have the same.
+    // Names an operation in frames to the peer; unique within the connection.
     [[nodiscard]] std::uint64_t id_of(std::uint32_t slot) const {
         return std::uint64_t{slots_[slot].serial} << 32 | slot;
     }
-    // The pending operation with this name.
+    // The pending operation with this id.
     [[nodiscard]] std::optional<std::uint32_t> find(std::uint64_t id) const;
 
     void part_completed(std::uint32_t slot, std::uint64_t bytes);
     void fully_posted(std::uint32_t slot);
     void fail_pending(const error& why);
-    // The ticket is gone.
+    // The caller dropped the ticket.
     void drop(std::uint32_t slot);
 
     [[nodiscard]] const path_report& report() const { return report_; }

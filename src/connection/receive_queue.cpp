@@ -15,7 +15,7 @@ receive_queue::receive_queue(ibv_qp* qp, unsigned depth, std::string peer, std::
     : qp_(qp), depth_(depth), peer_(std::move(peer)), segment_(segment), operations_(operations),
       credits_(credits), waiting_(operations.size()), posted_(depth) {}
 
-// A receive is announced with its whole length, then part by part as they are posted.
+// A receive is announced by a word with its whole length, then by one word for each part that is posted.
 result<void> receive_queue::advance() {
     while (!waiting_.empty()) {
         const auto slot = waiting_.front();
@@ -58,10 +58,10 @@ result<void> receive_queue::post(const posted_request& request, const local_part
 result<void> receive_queue::completed(const ibv_wc& entry) {
     const auto request = posted_.pop();
     auto& owner = operations_[request.slot];
-    credits_.consume(request.offset == 0 ? 2 : 1); // the first part of a receive also had its length
+    credits_.consume(request.offset == 0 ? 2 : 1); // the first part also used the word with the length
     if ((entry.wc_flags & IBV_WC_WITH_IMM) != 0)
         owner.outcome.immediate = ntohl(entry.imm_data);
-    // A write with immediate consumes a receive and leaves its memory alone.
+    // A write with immediate consumes a receive and does not write its memory.
     const bool has_data = entry.opcode != IBV_WC_RECV_RDMA_WITH_IMM && entry.byte_len != 0;
     owner.outcome.bytes += entry.byte_len;
     if (request.slab != no_slab) {

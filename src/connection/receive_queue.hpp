@@ -7,8 +7,8 @@
 
 namespace gaudi {
 
-// The receive queue of a queue pair: cuts receives into parts, posts them in order, and announces to the peer
-// what is posted.
+// The receive queue of a queue pair: cuts receives into parts, posts them in order, and announces the posted
+// parts to the peer.
 class receive_queue {
 public:
     static constexpr std::uint64_t wr_id = 1ULL << 63; // tells a receive's completion from a send's
@@ -17,7 +17,7 @@ public:
                   operation_table& operations, local_credits& credits);
 
     void add(std::uint32_t slot) { waiting_.push(slot); }
-    // Posts as many parts as there is room and slabs for.
+    // Posts as many parts as the queue has room for and, for staged memory, as there are free slabs.
     result<void> advance();
     result<void> completed(const ibv_wc& entry);
 

@@ -15,7 +15,8 @@ remote_staging::remote_staging(const nic_core& nic, slab_memory memory, frame_se
 
 namespace {
 
-// Before freed memory is handed out again, the copies that a peer caused in it have ended.
+// Waits until the copies for a peer in freed memory have completed, before the heap hands that memory out
+// again.
 class waits_for_copies : public chunk_observer {
 public:
     explicit waits_for_copies(remote_staging& staging) : staging_(&staging) {}
@@ -52,7 +53,7 @@ result<std::unique_ptr<remote_staging>> remote_staging::make(const nic_core& nic
 remote_staging::~remote_staging() {
     if (frees_)
         static_cast<waits_for_copies&>(*frees_).end();
-    settle(); // copies still use the memory
+    settle(); // copies in flight use the slabs
 }
 
 void remote_staging::wait_for_copies(std::uint64_t address, std::uint64_t length) {
@@ -136,7 +137,7 @@ bool remote_staging::copying() const {
     return std::any_of(slabs_.begin(), slabs_.end(), [](const slab& each) { return each.copying(); });
 }
 
-// Parts of the oldest access first, then those of the next.
+// Starts parts of the oldest access first, then those of the next.
 result<void> remote_staging::start_parts() {
     for (auto& owner : accesses_)
         for (std::uint32_t index = 0; index < slabs && owner.started < owner.request.length; ++index) {

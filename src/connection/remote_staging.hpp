@@ -15,15 +15,15 @@
 
 namespace gaudi {
 
-// One-sided access to the memory of one device that no NIC can reach, on the side that owns it. Slabs of host
-// memory are granted to the peer part by part; the copy engine carries them from or to the device. Several
+// One-sided access to the memory of one device that no NIC can reach, on the side that owns it. It grants
+// slabs of host memory to the peer part by part; the copy engine copies between them and the device. Several
 // slabs are in use at a time, so that copies and network overlap.
 class remote_staging {
 public:
     static constexpr std::uint32_t slabs = 8;
-    static constexpr std::size_t most_accesses = 64; // our own initiator has one at a time
+    static constexpr std::size_t most_accesses = 64; // our own initiator opens one at a time
     using frame_sender = std::function<result<void>(frame_kind, std::span<const std::byte>)>;
-    // Whether the peer may still access the memory; asked before each copy from or to the device.
+    // Whether the peer may still access the memory; called before each copy from or to the device.
     using permission = std::function<result<void>(const access_request&)>;
 
     static result<std::unique_ptr<remote_staging>> make(const nic_core& nic, const staging_source& source,
@@ -34,17 +34,17 @@ public:
     remote_staging& operator=(const remote_staging&) = delete;
 
     [[nodiscard]] const slab_memory& memory() const { return memory_; }
-    // Waits for the copies from and to these bytes of the device: from any thread.
+    // Waits for the copies from and to these bytes of the device. Any thread may call it.
     void wait_for_copies(std::uint64_t address, std::uint64_t length);
-    // The range has been checked. False where an access with this id is open, or too many are.
+    // The caller has checked the range. False where an access with this id is open, or too many are.
     [[nodiscard]] bool open_access(const access_request& request);
-    // False where the slab was not granted for this.
+    // False where the slab is not granted to the access that the frame names.
     [[nodiscard]] result<bool> return_slab(const slab_return& returned);
     [[nodiscard]] bool busy() const { return !accesses_.empty(); }
     [[nodiscard]] bool copying() const;
-    // Waits for every copy and drops its outcome.
+    // Waits for every copy and ignores its result.
     void settle();
-    // Returns how many copies ended.
+    // Returns how many copies completed.
     result<std::size_t> progress();
 
 private:
@@ -54,7 +54,7 @@ private:
         std::uint64_t id = 0, offset = 0;
         std::uint32_t bytes = 0;
         copy_ticket copy;
-        // The peer's keys to this slab alone, each made when it is first needed.
+        // The peer's keys to this slab alone, each registered when it is first needed.
         mr_handle for_reading, for_writing;
 
         [[nodiscard]] bool copying() const { return state == state::filling || state == state::landing; }
@@ -75,7 +75,7 @@ private:
     result<void> part_done(std::uint32_t index);
 
     const nic_core& nic_;
-    // Held while slabs change: freeing the memory reads them from another thread.
+    // Held while slabs change: a thread that frees device memory reads them.
     mutable std::mutex mutex_;
     std::shared_ptr<chunk_observer> frees_;
     slab_memory memory_;

@@ -10,7 +10,7 @@ send_queue::send_queue(ibv_qp* qp, unsigned depth, std::string peer)
 
 ibv_send_wr& send_queue::append(const posted_request& request, const local_part& part) {
     if (chained_ == longest_chain)
-        (void)flush(); // the next flush() reports a failure again
+        (void)flush(); // the next flush() returns a failure again
     auto& entry = entries_[chained_];
     entry = {part.address, request.bytes, part.key};
     auto& wr = chain_[chained_];
@@ -26,7 +26,7 @@ result<void> send_queue::flush() {
     if (chained_ != 0 && post_error_ == 0) {
         for (std::size_t i = 0; i + 1 < chained_; ++i)
             chain_[i].next = &chain_[i + 1];
-        // A completion names by its wr_id how many requests have completed.
+        // The wr_id of a completion is the number of requests completed so far.
         for (std::size_t i = 0; i < chained_; ++i)
             chain_[i].wr_id = retired_ + posted_.size() - chained_ + i + 1;
         chain_[chained_ - 1].send_flags |= IBV_SEND_SIGNALED;

@@ -9,8 +9,8 @@
 
 namespace gaudi {
 
-// Host memory between a device's copy engine and the NIC, in slabs of one size: pinned for the one and
-// registered with the other. Copies from and to it must have finished before it goes.
+// Host memory between a device's copy engine and the NIC, in slabs of one size, pinned for the engine and
+// registered with the NIC. Copies from and to it must have completed before it is destroyed.
 class slab_memory {
 public:
     static result<slab_memory> make(const nic_core& nic, const copy_engine& engine, unsigned slabs,
@@ -26,7 +26,7 @@ public:
     [[nodiscard]] std::uint64_t address_of(unsigned slab) const {
         return reinterpret_cast<std::uintptr_t>(of(slab, 0).data());
     }
-    // A slab for the NIC.
+    // A slab as the NIC addresses it.
     [[nodiscard]] local_part part(unsigned slab) const {
         return {address_of(slab), region_->lkey, static_cast<int>(slab)};
     }
@@ -35,7 +35,7 @@ private:
     slab_memory(const copy_engine& engine, std::uint32_t slab_bytes)
         : engine_(engine), slab_bytes_(slab_bytes) {}
 
-    // Order of members is order of tear-down, last first.
+    // Members are destroyed in reverse order: this order is required.
     mapping memory_;
     copy_engine engine_;
     pinned_memory pinned_;

@@ -24,7 +24,7 @@ result<std::unique_ptr<staging>> staging::make(const nic_core& nic, const copy_e
 }
 
 staging::~staging() {
-    settle(); // copies still use the memory
+    settle(); // copies in flight use the slabs
 }
 
 void staging::settle() {

@@ -7,8 +7,8 @@
 
 namespace gaudi {
 
-// Slabs for outgoing and slabs for incoming data of one device, so that neither direction waits for the
-// other. Copies and network overlap.
+// Slabs for outgoing and slabs for incoming data of one device, separate so that neither direction waits for
+// the other. Copies and network overlap.
 class staging {
 public:
     static constexpr unsigned slabs_each_way = 8;
@@ -29,27 +29,28 @@ public:
 
     [[nodiscard]] const slab_memory& memory() const { return memory_; }
 
-    // Out: begins to fill a slab from the device; filled parts come out in the order they went in.
+    // Outgoing: fill() starts a copy from the device into a slab; filled parts are returned in the order of
+    // the calls.
     [[nodiscard]] bool can_fill() const { return !free_out_.empty() && !filling_.full(); }
     result<void> fill(std::uint32_t operation, device_address from, std::uint32_t bytes);
-    // The next part, once it is there. Its slab is the caller's until release_out.
+    // The next filled part. The caller owns its slab until release_out().
     [[nodiscard]] bool filled();
     result<part> take_filled();
     void release_out(unsigned slab) { free_out_.push(slab); }
 
-    // In: a slab for the NIC to write to; land() copies it to the device.
+    // Incoming: a slab for the NIC to write; land() copies it to the device.
     [[nodiscard]] bool can_receive() const { return !free_in_.empty(); }
     [[nodiscard]] unsigned take_in() { return free_in_.pop(); }
     void release_in(unsigned slab) { free_in_.push(slab); }
-    // One for an RDMA Read, from the outgoing ones.
+    // A slab for an RDMA Read, from the outgoing ones.
     [[nodiscard]] bool can_read() const { return !free_out_.empty(); }
     [[nodiscard]] unsigned take_out() { return free_out_.pop(); }
     result<void> land(unsigned slab, std::uint32_t operation, device_address to, std::uint32_t bytes);
-    // The next part that reached the device; its slab is free again.
+    // The next part whose copy to the device has completed; its slab is free again.
     [[nodiscard]] bool landed();
     result<part> take_landed();
     [[nodiscard]] bool landing() const { return !landing_.empty(); }
-    // Waits for every copy and drops its outcome.
+    // Waits for every copy and ignores its result.
     void settle();
     [[nodiscard]] bool copying() const { return !filling_.empty() || !landing_.empty(); }
 
@@ -65,12 +66,12 @@ private:
 class staging_set {
 public:
     result<staging*> find_or_make(const nic_core& nic, const copy_engine& engine, std::uint32_t slab_bytes);
-    // Completes the parts that reached their device; how many.
+    // Completes the parts that were copied to their device; returns how many.
     result<std::size_t> collect(operation_table& operations);
     [[nodiscard]] bool landing() const;
     [[nodiscard]] bool copying() const;
     void settle();
-    // For a child of fork: the copies are the parent's.
+    // In a child of fork: forgets the copies, which belong to the parent.
     void abandon();
 
 private:

@@ -64,7 +64,7 @@ std::vector<std::byte> encode_frame(Frame frame) {
     return body;
 }
 
-// None where the body has another size.
+// None where the body has the wrong size.
 template <typename Frame>
 std::optional<Frame> decode_frame(std::span<const std::byte> body) {
     Frame frame;

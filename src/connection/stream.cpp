@@ -20,7 +20,7 @@
 namespace gaudi {
 namespace {
 
-// A peer whose machine died is noticed within about ten seconds.
+// TCP keep-alive: detects a peer whose machine has failed within about ten seconds.
 constexpr int idle_seconds = 5, probe_seconds = 2, probes = 3, unacknowledged_ms = 10000;
 
 struct endpoint {
@@ -189,7 +189,7 @@ result<listening> listen_on(const std::string& address, std::uint16_t port) {
     GAUDI_TRY(const auto addresses,
               resolve(address.empty() ? nullptr : address.c_str(), std::to_string(port), AI_PASSIVE));
     const auto* chosen = addresses.get();
-    // The IPv6 wildcard takes callers of both families.
+    // A socket on the IPv6 wildcard address accepts connections of both families.
     for (const auto* each = chosen; address.empty() && each != nullptr; each = each->ai_next)
         if (each->ai_family == AF_INET6)
             chosen = each;
@@ -210,7 +210,7 @@ result<listening> listen_on(const std::string& address, std::uint16_t port) {
     sockaddr_storage bound{};
     socklen_t length = sizeof(bound);
     ::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&bound), &length);
-    // The port lies at the same place for both families.
+    // The port is at the same offset in sockaddr_in and sockaddr_in6.
     return listening{std::move(fd), ntohs(reinterpret_cast<const sockaddr_in*>(&bound)->sin_port)};
 }
 

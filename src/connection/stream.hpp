@@ -15,14 +15,14 @@ namespace gaudi {
 
 using time_point = std::chrono::steady_clock::time_point;
 
-// Milliseconds until then for poll(2): never negative, rounded up.
+// For poll(2): never negative, rounded up.
 [[nodiscard]] int milliseconds_until(time_point deadline);
 
 // A TCP connection that never blocks beyond a deadline.
 class stream {
 public:
     stream() = default;
-    // Takes a connected socket over.
+    // Takes ownership of a connected socket.
     explicit stream(unique_fd connected);
 
     // "host", "host:port", "[v6]:port".
@@ -30,7 +30,7 @@ public:
 
     result<void> send_all(std::span<const std::byte> bytes, time_point deadline) const;
     result<void> receive_all(std::span<std::byte> bytes, time_point deadline) const;
-    // What is there: 0 if nothing. errc::peer_gone at the end.
+    // Reads what has arrived; 0 where nothing has. errc::peer_gone at the end of the stream.
     result<std::size_t> receive_some(std::span<std::byte> bytes) const;
 
     [[nodiscard]] const std::string& peer() const { return peer_; }

@@ -15,13 +15,13 @@ struct local_part {
     int slab = no_slab;
 };
 
-// A work request, remembered until its completion.
+// A posted work request, kept until its completion.
 struct posted_request {
     std::uint32_t slot = no_operation;
     std::uint32_t bytes = 0;
     int slab = no_slab;
-    std::uint64_t offset = 0;  // in the operation, for what a slab receives
-    int remote_slab = no_slab; // of the peer's staging
+    std::uint64_t offset = 0;  // in the operation; used for data that a slab receives
+    int remote_slab = no_slab; // in the peer's staging
 };
 
 } // namespace gaudi

@@ -10,15 +10,15 @@
 
 namespace gaudi {
 
-// Host memory that the device can reach, in pieces: small copies go through it and need no mapping of their
-// own.
+// Host memory that is mapped for the device, in pieces: small copies go through it and need no mapping of
+// their own.
 class bounce_slab {
 public:
     static constexpr std::size_t piece = 16 * 1024;
     // A piece in use.
     struct use {
         int index = -1;
-        std::span<std::byte> deliver_to; // where its bytes go at the end
+        std::span<std::byte> deliver_to; // where the bytes are copied to on completion
     };
 
     bounce_slab() = default;
@@ -31,7 +31,7 @@ public:
     }
 
     [[nodiscard]] std::span<std::byte> bytes() const { return memory_.bytes(); }
-    // Where in the slab `memory` goes; nothing: it is too large, or all pieces are in use.
+    // Allocates a piece for `memory` and returns its offset; nullopt: too large, or all pieces are in use.
     [[nodiscard]] std::optional<std::size_t> take(use& by, std::span<std::byte> memory, bool writes) {
         if (memory.size() > piece || free_.empty())
             return std::nullopt;
@@ -44,6 +44,7 @@ public:
             by.deliver_to = memory;
         return offset;
     }
+    // Frees the piece; `deliver`: first copies the bytes that the device wrote to their destination.
     void give_back(use& by, bool deliver) {
         if (by.index < 0)
             return;

@@ -50,7 +50,7 @@ hl_cs_chunk command_ring::chunk(unsigned slot, std::uint32_t offset, std::uint32
         made.cb_handle = mapped_.address().value() + std::uint64_t{slot} * slot_bytes_ + offset;
         made.cs_chunk_flags = HL_CS_CHUNK_FLAGS_USER_ALLOC_CB;
     } else
-        made.cb_handle = buffers_[slot].buffer->handle; // the driver takes whole buffers: offset is 0
+        made.cb_handle = buffers_[slot].buffer->handle; // the driver accepts whole buffers only: offset is 0
     return made;
 }
 

@@ -9,8 +9,9 @@
 
 namespace gaudi {
 
-// Memory for command buffers: one slot for each submission that may be in flight. On Gaudi2 and later it is
-// host memory mapped for the device; on gen1 each slot is a buffer of the driver's.
+// Memory for command buffers: one slot for each submission that may be in flight. Gaudi2 and later take
+// command buffers only from host memory that is mapped for the device, gen1 only from buffers that the driver
+// allocated.
 class command_ring {
 public:
     static result<command_ring> make(const std::shared_ptr<hl_device>& device, unsigned slots,

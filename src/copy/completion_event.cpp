@@ -35,7 +35,7 @@ void completion_event::signal() {
     armed_ = false;
     const std::uint64_t one = 1;
     if (::write(descriptor_.get(), &one, sizeof(one)) < 0)
-        return; // the counter is full: it is readable all the same
+        return; // the counter is full, so the descriptor is readable already
 }
 
 void completion_event::end(std::mutex& engine) {
@@ -49,9 +49,9 @@ void completion_event::end(std::mutex& engine) {
 }
 
 void completion_event::abandon() {
-    if (thread_.joinable()) // neither to be joined nor detached: left behind
+    if (thread_.joinable()) // it does not exist here and can be neither joined nor detached: leaked
         static_cast<void>(new (std::nothrow) std::thread(std::move(thread_)));
-    static_cast<void>(wake_.release()); // its destructor waits for waiters
+    static_cast<void>(wake_.release()); // leaked: the destructor would wait for waiters of the parent
 }
 
 } // namespace gaudi

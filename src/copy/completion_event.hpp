@@ -12,22 +12,22 @@
 
 namespace gaudi {
 
-// A descriptor that becomes readable when copies end, and the thread that notices their end for it. The
-// engine's mutex is held in every call, except for those that say otherwise.
+// A descriptor that becomes readable when copies complete, and the thread that detects their completion for
+// it. Callers hold the engine's mutex, except where a function says otherwise.
 class completion_event {
 public:
     // The descriptor. The first call starts the thread, which runs `watch` until ending().
     result<int> open(event_when when, std::function<void()> watch);
-    // The next end of a copy is signalled.
+    // The next completion makes the descriptor readable.
     void arm();
     [[nodiscard]] bool wanted() const { return always_ || armed_; }
-    // There is something for the thread to watch.
+    // Wakes the thread: there is a copy to watch.
     void wake() {
         if (wanted())
             wake_->notify_one();
     }
     void copy_ended() { unsignalled_ = true; }
-    // After copies have ended: makes the descriptor readable, where that is wanted.
+    // Makes the descriptor readable if copies have completed since the last call and a reader wants it.
     void signal();
 
     // For the thread. The lock is released while it sleeps.
@@ -37,9 +37,9 @@ public:
         wake_->wait_for(lock, limit, [this] { return ending_; });
     }
 
-    // Ends the thread; without the mutex. Before the members that the thread uses go.
+    // Ends the thread. Call it without the mutex, before the members that the thread uses are destroyed.
     void end(std::mutex& engine);
-    // For a child of fork: the thread is the parent's.
+    // For a child of fork, which does not have the parent's thread.
     void abandon();
 
 private:

@@ -37,7 +37,7 @@ result<std::uint32_t> copy_core::write_unchecked(device_address to, std::span<co
         return tl::unexpected(device_->loss().describe("copy to the device"));
     const std::lock_guard guard(mutex_);
     const auto slot = begin_operation(from.size(), counted);
-    // The engine only reads the source; the driver pins it for writing all the same.
+    // The engine only reads the source, but the driver pins it for writing all the same.
     const auto source = reach_host(slot, {const_cast<std::byte*>(from.data()), from.size()}, true);
     if (!source) {
         release(slot);

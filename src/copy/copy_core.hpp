@@ -17,16 +17,16 @@ namespace gaudi {
 
 enum class copy_direction : std::uint8_t { down, up, within };
 
-// A copy engine, whoever has the queues: what is checked, how outcomes are kept and told. How a copy is begun
-// and its end noticed is for those below. An operation is known by its slot. One mutex guards it all.
+// A copy engine: checks addresses and keeps the outcomes of operations. Derived classes start copies and
+// detect their completion. An operation is identified by its slot. One mutex guards all state.
 class copy_core : public copy_tracker {
 public:
-    // On the device's own queues, or by SynapseAI's call where these are its. `known`: where addresses are
-    // looked up; none: whoever submits has done so. errc::copies_absent with the reason.
+    // An engine on the device's queues, or on SynapseAI's call where SynapseAI owns the queues. `known`:
+    // where addresses are checked; nullptr: the caller has checked them. errc::copies_absent with the reason.
     static result<std::shared_ptr<copy_core>> make(const std::shared_ptr<hl_device>& device,
                                                    const address_map* known, const copy_options& options);
 
-    // As which path a copy counts; none: it is a step of a copy that counts as a whole.
+    // The path that a copy counts as; nullopt: it is a step of a larger copy, which counts as a whole.
     using counted_as = std::optional<copy_path>;
     result<std::uint32_t> write(device_address to, std::span<const std::byte> from, const copy_hints& hints,
                                 counted_as counted = copy_path::engine);
@@ -34,7 +34,7 @@ public:
                                counted_as counted = copy_path::engine);
     result<std::uint32_t> copy(device_address to, device_address from, std::uint64_t length,
                                const copy_hints& hints, counted_as counted = copy_path::engine);
-    // Addresses that are known to be the device's to reach, without a look into the address map.
+    // Without a lookup in the address map: the caller knows that the device can access the addresses.
     result<std::uint32_t> write_unchecked(device_address to, std::span<const std::byte> from,
                                           const copy_hints& hints, counted_as counted);
     result<std::uint32_t> read_unchecked(std::span<std::byte> to, device_address from,
@@ -59,13 +59,13 @@ protected:
     enum class state : std::uint8_t { unused, pending, finished };
     struct operation {
         copy_core::state state = state::unused;
-        bool dropped = false; // nobody will ask for the outcome
+        bool dropped = false; // the ticket was destroyed: nothing reads the outcome
         counted_as counted;
         std::uint64_t bytes = 0;
         std::optional<error> failure;
         bounce_slab::use bounce;
     };
-    // Operations of one kind, in stable places.
+    // Operations of one kind, at stable addresses.
     template <typename Operation>
     class slots {
     public:
@@ -99,7 +99,7 @@ protected:
     virtual std::uint32_t new_operation() = 0;
     std::uint32_t begin_operation(std::uint64_t bytes, counted_as counted);
     virtual void release(std::uint32_t slot) = 0;
-    // Host memory as the engine addresses it, until the operation ends.
+    // The address at which the engine accesses host memory until the operation ends.
     virtual result<std::uint64_t> reach_host(std::uint32_t slot, std::span<std::byte> memory,
                                              bool writes) = 0;
     virtual result<std::uint32_t> start(std::uint32_t slot, std::uint64_t source, std::uint64_t destination,
@@ -108,9 +108,9 @@ protected:
     // Submits the pending batch now: a caller blocks on it.
     virtual void flush_batch() {}
     void finish(operation& done);
-    // Without it: sleeps until the operation may have ended, at most this long.
+    // Without the mutex: sleeps until the operation may have completed, at most this long.
     virtual void sleep(std::uint32_t slot, std::chrono::microseconds limit) = 0;
-    // The thread behind event_fd().
+    // The body of the thread that serves event_fd().
     virtual void watch() = 0;
 
     const std::shared_ptr<hl_device> device_;
@@ -118,10 +118,10 @@ protected:
     std::mutex mutex_;
     bounce_slab slab_;
     copy_statistics statistics_;
-    completion_event event_; // ended or abandoned by the destructors of those below
+    completion_event event_; // ended or abandoned by the derived classes' destructors
 };
 
-// Copies that are steps of something larger, which counts as a whole.
+// Copies that are steps of a larger one, which counts as a whole.
 result<copy_ticket> read_step(const copy_engine& engine, std::span<std::byte> to, device_address from);
 result<copy_ticket> write_step(const copy_engine& engine, device_address to, std::span<const std::byte> from);
 

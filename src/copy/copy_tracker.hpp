@@ -8,7 +8,7 @@
 
 namespace gaudi {
 
-// Whoever carries out copies and knows the outcome of each by its number. Thread-safe.
+// Carries out copies and knows the outcome of each by its number. Thread-safe.
 class copy_tracker {
 public:
     copy_tracker() = default;
@@ -16,17 +16,17 @@ public:
     copy_tracker(const copy_tracker&) = delete;
     copy_tracker& operator=(const copy_tracker&) = delete;
 
-    // Drives it; never blocks.
+    // Whether the copy has completed. Drives it; never blocks.
     [[nodiscard]] virtual bool done(std::uint32_t slot) = 0;
-    // Looks, and drives nothing.
+    // Whether the copy has completed, as far as is known. Drives nothing.
     [[nodiscard]] virtual bool finished(std::uint32_t slot) = 0;
-    // errc::copy_timeout where the time is over.
+    // Blocks until the copy has completed. errc::copy_timeout: the limit expired.
     virtual result<void> wait(std::uint32_t slot, std::chrono::milliseconds limit) = 0;
-    // Nobody will ask for the outcome.
+    // The ticket was destroyed: nothing reads the outcome.
     virtual void drop(std::uint32_t slot) = 0;
 };
 
-// A copy ended well.
+// Counts a successful copy.
 void count_copy(copy_path path, std::uint64_t bytes);
 
 } // namespace gaudi

@@ -12,7 +12,7 @@
 namespace gaudi {
 namespace {
 
-constexpr unsigned most_slots = 64; // more in flight gains nothing and costs pinned memory
+constexpr unsigned most_slots = 64; // more submissions in flight gain nothing and cost pinned memory
 
 } // namespace
 
@@ -53,13 +53,13 @@ queue_core::queue_core(std::shared_ptr<hl_device> device, const address_map* kno
 }
 
 queue_core::~queue_core() {
-    if (!device_->valid_in_this_process()) { // a forked child: neither the watcher nor whoever holds the
-                                             // mutex exists here
+    // In a child of fork the watching thread does not exist, nor a thread that may have held the mutex.
+    if (!device_->valid_in_this_process()) {
         event_.abandon();
         return;
     }
     event_.end(mutex_);
-    // Buffers of the device must not be unmapped under a copy that nobody waited for.
+    // Memory must not be unmapped while a copy in flight uses it.
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
     while (!device_->lost() && std::chrono::steady_clock::now() < deadline) {
         poll();
@@ -87,7 +87,7 @@ result<std::uint32_t> queue_core::start(std::uint32_t slot, std::uint64_t source
     enqueue(slot, source, destination, length, direction, hints);
     submit_waiting(false);
     if (!waiting_.empty())
-        event_.wake(); // there was no room, or the batch waits for more
+        event_.wake(); // no room in flight, or the batch is not full: the thread submits later
     event_.signal();
     return slot;
 }
@@ -118,12 +118,13 @@ void queue_core::sleep(std::uint32_t slot, std::chrono::microseconds limit) {
     std::uint64_t sequence = 0;
     {
         const std::lock_guard guard(mutex_);
-        // Not submitted for lack of room: then the oldest in flight is what it waits for.
+        // If no piece was submitted yet, for lack of room, the oldest submission in flight must complete
+        // first.
         const auto own = operations_[slot].last_sequence;
         sequence = own != 0 ? own : flights_.empty() ? 0 : flights_.front().sequence;
     }
     std::uint32_t status = 0;
-    if (sequence != 0) // the outcome is collected by poll()
+    if (sequence != 0) // poll() collects the outcome
         device_->api().wait_for_cs(device_->fd(), sequence,
                                    static_cast<std::uint64_t>(std::min<std::int64_t>(limit.count(), 100000)),
                                    &status);
@@ -138,7 +139,7 @@ void queue_core::watch() {
             event_.sleep(lock);
             continue;
         }
-        if (flights_.empty()) { // those of others have taken all the room
+        if (flights_.empty()) { // other processes on this context use all the room
             event_.sleep_for(lock, std::chrono::milliseconds(1));
         } else {
             const auto sequence = flights_.front().sequence;

@@ -14,14 +14,14 @@
 
 namespace gaudi {
 
-// Copies on the queues of the submission ioctl: operations cut into pieces, pieces gathered into submissions,
-// submissions in flight.
+// Copies on the queues of the submission ioctl. An operation is split into pieces, pieces are batched into
+// submissions, and submissions are in flight.
 //
-// One mutex guards it all. No driver call under it can block: the number of submissions in flight is counted
-// and stays below the driver's limit, where the next one would spin inside hl-thunk.
+// One mutex guards all state. No driver call under it can block: the engine counts the submissions in flight
+// and stays below the driver's limit, beyond which a submission spins inside hl-thunk.
 class queue_core : public copy_core, public std::enable_shared_from_this<queue_core> {
 public:
-    // `known`: where addresses are looked up; none: whoever submits has done so.
+    // `known`: where addresses are checked; nullptr: the caller has checked them.
     static result<std::shared_ptr<queue_core>> make(const std::shared_ptr<hl_device>& device,
                                                     const address_map* known, const copy_options& options);
     queue_core(std::shared_ptr<hl_device> device, const address_map* known, const copy_options& options,
@@ -36,16 +36,16 @@ public:
 private:
     struct queue_operation : operation {
         std::uint32_t pieces_left = 0;
-        std::uint64_t last_sequence = 0; // 0: not all of it is submitted
-        mapping duplicate;               // of a source that cannot be pinned because it is read-only
-        host_mapping mapped;             // host memory mapped for this copy alone
+        std::uint64_t last_sequence = 0; // its latest submission; 0: none yet
+        mapping duplicate;               // a copy of a source that cannot be pinned because it is read-only
+        host_mapping mapped;             // host memory mapped for this copy only
     };
 
     struct piece {
         std::uint64_t source, destination;
         std::uint32_t size;
         std::uint32_t operation;
-        std::uint16_t batch; // packets that its submission may carry
+        std::uint16_t batch; // most packets in its submission
         std::uint16_t queue; // the driver's number
     };
 
@@ -53,9 +53,9 @@ private:
     struct flight {
         std::uint64_t sequence;
         unsigned slot;
-        std::vector<std::uint32_t> operations; // one entry a piece
-        std::vector<std::uint32_t> queues;     // the driver's numbers, likewise
-        std::uint32_t queue;                   // where all of it is, or `several`
+        std::vector<std::uint32_t> operations; // one entry per piece
+        std::vector<std::uint32_t> queues;     // the driver's numbers, one per piece
+        std::uint32_t queue;                   // the queue of all pieces, or `several`
     };
     struct pinned_range {
         std::uintptr_t end;
@@ -102,7 +102,7 @@ private:
     std::vector<flight> spare_flights_;
     std::multimap<std::uintptr_t, pinned_range> pinned_;
     unsigned next_queue_ = 0;
-    std::uint64_t finished_ = 0; // on a shared context: every submission up to here has ended
+    std::uint64_t finished_ = 0; // on a shared context: every submission up to this one has completed
     queue_meter queues_;
 };
 

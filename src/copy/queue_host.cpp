@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// How host memory is reached: pinned before, through the slab, or mapped for one copy.
+// How the engine reaches host memory: pinned before, through the slab, or mapped for one copy.
 #include "src/copy/queue_core.hpp"
 
 #include "src/error/try.hpp"
@@ -12,7 +12,7 @@
 namespace gaudi {
 namespace {
 
-// Whether every page of it exists.
+// Whether every page is mapped in this process.
 bool is_mapped(std::span<const std::byte> memory) {
     constexpr std::uintptr_t page = 4096;
     const auto begin = reinterpret_cast<std::uintptr_t>(memory.data()) / page * page;
@@ -39,8 +39,8 @@ result<host_mapping> queue_core::map_for_copy(queue_operation& owner, std::span<
     auto mapped = device_->map_host(memory);
     if (mapped || !writes || mapped.error().code() != errc::host_range_invalid)
         return mapped;
-    // The driver pins for writing only. A source that is merely read-only (constants, a mapped file) is
-    // copied aside; through the kernel, so that an address that does not exist stays an error and not a
+    // The driver pins host memory for writing. A source that is only read-only (constants, a mapped file) is
+    // duplicated. The kernel copies it, so that an address that is not mapped remains an error and does not
     // crash.
     if (!is_mapped(memory))
         return mapped;

@@ -10,7 +10,7 @@
 
 namespace gaudi {
 
-// How much each hardware queue carried, and how long it was busy.
+// Bytes and busy time of each hardware queue.
 class queue_meter {
 public:
     void enter(std::uint32_t queue, std::uint64_t bytes) {

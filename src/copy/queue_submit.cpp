@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The way of a piece: cut, gathered into a submission, in flight, collected. All with the mutex held.
+// The steps of a piece: split, batched into a submission, in flight, collected. All with the mutex held.
 #include "src/copy/queue_core.hpp"
 
 #include "src/copy/packet.hpp"
@@ -33,7 +33,7 @@ void queue_core::enqueue(std::uint32_t slot, std::uint64_t source, std::uint64_t
         striped
             ? std::min(std::max<std::uint64_t>(length / queues.size() / 4096 * 4096, 4096), max_packet_bytes)
             : max_packet_bytes;
-    // Small copies stay on one queue, so that one command buffer carries them all; larger ones take turns.
+    // Small copies use one queue, so that one command buffer carries them all; larger ones alternate.
     constexpr std::uint64_t small = 64 * 1024;
     auto queue = length < small ? 0 : next_queue_++;
     for (std::uint64_t done = 0; done < length;) {
@@ -51,16 +51,16 @@ bool queue_core::room_in_flight() {
         return false;
     if (const auto* shared = device_->sharing().shared(); shared != nullptr)
         return room_among_members(*shared);
-    // The driver's table is a ring: what counts is the distance to the oldest unfinished submission.
+    // The driver's table of submissions is a ring: its limit is the distance to the oldest unfinished one.
     return flights_.empty() ||
            flights_.back().sequence + 1 - flights_.front().sequence < device_->traits().max_in_flight;
 }
 
-// Others submit on the same context. Each of them may be about to.
+// Other processes submit on the same context. Room is left for one submission of each, which may be imminent.
 bool queue_core::room_among_members(const shared_context& shared) {
     const auto latest = shared.latest();
     const std::uint64_t room = device_->traits().max_in_flight;
-    finished_ = std::max(finished_, latest > room ? latest - room : 0); // the driver let the latest in
+    finished_ = std::max(finished_, latest > room ? latest - room : 0); // the driver accepted the latest
     while (latest + 1 + shared.participants() - finished_ > room) {
         std::uint32_t status = HL_WAIT_CS_STATUS_BUSY;
         if (device_->api().wait_for_cs(device_->fd(), finished_ + 1, 0, &status) == 0 &&
@@ -78,10 +78,10 @@ void queue_core::submit_waiting(bool all) {
             return;
 }
 
-// Takes pieces off the queue, as many as fit, and writes their packets grouped by queue.
+// Moves as many waiting pieces as fit into a submission and writes their packets grouped by queue.
 std::size_t queue_core::gather(flight& into, std::vector<hl_cs_chunk>& chunks) {
     const auto kind = device_->identity().generation;
-    const bool single = !device_->traits().user_command_buffers; // a driver's buffer serves one queue
+    const bool single = !device_->traits().user_command_buffers; // the driver's buffer serves one queue
     const std::size_t most = waiting_.front().batch;
     const auto count = std::min<std::size_t>(waiting_.size(), options_.batch);
     auto* const bytes = ring_.bytes(into.slot);
@@ -141,7 +141,7 @@ bool queue_core::submit_one() {
                                                      chunks.size(), device_->identity().bus_id),
                                          -rc);
         if (device_->lost()) {
-            flights_.push_back(std::move(next)); // fails with the rest
+            flights_.push_back(std::move(next)); // fails with the others
             free_slots_.pop_back();
             fail_all(why);
             return false;
@@ -205,8 +205,8 @@ std::size_t queue_core::fail_all(const error& why) {
 
 std::size_t queue_core::collect() {
     std::size_t finished = 0;
-    // Queues are independent: look past a slow one, but neither at what waits behind it nor at everything
-    // each time.
+    // Queues are independent: polling goes on past a busy submission, but skips later ones on the same queue
+    // and stops after a few busy ones, because each poll is a system call.
     constexpr std::size_t patience = 8;
     std::array<std::uint32_t, patience> busy{};
     auto busy_end = busy.begin();
@@ -218,7 +218,7 @@ std::size_t queue_core::collect() {
         std::uint32_t status = HL_WAIT_CS_STATUS_BUSY;
         const int rc = device_->api().wait_for_cs(device_->fd(), next->sequence, 0, &status);
         if (rc == 0 && status == HL_WAIT_CS_STATUS_BUSY) {
-            *busy_end++ = next->queue; // of several, one may be past it already
+            *busy_end++ = next->queue; // on several queues, one of them may be past it already
             ++next;
             continue;
         }

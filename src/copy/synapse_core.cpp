@@ -59,12 +59,12 @@ synapse_core::synapse_core(std::shared_ptr<hl_device> device, const address_map*
     : copy_core(std::move(device), known, std::move(slab)), api_(api), id_(id) {}
 
 synapse_core::~synapse_core() {
-    if (!device_->valid_in_this_process()) { // a forked child: SynapseAI is its parent's
+    if (!device_->valid_in_this_process()) { // a child of fork: SynapseAI belongs to the parent
         event_.abandon();
         return;
     }
     event_.end(mutex_);
-    // Memory must not be unmapped under a copy that nobody waited for.
+    // Memory must not be unmapped while a copy in flight uses it.
     for (const auto deadline = clock::now() + std::chrono::seconds(30);
          pending_ != 0 && !device_->lost() && clock::now() < deadline; std::this_thread::sleep_for(pause))
         poll();
@@ -90,7 +90,7 @@ error synapse_core::failed(std::string_view call, int status) const {
     return {errc::copy_refused, fmt::format("{} on {} answers {}", call, device_->identity().bus_id, status)};
 }
 
-// SynapseAI's pool has no allocations that we know of: its window is all that can be checked.
+// The allocations in SynapseAI's pool are not known: only its window can be checked.
 result<void> synapse_core::check(device_address address, std::uint64_t length) const {
     const auto window = known_ != nullptr ? known_->window_at(address, length) : std::nullopt;
     if (known_ == nullptr || (window && window->device_index == device_->identity().index))
@@ -180,7 +180,7 @@ result<std::uint32_t> synapse_core::start(std::uint32_t slot, std::uint64_t sour
 result<std::uint32_t> synapse_core::copy_unchecked(device_address to, device_address from,
                                                    std::uint64_t length, copy_direction direction,
                                                    const copy_hints& hints, counted_as counted) {
-    if (direction != copy_direction::within) // memory of another device: SynapseAI knows no such thing
+    if (direction != copy_direction::within) // SynapseAI cannot address memory of another device
         return tl::unexpected(error(errc::copies_absent, "SynapseAI copies within its own device only"));
     return copy_core::copy_unchecked(to, from, length, direction, hints, counted);
 }
@@ -225,7 +225,7 @@ void synapse_core::sleep(std::uint32_t, std::chrono::microseconds limit) {
     std::this_thread::sleep_for(std::min(limit, pause));
 }
 
-// SynapseAI has nothing to sleep on that several could share: a thread looks for those who sleep.
+// SynapseAI has no descriptor to wait for: this thread polls on behalf of readers of event_fd().
 void synapse_core::watch() {
     std::unique_lock lock(mutex_);
     while (!event_.ending()) {

@@ -9,8 +9,8 @@
 
 namespace gaudi {
 
-// Copies on a device whose queues are SynapseAI's, by SynapseAI's own call: one stream a direction, an event
-// for each copy.
+// Copies on a device whose queues SynapseAI owns, by SynapseAI's own call: one stream per direction, one
+// event per copy.
 class synapse_core : public copy_core, public std::enable_shared_from_this<synapse_core> {
 public:
     static result<std::shared_ptr<copy_core>> make(const std::shared_ptr<hl_device>& device,
@@ -24,13 +24,13 @@ public:
                                          counted_as counted) override;
     std::size_t poll() override;
     result<pinned_memory> pin(std::span<std::byte> memory) override;
-    [[nodiscard]] std::vector<queue_use> queues() override { return {}; } // they are not ours to see
+    [[nodiscard]] std::vector<queue_use> queues() override { return {}; } // SynapseAI does not show them
     void unpin(std::span<std::byte> memory);
 
 private:
     struct synapse_operation : operation {
         synapse_copies::handle event = nullptr;
-        const void* mapped = nullptr; // for this copy alone
+        const void* mapped = nullptr; // host memory mapped for this copy only
     };
 
     [[nodiscard]] result<void> check(device_address address, std::uint64_t length) const override;

@@ -21,7 +21,7 @@ namespace {
 
 constinit context_joiner joiner = nullptr;
 
-// A PCI address may be given without its domain, and in capital letters.
+// Users may write a PCI address without its domain, and in capital letters.
 std::string whole_bus_id(std::string text) {
     std::transform(text.begin(), text.end(), text.begin(),
                    [](unsigned char each) { return static_cast<char>(std::tolower(each)); });
@@ -59,9 +59,10 @@ std::string listed(const std::vector<device_info>& all) {
 } // namespace
 
 registry::registry() {
-    // A child has its parent's objects but not its context: it starts without open devices and finds them
-    // busy. Nothing is locked around fork: hl-thunk may have handlers of its own, and theirs and ours would
-    // wait for each other. What a thread that is gone was changing is left to it and made anew.
+    // A child of fork has its parent's objects but not its context: it starts without open devices and finds
+    // them busy. Nothing is locked around fork, because hl-thunk may have handlers of its own that would wait
+    // for ours, and ours for them. State that another thread of the parent may have been changing is not
+    // destroyed but constructed anew.
     ::pthread_atfork(nullptr, nullptr, [] {
         new (&self().mutex_) std::mutex;
         new (&self().open_) decltype(open_);
@@ -138,14 +139,14 @@ result<std::shared_ptr<device>> registry::open(const device_choice& wanted) {
 result<std::shared_ptr<device>> registry::open_first_free(const std::vector<device_info>& candidates) {
     {
         const std::lock_guard guard(mutex_);
-        for (const auto& info : candidates) // one that this process has already, before another
+        for (const auto& info : candidates) // prefer a device that is open in this process
             if (const auto known = open_.find(info.bus_id); known != open_.end())
                 if (auto alive = known->second.whole.lock(); alive && !alive->lost())
                     return alive;
     }
     std::string reasons;
     error last(errc::device_busy, "");
-    for (const bool borrow : {false, true}) // a device of one's own is better than a part of another's
+    for (const bool borrow : {false, true}) // prefer a context of this process to joining another's
         for (const auto& info : candidates) {
             auto opened = open_one(info, borrow);
             if (opened)
@@ -161,7 +162,7 @@ result<std::shared_ptr<device>> registry::open_first_free(const std::vector<devi
 result<std::shared_ptr<hl_device>> registry::open_or_attach(const std::shared_ptr<const hlthunk_api>& table,
                                                             const device_info& info,
                                                             const std::shared_ptr<hl_device>& borrowed) {
-    // SynapseAI numbers the devices it acquired itself; a process rarely has more than one.
+    // SynapseAI numbers its devices itself; a process rarely has more than one.
     for (std::uint32_t id = 0; id < most_synapse_devices; ++id)
         if (const auto found = find_synapse_device(id);
             found && bus_id_of(*table, found->fd) == info.bus_id) {
@@ -180,7 +181,8 @@ result<std::shared_ptr<device>> registry::open_one(const device_info& info, bool
     auto opened = open_alone(info, nullptr);
     if (opened || !borrow || opened.error().code() != errc::device_busy)
         return opened;
-    // Not under the lock: another process is asked, and this one's broker may want to know about devices.
+    // Without the lock: the joiner asks another process, and this process's broker may query devices
+    // meanwhile.
     const auto table = api();
     if (!table || joiner == nullptr)
         return opened;
@@ -208,7 +210,8 @@ result<std::shared_ptr<device>> registry::open_alone(const device_info& info,
 }
 
 std::shared_ptr<device> registry::assemble(in_use& known, const std::shared_ptr<hl_device>& context) {
-    // A buffer may have outlived the device object, or a copy engine both: they share what there is.
+    // A buffer may have outlived the device object, or a copy engine both: the new object shares what is
+    // left.
     auto heap = known.heap.lock();
     if (!heap)
         heap = std::make_shared<heap_core>(context, map_);
@@ -225,7 +228,7 @@ std::shared_ptr<device> registry::find_open(unsigned index) {
         if (auto alive = known.whole.lock())
             return alive;
         const auto context = known.context.lock();
-        if (context && !known.heap.expired()) // only buffers are left: memory it has all the same
+        if (context && !known.heap.expired()) // only buffers are left; they still have memory on the device
             return assemble(known, context);
     }
     return nullptr;

@@ -11,8 +11,8 @@
 
 namespace gaudi {
 
-// The only global of the library: which hl-thunk, which devices are open, which memory is known. The driver
-// allows one context per device and process, so that everybody must get the same one.
+// The only global of the library: the loaded hl-thunk, the open devices, the known memory. The driver allows
+// one context per device and process, so that all callers must get the same one.
 class registry {
 public:
     static registry& self();
@@ -26,14 +26,14 @@ public:
     [[nodiscard]] address_map& map() { return map_; }
 
 private:
-    // Every device there is, and which of them the environment shows.
+    // All devices, and which of them the environment allows.
     struct found_devices {
         std::string library;
         visibility seen;
         std::vector<device_info> all;
     };
 
-    // Shared ownership with every user; the registry itself keeps nothing open.
+    // A device in use. Its users own it together; the registry keeps nothing open.
     struct in_use {
         unsigned index = 0;
         std::weak_ptr<device> whole;
@@ -43,9 +43,9 @@ private:
 
     registry();
     result<found_devices> discover_devices();
-    // `borrow`: where another process has it open and offers it, in that one's context.
+    // `borrow`: if another process has the device open and offers it, join that process's context.
     result<std::shared_ptr<device>> open_one(const device_info& info, bool borrow);
-    // `borrowed`: another process's context, joined already; none: one of its own.
+    // `borrowed`: the joined context of another process; nullptr: open the device for this process.
     result<std::shared_ptr<device>> open_alone(const device_info& info,
                                                const std::shared_ptr<hl_device>& borrowed);
     std::shared_ptr<device> assemble(in_use& known, const std::shared_ptr<hl_device>& context);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Forwarding of errors, in functions that return a result<>.
+// Macros that return errors to the caller, for functions that return a result<>.
 #pragma once
 
 #include <tl/expected.hpp>
@@ -13,11 +13,11 @@
         return tl::unexpected(std::move(outcome).error());                                                   \
     declaration = *std::move(outcome)
 
-// Declares a variable and gives it the value of a result, or returns the error of that result:
+// Declares a variable with the value of a result, or returns the error of that result:
 //   GAUDI_TRY(const auto view, heap.view_of(address));
 #define GAUDI_TRY(declaration, ...) GAUDI_TRY_AS(GAUDI_JOIN(outcome_, __COUNTER__), declaration, __VA_ARGS__)
 
-// The same for a result without a value, or one whose value is not wanted.
+// As GAUDI_TRY, for a result without a value, or whose value is not needed.
 #define GAUDI_CHECK(...)                                                                                     \
     do {                                                                                                     \
         if (auto outcome = (__VA_ARGS__); !outcome)                                                          \

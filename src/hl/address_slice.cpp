@@ -8,7 +8,7 @@ namespace {
 
 constexpr std::uint64_t low_bits = (1ULL << 48) - 1;
 
-// The driver's alignment counts in the low 48 bits; its page need not be a power of two.
+// The driver aligns within the low 48 bits, and its page need not be a power of two.
 std::uint64_t align_address(std::uint64_t address, std::uint64_t page) {
     return (address & ~low_bits) | round_up(address & low_bits, page);
 }

@@ -8,8 +8,8 @@
 
 namespace gaudi {
 
-// The device addresses that one context hands out, and which of them are taken. Each device of a process has
-// a slice of its own, so that an address tells its device. Not thread-safe.
+// The device addresses that one context allocates from, and which of them are in use. Each device of a
+// process has a slice of its own, so that an address identifies its device. Not thread-safe.
 class address_slice {
 public:
     address_slice() = default;
@@ -19,7 +19,7 @@ public:
     [[nodiscard]] std::uint64_t size() const { return end_ - begin_; }
     [[nodiscard]] std::uint64_t page() const { return page_; }
 
-    // The first gap of so many bytes at or above begin() + `skip`; 0: there is none.
+    // The first gap of `bytes` bytes at or above begin() + `skip`; 0: there is none.
     [[nodiscard]] std::uint64_t find_gap(std::uint64_t bytes, std::uint64_t skip = 0) const;
     void take(std::uint64_t address, std::uint64_t bytes) { taken_[address] = bytes; }
     void give_back(std::uint64_t address) { taken_.erase(address); }

@@ -28,7 +28,7 @@ device_loss::device_loss(std::shared_ptr<const hlthunk_api> api, int fd, bool no
 }
 
 void device_loss::close_notifier() {
-    // A release that fails has not closed the descriptor.
+    // hlthunk_notifier_release() leaves the descriptor open if it fails.
     if (notifier_ >= 0 && (api_->notifier_release == nullptr || api_->notifier_release(fd_, notifier_) != 0))
         ::close(notifier_);
     notifier_ = -1;
@@ -36,7 +36,7 @@ void device_loss::close_notifier() {
 
 std::string device_loss::pending_events() {
     std::uint64_t events = 0, count = 0;
-    constexpr std::uint32_t limit_ms = 100; // the driver aborts work first and reports afterwards
+    constexpr std::uint32_t limit_ms = 100; // the driver reports events only after it aborted submissions
     if (notifier_ < 0 || api_->notifier_recv == nullptr ||
         api_->notifier_recv(fd_, notifier_, &events, &count, 0, limit_ms) != 0 || count == 0)
         return {};

@@ -15,14 +15,14 @@ namespace gaudi {
 // Whether a device was reset or failed, and why, as the driver reports it. Thread-safe.
 class device_loss {
 public:
-    // `notified`: asks the driver to report events on the descriptor. A process that asks is given time to
-    // close the device after a fault; one that does not is killed by the driver.
+    // `notified`: register for the driver's events on the descriptor. After a fault the driver gives a
+    // registered process time to close the device and kills one that is not registered.
     device_loss(std::shared_ptr<const hlthunk_api> api, int fd, bool notified, std::string bus_id);
-    // Before the descriptor is closed; not in a child of fork.
+    // Call it before the descriptor is closed, and not in a child of fork.
     void close_notifier();
 
     [[nodiscard]] bool lost() const { return lost_.load(std::memory_order_acquire); }
-    // The first call counts; from then on everything fails fast.
+    // Records the first reason only. From then on every call on the device fails at once.
     void mark(std::string reason);
     [[nodiscard]] error describe(std::string_view during) const;
 

@@ -60,7 +60,7 @@ std::optional<device_info> inspect(const hlthunk_api& api, int control, unsigned
     info.product.assign(reinterpret_cast<const char*>(hw.card_name),
                         ::strnlen(reinterpret_cast<const char*>(hw.card_name), sizeof(hw.card_name)));
     info.bus_id = bus_id_of(api, control);
-    if (info.bus_id.empty()) // some versions answer for the compute node only
+    if (info.bus_id.empty()) // some versions of hl-thunk return it only for the compute node
         info.bus_id = bus_id_in_sysfs(index);
     info.module_id = hw.module_id;
     info.numa_node = numa_node_of(info.bus_id, described);
@@ -82,7 +82,7 @@ std::string link_of(const std::string& path) {
     return std::filesystem::read_symlink(path, failure).string();
 }
 
-// The compute node lies beside the control node: accel_controlD3 -> accel3, hl_controlD3 -> hl3.
+// The compute node is in the same folder as the control node: accel_controlD3 -> accel3, hl_controlD3 -> hl3.
 std::string compute_node_of(std::string control) {
     if (const auto at = control.rfind("_controlD"); at != control.npos)
         control.erase(at, std::strlen("_controlD"));
@@ -96,7 +96,7 @@ std::string command_of(const std::string& process) {
     return name;
 }
 
-// The entries of a folder that may vanish meanwhile, as those of a process that ends.
+// The entries of a folder that may disappear meanwhile, such as that of a process that ends.
 std::vector<std::filesystem::path> entries_of(const std::filesystem::path& folder) {
     std::vector<std::filesystem::path> all;
     std::error_code failure;
@@ -153,14 +153,14 @@ result<std::vector<device_info>> discover(const hlthunk_api& api) {
     std::vector<device_info> found;
     int left = api.get_device_count != nullptr ? api.get_device_count(HLTHUNK_DEVICE_DONT_CARE) : max_minor;
     if (left < 0)
-        left = max_minor; // it could not tell: look at every minor
+        left = max_minor; // the count is not known: try every minor
     const auto described = topology::described();
     for (int minor = 0; minor < max_minor && left > 0; ++minor) {
         const int control = api.open_control(minor, nullptr);
         if (control == -EMFILE || control == -ENFILE)
             return tl::unexpected(error(errc::descriptors_exhausted,
                                         fmt::format("hlthunk_open_control of device {}", minor), -control));
-        if (control == -EPERM) { // there, but disabled: even its control node is closed
+        if (control == -EPERM) { // the device exists but is disabled: not even its control node opens
             device_info disabled;
             disabled.index = static_cast<unsigned>(minor);
             disabled.bus_id = bus_id_in_sysfs(disabled.index);
@@ -224,7 +224,7 @@ result<std::shared_ptr<hl_device>> open_for_compute(const std::shared_ptr<const 
             }
             return std::make_shared<hl_device>(api, fd, context_owner::this_process, std::move(*who));
         }
-        // -1 is also what some calls give instead of -errno; errno is set in both cases.
+        // hlthunk_open() may return -1 instead of -errno; errno is set in both cases.
         const int reason = errno;
         const auto what = fmt::format("hlthunk_open of {} (index {})", info.bus_id, info.index);
         if (reason == EAGAIN && clock::now() < deadline) {

@@ -7,7 +7,7 @@
 namespace gaudi {
 namespace {
 
-constexpr std::uint64_t page = 4096; // the CPU's: the unit of every argument
+constexpr std::uint64_t page = 4096; // the CPU's: the unit of the driver's addresses, sizes and offsets
 
 constexpr export_rule rules[] = {
     {generation::gaudi, memory_origin::own, export_call::physical, false},
@@ -43,7 +43,7 @@ result<export_plan> plan_export(const export_request& request) {
     if (base % page != 0)
         return tl::unexpected(error(errc::alignment_invalid,
                                     fmt::format("memory to export begins at {:#x}, not at a page", base)));
-    // Whole pages around the range; the mapping itself ends at a page.
+    // The driver exports whole pages around the range, up to the last page of the mapping.
     const auto begin = (address - base) / page * page;
     const auto end = std::min((address - base + request.length + page - 1) / page * page,
                               request.base_length / page * page);

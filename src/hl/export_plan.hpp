@@ -12,30 +12,31 @@
 
 namespace gaudi {
 
-// Whose allocation it is: ours, by address of its mapping, or part of a pool that SynapseAI took and mapped.
+// Who allocated the memory: this library, or SynapseAI, whose allocations are parts of a pool that it mapped
+// as a whole.
 enum class memory_origin { own, foreign_pool };
 
-// The decision, as a table: for each generation and origin the call, what it wants as address, and whether a
-// window may begin behind that address. The same table is in docs/dmabuf-export.md.
+// How memory is exported, as a table: for each generation and origin the call, the address that it takes, and
+// whether a window may begin after that address. docs/dmabuf-export.md has the same table.
 struct export_rule {
     gaudi::generation generation;
     memory_origin origin;
     export_call call;
-    bool by_base; // true: base of the mapping plus offset; false: the window's own address, offset impossible
+    bool by_base; // true: base of the mapping plus offset; false: the window's own address, no offset
 };
 [[nodiscard]] std::span<const export_rule> export_rules();
 
-// What is to be exported: [address, address + length) inside memory that begins at base.
+// What to export: [address, address + length) within memory that begins at base.
 struct export_request {
     gaudi::generation generation;
     memory_origin origin;
     device_address base;
-    std::uint64_t base_length; // what the driver mapped, rounded to its pages
+    std::uint64_t base_length; // what the driver mapped, in whole pages of its own
     device_address address;
     std::uint64_t length;
 };
 
-// The driver's arguments, and how the result is to be used.
+// The arguments of the driver's call, and how to use its result.
 struct export_plan {
     export_call call;
     std::uint64_t call_address;
@@ -46,7 +47,7 @@ struct export_plan {
     std::uint64_t length;
 };
 
-// The one place where the choice is made. errc::size_zero, range_leaves_allocation, alignment_invalid.
+// Chooses the call and its arguments. errc::size_zero, range_leaves_allocation, alignment_invalid.
 [[nodiscard]] result<export_plan> plan_export(const export_request& request);
 
 } // namespace gaudi

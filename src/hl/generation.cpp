@@ -8,21 +8,22 @@ namespace {
 
 constexpr std::uint64_t gib = 1ULL << 30;
 constexpr std::uint64_t slice =
-    128 * gib; // more than any generation has; 32 TB of hint range hold 256 of them
+    128 * gib; // more than any generation has; the hint range of 32 TB holds 256 of them
 
 constexpr std::uint64_t one_space = 1ULL << 48;
 
 constexpr std::uint32_t gaudi1_down[] = {0, 1, 2, 3}, gaudi1_up[] = {4, 5, 6, 7};
-// Two streams of the direction's PCI engine; who wants more gets those of the other direction's as well.
+// Two streams of the PCI engine for this direction; with more queues also those of the engine for the other
+// direction.
 constexpr std::uint32_t gaudi2_down[] = {0, 1, 4, 5}, gaudi2_up[] = {4, 5, 0, 1};
-// Copies within the device: other streams of the PCI engines. The device's own engines (EDMA) take copies
-// only from a lower buffer, and a submission may complete before that one has run: they need a handshake of
-// their own.
+// Copies within the device use other streams of the PCI engines. The device's own engines (EDMA) take copies
+// only from a lower command buffer, and a submission may complete before that buffer has run: they would need
+// a sync object and a fence.
 constexpr std::uint32_t gaudi2_device[] = {2, 6, 3, 7};
 
 const generation_traits table[] = {
-    // On gen1 copies within the device go over the down queues as well: the internal queues take no user
-    // submission alone.
+    // On gen1 copies within the device use the down queues as well: the internal queues do not accept a
+    // submission by themselves.
     {generation::gaudi, export_call::physical, 0, 0, gib, 0, 0, gaudi1_down, gaudi1_up, gaudi1_down, false,
      16384},
     {generation::gaudi2, export_call::mapped, 0x1001500000000000, slice, 768ULL << 20, 0x1001000000000000,

@@ -16,7 +16,7 @@
 namespace gaudi {
 namespace {
 
-// The addresses that a context hands out.
+// The addresses that a context allocates from.
 address_slice slice_of(const device_identity& identity, std::uint64_t page) {
     const auto& traits = traits_of(identity.generation);
     if (traits.exports == export_call::physical)
@@ -32,7 +32,7 @@ std::uint64_t node_of_descriptor(int fd, const std::string& bus_id) {
 
 } // namespace
 
-// A device node is known by its number, wherever it lies; anything else by its inode.
+// A device node is identified by its device number, wherever it lies; any other file by its inode.
 std::uint64_t hl_device::node_of(const struct stat& status, const std::string& bus_id) {
     const bool node = S_ISCHR(status.st_mode);
     const std::uint64_t parts[] = {checksum64(bus_id.data(), bus_id.size()),
@@ -94,7 +94,7 @@ result<device_memory> hl_device::allocate_mapped(std::uint64_t size) {
     device_memory::allocation made;
     made.size = round_up(size, page_size());
     const std::lock_guard guard(mutex_);
-    // Contiguous: one piece of BAR for the NIC. Scattered pages are better than none.
+    // Contiguous first: one range of the BAR for the NIC. Scattered pages are better than none.
     made.handle = api_->device_memory_alloc(fd_, made.size, 0, true, false);
     if (made.handle == 0)
         made.handle = api_->device_memory_alloc(fd_, made.size, 0, false, false);
@@ -103,7 +103,8 @@ result<device_memory> hl_device::allocate_mapped(std::uint64_t size) {
                                      fmt::format("hlthunk_device_memory_alloc of {} bytes on {}, {} free",
                                                  made.size, identity_.bus_id, usage().dram_free_mem),
                                      errno));
-    // The owner of a context takes addresses from below; its members have parts of the upper half.
+    // The owner of a context allocates addresses from below; each member has a part of the upper half, so
+    // that their hints do not collide.
     const auto half = slice_.size() / 2;
     const auto hint =
         slice_.find_gap(made.size, owner_ == context_owner::other_process
@@ -160,7 +161,8 @@ result<void> hl_device::free_memory(std::uint64_t handle, device_address address
                     "hlthunk_memory_unmap of {} bytes at {:#x}: a DMA-BUF or memory region of it is alive",
                     size, address.value()),
                 -rc));
-        // Unmapped, it is gone for us, whatever freeing answers: the driver takes it back at close.
+        // Once it is unmapped the address is free, even if freeing the handle fails: the driver frees it at
+        // close.
         sharing_.forget_mapping(address.value());
         slice_.give_back(address.value());
         if (const int rc = api_->device_memory_free(fd_, handle); rc != 0)
@@ -241,7 +243,7 @@ result<imported_memory> hl_device::import_dmabuf(int dmabuf, std::uint64_t lengt
         return tl::unexpected(error(errc::import_unsupported, "no ioctl to reach the driver with"));
     if (api_->ioctl(fd_, HL_IOCTL_MEMORY_REQUEST, &args) != 0) {
         const int reason = errno;
-        // The upstream driver answers EINVAL to an operation it does not know, older interfaces ENOTTY.
+        // The upstream driver returns EINVAL for an operation it does not know, older interfaces ENOTTY.
         return tl::unexpected(
             failed(reason == EINVAL || reason == ENOTTY ? errc::import_unsupported : errc::import_refused,
                    fmt::format("REG_DMABUF_FD of {} bytes on {}", length, identity_.bus_id), reason));

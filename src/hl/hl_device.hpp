@@ -26,14 +26,15 @@ namespace gaudi {
 class copy_core;
 class hl_device;
 
-// Device memory, allocated and mapped; unmapped and freed in that order by the destructor.
+// Device memory, allocated and mapped. The destructor unmaps and frees it, in that order.
 class device_memory {
 public:
     device_memory() = default;
 
     [[nodiscard]] device_address address() const { return allocation_->address; }
-    [[nodiscard]] std::uint64_t size() const { return allocation_->size; } // what the driver really gave
-    // Gives it back now. Refused while a DMA-BUF or a memory region of it lives: then it stays as it is.
+    [[nodiscard]] std::uint64_t size() const { return allocation_->size; } // in whole pages of the driver
+    // Returns it to the driver now. The driver refuses while a DMA-BUF or a memory region of it exists: then
+    // the memory stays as it is.
     result<void> release();
 
 private:
@@ -52,7 +53,7 @@ private:
     unique_handle<allocation> allocation_;
 };
 
-// An address range of the device that the driver mapped for it; unmapped by the destructor.
+// An address range that the driver mapped for the device; unmapped by the destructor of its handle.
 struct device_mapping {
     std::shared_ptr<hl_device> device;
     device_address address;
@@ -77,7 +78,7 @@ private:
     std::span<std::byte> bytes_;
 };
 
-// A mapping of another device's DMA-BUF, made by the vendor driver's import.
+// A mapping of another device's DMA-BUF, made by the import of the vendor's driver.
 class imported_memory {
 public:
     imported_memory() = default;
@@ -92,7 +93,7 @@ private:
 };
 
 // Who opened a context: this process; another process, which passed its descriptor; SynapseAI in this
-// process, whose descriptor we never close.
+// process, whose descriptor this library never closes.
 enum class context_owner { this_process, other_process, synapse };
 
 struct device_identity {
@@ -102,10 +103,10 @@ struct device_identity {
     hlthunk_hw_ip_info hw{};
 };
 
-// One compute context, by hl-thunk's rules. Thread-safe.
+// One compute context of the driver, used through hl-thunk. Thread-safe.
 class hl_device : public std::enable_shared_from_this<hl_device> {
 public:
-    // Takes over an open compute descriptor.
+    // Takes ownership of an open compute descriptor, unless SynapseAI owns it.
     hl_device(std::shared_ptr<const hlthunk_api> api, int fd, context_owner owner, device_identity identity);
     ~hl_device();
     hl_device(const hl_device&) = delete;
@@ -113,17 +114,17 @@ public:
 
     [[nodiscard]] const hlthunk_api& api() const { return *api_; }
     [[nodiscard]] int fd() const { return fd_; }
-    // Memory and queues are for us to use: not SynapseAI's.
+    // Whether this library may allocate memory and submit: false where they are SynapseAI's.
     [[nodiscard]] bool owned() const { return owner_ != context_owner::synapse; }
     [[nodiscard]] context_owner owner() const { return owner_; }
-    // Names the device on this machine: the same number in every process.
+    // Identifies the device on this machine: the same number in every process.
     [[nodiscard]] std::uint64_t node() const { return node_; }
     [[nodiscard]] static std::uint64_t node_of(const struct stat& status, const std::string& bus_id);
     [[nodiscard]] const device_identity& identity() const { return identity_; }
     [[nodiscard]] const generation_traits& traits() const { return traits_of(identity_.generation); }
     [[nodiscard]] std::uint64_t page_size() const;
     [[nodiscard]] hlthunk_dram_usage_info usage() const;
-    // The addresses that allocate() prefers.
+    // The addresses that allocate() passes to the driver as hints.
     [[nodiscard]] const address_slice& slice() const { return slice_; }
 
     result<device_memory> allocate(std::uint64_t size);
@@ -131,24 +132,24 @@ public:
     result<unique_fd> export_dmabuf(const export_plan& plan);
     result<imported_memory> import_dmabuf(int dmabuf, std::uint64_t length);
 
-    // Its part in a context that other processes use too.
+    // This process's part in a context that other processes use too.
     [[nodiscard]] context_membership& sharing() { return sharing_; }
 
-    // The one copy engine of this process on this context, if there is one: a second would not know what the
-    // first has in flight.
+    // The only copy engine of this process on this context, if there is one: a second engine would not count
+    // the submissions of the first.
     struct engine_slot {
         std::mutex mutex;
         std::weak_ptr<copy_core> core;
     } engine;
 
-    // False in a forked child: this context is its parent's.
+    // False in a child of fork: the context belongs to the parent.
     [[nodiscard]] bool valid_in_this_process() const;
 
     [[nodiscard]] device_loss& loss() { return loss_; }
     [[nodiscard]] bool lost() const { return loss_.lost(); }
-    // SynapseAI's side of a context that is its own. Once SynapseAI has closed the device, it is lost.
+    // What SynapseAI knows of a context that it owns. If SynapseAI has closed the device, marks it as lost.
     result<synapse_device> synapse_side();
-    // Turns a failed driver call into an error; EIO, EBUSY and the like of a device in reset become
+    // Turns a failed driver call into an error; EBUSY of a device that is not operational becomes
     // device_lost.
     error failed(errc code, std::string observed, int system_error);
 
@@ -162,16 +163,16 @@ private:
     void unmap(device_address address);
     result<void> note_mapping(std::uint64_t address, std::uint64_t handle);
 
-    context_membership sharing_; // first, so that what it must not outlive goes last
+    context_membership sharing_; // first, so that the connection to the context's owner is closed last
     std::shared_ptr<const hlthunk_api> api_;
     int fd_;
-    const unsigned forks_; // a child must not undo what its parent did
+    const unsigned forks_; // fork_count() at opening: a child must not undo what its parent did
     const context_owner owner_;
     const device_identity identity_;
     const std::uint64_t node_;
     device_loss loss_;
     std::mutex mutex_;
-    address_slice slice_; // taken: mapped memory, or gen1's physical memory
+    address_slice slice_; // in use: mapped memory, or physical memory on gen1
 };
 
 } // namespace gaudi

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-// The functions of hl-thunk that this library calls. One list makes the table, the loader and the report of
-// what is missing. Symbol, need, signature.
+// The functions of hl-thunk that this library calls. One list generates the table, the loader and the report
+// of missing functions. Symbol, need, signature.
 #define GAUDI_HLTHUNK_SYMBOLS(X)                                                                             \
     X(open, required, int(hlthunk_device_name, const char*))                                                 \
     X(open_control, required, int(int, const char*))                                                         \
@@ -42,10 +42,10 @@
 
 namespace gaudi {
 
-// hl-thunk as a table. An optional function that is missing is nullptr and named in missing().
+// hl-thunk as a table of functions. A missing optional function is nullptr and listed in missing().
 class hlthunk_api {
 public:
-    // Looks in $GAUDI_DIRECT_HLTHUNK if set and nowhere else then; otherwise, in this order: the loader's
+    // Loads $GAUDI_DIRECT_HLTHUNK and nothing else if it is set; otherwise tries, in this order: the loader's
     // search path (which finds a copy that the process has loaded already), /usr/lib/habanalabs,
     // /opt/habanalabs/lib.
     static result<std::shared_ptr<const hlthunk_api>> load();
@@ -53,8 +53,8 @@ public:
 #define GAUDI_MEMBER(name, need, signature) std::add_pointer_t<signature> name = nullptr;
     GAUDI_HLTHUNK_SYMBOLS(GAUDI_MEMBER)
 #undef GAUDI_MEMBER
-    // For the driver's calls that hl-thunk has no function for: the ioctl of whatever stands behind the
-    // descriptors.
+    // For driver calls that hl-thunk has no function for. It comes from the loaded hl-thunk, so that a
+    // virtual hl-thunk can provide its own; a real one resolves to libc's.
     int (*ioctl)(int, unsigned long, ...) = nullptr;
 
     [[nodiscard]] const std::string& path() const {

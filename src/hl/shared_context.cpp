@@ -57,11 +57,11 @@ bool shared_context::reap(const hlthunk_api& api, int fd, unsigned member, std::
         return api.wait_for_cs(fd, sequence, 0, &status) == 0 && status == HL_WAIT_CS_STATUS_BUSY;
     };
     finished_ = std::max(finished_,
-                         last > most_in_flight ? last - most_in_flight : 0); // the driver admitted the last
+                         last > most_in_flight ? last - most_in_flight : 0); // the driver accepted the latest
     for (; finished_ < last; ++finished_)
         if (busy(finished_ + 1))
             return false;
-    for (unsigned i = 1; i <= participants(); ++i) // it may have died before it wrote its last one down
+    for (unsigned i = 1; i <= participants(); ++i) // a member may die before it records its submission
         if (busy(last + i))
             return false;
     auto& left = shared().records[member];

@@ -12,15 +12,16 @@
 
 namespace gaudi {
 
-// What processes that share one context of a device must know of each other, in memory shared by all of them:
-// how far its submissions are, so that none exceeds the driver's limit, where the next one would spin inside
-// hl-thunk; and what each member has mapped, so that the owner can undo it when the member dies.
+// What the processes that share one context of a device must know of each other, in memory that all of them
+// map: the latest submission, so that together they stay below the driver's limit, beyond which a submission
+// spins inside hl-thunk; and what each member has mapped, so that the owner can unmap it when the member
+// dies.
 class shared_context {
 public:
     static constexpr unsigned members = 16, most_mappings = 256;
 
     static result<std::shared_ptr<shared_context>> make();
-    // From the owner's descriptor of it.
+    // Maps the memory of the descriptor that the owner passed.
     static result<std::shared_ptr<shared_context>> of(unique_fd descriptor);
     explicit shared_context(shared_memory memory) : memory_(std::move(memory)) {}
 
@@ -28,16 +29,18 @@ public:
 
     void submitted(std::uint64_t sequence);
     [[nodiscard]] std::uint64_t latest() const;
-    // The processes that may submit, the owner included.
+    // The number of processes that may submit, the owner included.
     [[nodiscard]] unsigned participants() const;
 
-    // The owner's side. A number for a new member; none: all are taken.
+    // For the owner: a number for a new member; nullopt: all are in use.
     [[nodiscard]] std::optional<unsigned> admit();
-    // Undoes what a member left, once nothing that was submitted so far is in flight. False: something is.
+    // For the owner: unmaps and frees what a member left, once every submission so far has completed. False:
+    // one is still in flight.
     [[nodiscard]] bool reap(const hlthunk_api& api, int fd, unsigned member, std::uint64_t most_in_flight);
     [[nodiscard]] bool holds_nothing(unsigned member) const;
 
-    // The member's side: `handle` is 0 for host memory. False: it may map no more.
+    // For a member: records a mapping; `handle` is 0 for host memory. False: the member has too many
+    // mappings.
     [[nodiscard]] bool note_mapping(unsigned member, std::uint64_t address, std::uint64_t handle);
     void forget_mapping(unsigned member, std::uint64_t address);
 
@@ -58,23 +61,25 @@ private:
     [[nodiscard]] contents& shared() const { return *reinterpret_cast<contents*>(memory_.data()); }
 
     shared_memory memory_;
-    std::uint64_t finished_ = 0; // the owner's: every submission up to here has ended
+    std::uint64_t finished_ = 0; // for the owner: every submission up to this one has completed
 };
 
-// A process's part in a context that may be shared: as its owner, or as a member.
+// The part of this process in a context that may be shared: as its owner, or as a member.
 class context_membership {
 public:
-    // None while the context is not shared.
+    // nullptr while the context is not shared.
     [[nodiscard]] shared_context* shared() const { return shared_.load(std::memory_order_acquire); }
-    // The owner begins to share.
+    // For the owner: starts sharing the context.
     result<shared_context*> open();
-    // Another process's context. `host` must live as long as this.
+    // Joins another process's context. `host` stays alive as long as this object.
     void join(std::shared_ptr<shared_context> context, unsigned member, std::shared_ptr<void> host);
     [[nodiscard]] unsigned member() const { return member_; }
 
-    // Before the driver is called again. The owner's sequence counts also before it shares.
+    // Records a submission; to be called before the next driver call. The owner's submissions count also
+    // before the context is shared.
     void submitted(std::uint64_t sequence);
-    // A member's mappings are written down, for the owner to undo. False: it may map no more.
+    // Records a mapping of a member, for the owner to undo; does nothing for the owner. False: the member has
+    // too many mappings.
     [[nodiscard]] bool note_mapping(std::uint64_t address, std::uint64_t handle);
     void forget_mapping(std::uint64_t address);
 

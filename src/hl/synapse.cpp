@@ -8,7 +8,7 @@
 namespace gaudi {
 namespace {
 
-// synDeviceInfoV2 as the vendor's header lays it out; older ones call the last field reserved.
+// synDeviceInfoV2 in the layout of the vendor's header; older headers call the last field reserved.
 struct device_info_v2 {
     std::uint64_t sram_base;
     std::uint64_t dram_base;
@@ -27,7 +27,7 @@ static_assert(offsetof(device_info_v2, fd) == 48);
 
 using get_info_v2 = int (*)(std::uint32_t, device_info_v2*);
 
-// Its names may be global, or not: Python loads it without making them so.
+// SynapseAI's symbols may be global or not: Python loads it with RTLD_LOCAL.
 void* find_symbol(const char* name) {
     void* symbol = ::dlsym(RTLD_DEFAULT, name);
     if (symbol == nullptr)

@@ -8,24 +8,24 @@
 
 namespace gaudi {
 
-// What a SynapseAI in this process says about the device it has acquired.
+// What a SynapseAI in this process reports about the device that it has acquired.
 struct synapse_device {
-    std::uint32_t id = 0; // its own number
+    std::uint32_t id = 0; // SynapseAI's number of the device
     int fd = -1;
-    device_address pool_base; // where its HBM pool is mapped
+    device_address pool_base; // the address at which its HBM pool is mapped
     std::uint64_t pool_size = 0;
 };
 
-// How many of its devices are looked for; a process rarely has more than one.
+// How many of its device numbers are tried; a process rarely has more than one device.
 constexpr std::uint32_t most_synapse_devices = 8;
 
-// Looks for libSynapse in this process with dlsym: it is never linked and never loaded by us. nullopt: there
-// is none, or it has not acquired device `synapse_id`.
+// Finds libSynapse in this process with dlsym: this library neither links nor loads it. nullopt: there is
+// none, or it has not acquired device `synapse_id`.
 [[nodiscard]] std::optional<synapse_device> find_synapse_device(std::uint32_t synapse_id);
-// The one that holds this descriptor.
+// The SynapseAI device with this descriptor.
 [[nodiscard]] std::optional<synapse_device> find_synapse_device_of(int fd);
 
-// SynapseAI's copies, as its public header declares them.
+// SynapseAI's functions for copies, as its public header declares them.
 struct synapse_copies {
     enum status : int { success = 0, device_reset = 17, busy = 22 };
     enum direction : int { host_to_dram, dram_to_host, dram_to_dram };
@@ -42,7 +42,7 @@ struct synapse_copies {
     int (*synEventRecord)(handle event, handle stream) = nullptr;
     int (*synEventQuery)(handle event) = nullptr;
 };
-// nullopt: one of them is missing.
+// nullopt: a function is missing.
 [[nodiscard]] std::optional<synapse_copies> find_synapse_copies();
 
 } // namespace gaudi

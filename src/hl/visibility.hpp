@@ -9,7 +9,7 @@
 
 namespace gaudi {
 
-// What the vendor's environment variables leave of the devices: HABANA_VISIBLE_DEVICES (indices),
+// Which devices the vendor's environment variables allow: HABANA_VISIBLE_DEVICES (indices),
 // HABANA_VISIBLE_MODULES (module ids), each a comma-separated list or "all"; HLS_MODULE_ID names this
 // process's device.
 struct visibility {
@@ -18,7 +18,7 @@ struct visibility {
     std::optional<unsigned> own_module;
 
     [[nodiscard]] bool shows(const device_info& info) const;
-    // errc::selection_malformed naming the variable and its text.
+    // errc::selection_malformed with the variable and its text.
     static result<visibility> of_environment();
 };
 

@@ -16,8 +16,8 @@ namespace {
 
 using clock = std::chrono::steady_clock;
 
-// The broker of this process. A child of fork begins without one; what it inherits is left alone, because the
-// thread that used it is not there.
+// The broker of this process. A child of fork starts without one and leaves the inherited one untouched,
+// because the thread that used it does not exist in the child.
 struct current_broker {
     std::mutex mutex;
     std::shared_ptr<broker> instance;
@@ -31,7 +31,7 @@ struct current_broker {
     }
 };
 
-// Checks the condition ever less often. False where time ran out.
+// Checks the condition with growing pauses. False on timeout.
 template <typename F>
 bool wait_until(std::chrono::milliseconds limit, F&& condition) {
     const auto deadline = clock::now() + limit;
@@ -106,11 +106,11 @@ void broker::end() {
     events_.wake();
     if (thread_.joinable())
         thread_.join();
-    for (const auto& each : hangups_.take_all()) // they would not learn it later
+    for (const auto& each : hangups_.take_all()) // no thread is left to report it later
         each->hung_up();
 }
 
-// ---- the thread ----
+// ---- on the broker's thread ----
 
 void broker::run() {
     for (;;) {
@@ -147,7 +147,7 @@ void broker::handle(std::span<const int> ready) {
         for (auto& each : clients_.all()) {
             requests_.finish_copies(each);
             if (!each.drop_lost_devices())
-                clients_.disconnect(each); // so that it closes its descriptor as well
+                clients_.disconnect(each); // so that the importer closes its descriptor as well
         }
         clients_.disconnect_ungreeted();
         clients_.reap([this](client& each) { return finished(each); });
@@ -161,7 +161,7 @@ void broker::handle(std::span<const int> ready) {
         flush_watchers();
 }
 
-// Whether nothing of a disconnected client is left.
+// Releases what a disconnected client had. True once nothing of it is left.
 bool broker::finished(client& ended) {
     requests_.finish_copies(ended);
     if (!ended.copies.empty() || !ended.is_harmless() || !ended.give_back())
@@ -174,7 +174,7 @@ bool broker::finished(client& ended) {
 bool broker::end_clients() {
     for (auto& each : clients_.all())
         clients_.disconnect(each);
-    // Submissions of an importer may be in flight still; the driver ends them with the context.
+    // Submissions of an importer may still be in flight; the driver ends them with the context.
     for (int tries = 0; tries < 100 && !clients_.all().empty(); ++tries) {
         clients_.reap([this](client& each) { return finished(each); });
         if (!clients_.all().empty())
@@ -203,12 +203,12 @@ int broker::longest_sleep() const {
     const auto any = [&](auto&& is) { return std::any_of(clients_.all().begin(), clients_.all().end(), is); };
     if (any([](const client& each) { return each.disconnected || !each.greeted || !each.copies.empty(); }))
         return 1;
-    // A reset of a device that a client uses is noticed in time.
+    // Wake up twice a second to detect the reset of a device that a client uses.
     return any([](const client& each) { return !each.memberships.empty() || !each.slab_pins.empty(); }) ? 500
                                                                                                         : -1;
 }
 
-// ---- what this process asks of it ----
+// ---- called by this process ----
 
 result<void> broker::listen() {
     if (listener_)
@@ -229,7 +229,7 @@ result<memory_handle> broker::share(device_address address, std::uint64_t length
         return tl::unexpected(error(errc::size_zero, "sharing 0 bytes"));
     auto allocation = known_memory().find(address, length);
     if (!allocation) {
-        // SynapseAI's pool has no allocations that we know of: the piece itself is shared.
+        // The allocations within SynapseAI's pool are not known: the piece itself is shared.
         const auto pool = known_memory().window_at(address, length);
         const auto owner = pool ? find_open_device(pool->device_index) : nullptr;
         if (!owner || !owner->attached())
@@ -294,7 +294,8 @@ bool broker::wait(device_address address, until what, std::chrono::milliseconds 
 }
 
 void broker::wait_for_releases(const std::vector<std::uint64_t>& bases) {
-    if (std::this_thread::get_id() == thread_.get_id()) // which would hear of them
+    // This thread receives the releases: it must not wait for them.
+    if (std::this_thread::get_id() == thread_.get_id())
         return;
     const auto holds = [&](const client& each) {
         return each.leases.has_listener() && !each.disconnected && !each.unresponsive &&
@@ -324,8 +325,8 @@ bool broker::memory_goes(device_address base, std::uint64_t length) {
     const bool quiet = wait(base, until::quiet, std::chrono::seconds(5));
     wait_for_releases({base.value()});
     const std::lock_guard guard(mutex_);
-    // A DMA-BUF that was given away cannot be taken back: while its importer lives and has not released it,
-    // the memory is not handed out again.
+    // A DMA-BUF that was passed to an importer cannot be revoked: while the importer lives and has not
+    // released it, the memory is not handed out again.
     const bool held = std::any_of(clients_.all().begin(), clients_.all().end(), [&](const client& each) {
         return !each.disconnected && each.leases.any([&](const lease_record& lease) {
             return lease.dmabuf_given && lease.base == base.value();

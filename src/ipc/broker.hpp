@@ -11,37 +11,37 @@
 
 namespace gaudi {
 
-// The owner's side of sharing: one for each process, a thread that answers importers on a socket with a
+// The owner's side of sharing: one broker per process, whose thread answers importers on a socket with a
 // random name. The same thread watches this process's own connections to other owners (hangup_watch), because
-// an importer needs one too.
+// an importer needs such a thread too.
 //
 // One mutex guards everything below it; the parts have none of their own.
 class broker : public memory_observer {
 public:
-    // Running, or why it cannot.
+    // Starts the broker if it is not running. An error where it cannot start.
     static result<std::shared_ptr<broker>> self();
-    // The one that runs, or none.
+    // The running broker, or nullptr.
     static std::shared_ptr<broker> running();
     static void stop();
 
-    // `apart`: with a secret of its own.
+    // `apart`: the handle gets a secret of its own.
     result<memory_handle> share(device_address address, std::uint64_t length, bool apart);
-    // Serves other processes that want to open the device.
+    // Lets other processes of this user join the device's context.
     result<void> offer(const std::shared_ptr<hl_device>& context);
-    // Of the allocation that holds the address; with a secret: what was opened with that.
+    // The leases of the allocation that holds the address; with a secret, only those opened with it.
     std::vector<lease_info> leases_of(device_address address, std::uint64_t secret = 0);
-    // Revokes those leases, and handles that open more of them. False where nothing is shared there.
+    // Revokes those leases and invalidates their handles. False where nothing is shared there.
     bool revoke(device_address address, std::uint64_t secret = 0);
-    // Waits until no copy of theirs is in flight, or until all are closed. False where time ran out.
+    // Waits until no copy of those leases is in flight, or until all of them are closed. False on timeout.
     enum class until { quiet, closed };
     bool wait(device_address address, until what, std::chrono::milliseconds limit, std::uint64_t secret = 0);
     void count(ipc_statistics& into);
 
-    // Connections of this process to other owners, see hangup_watch. errc::system_call_failed.
+    // Watches a connection of this process to another owner, see hangup_watch. errc::system_call_failed.
     result<void> watch(int socket, const std::shared_ptr<hangup_watcher>& watcher);
     result<void> watch_revoke_socket(int socket);
     void unwatch(int socket);
-    // A watcher has something left to send.
+    // A watcher has unsent messages: the broker's thread calls its flush().
     void flush_soon();
 
     void window_opens(const memory_window&) override {}
@@ -56,10 +56,10 @@ private:
     bool end_clients();
     bool finished(client& ended);
     void flush_watchers();
-    // How long the thread may sleep, in milliseconds; -1: until something happens.
+    // How long the thread may sleep, in milliseconds; -1: until the next event.
     [[nodiscard]] int longest_sleep() const;
-    // Waits for the importers that have a DMA-BUF of these allocations to release it. One that does not
-    // within half a second is not waited for again until it sends something.
+    // Waits for importers to release their DMA-BUFs of these allocations. An importer that does not release
+    // within half a second is not waited for again until it sends a message.
     void wait_for_releases(const std::vector<std::uint64_t>& bases);
     void end();
 

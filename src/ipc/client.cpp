@@ -13,7 +13,7 @@
 namespace gaudi {
 namespace {
 
-// Copies of a process that may have ended, or not, where there is no pidfd.
+// Where there is no pidfd: the time after which a disconnected process counts as ended.
 constexpr auto time_to_end = std::chrono::seconds(5);
 
 } // namespace
@@ -32,7 +32,7 @@ bool client::send(answer_head head, std::span<const std::byte> body, std::span<c
     };
     const auto sent = send_message(socket.get(), message(), descriptors, {});
     if (sent && !descriptors.empty())
-        parked.clear(); // the kernel holds them now
+        parked.clear(); // the kernel holds its own references now
     if (sent || descriptors.empty())
         return sent.has_value();
     head.fetch = static_cast<std::uint32_t>(descriptors.size()); // too many descriptors are in flight
@@ -50,7 +50,7 @@ bool client::is_harmless() const {
     // Without a pidfd (another pid namespace, an old kernel) time decides.
     if (!process && clock::now() - since > time_to_end)
         return true;
-    // It lives and only its connection is gone: what it has mapped and begun is still its own.
+    // The process lives and only its connection has ended: it may still use what it mapped and started.
     return leases.quiet() && std::all_of(memberships.begin(), memberships.end(), [](const membership& each) {
                return each.context->sharing().shared()->holds_nothing(each.member);
            });

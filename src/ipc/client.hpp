@@ -13,10 +13,10 @@ namespace gaudi {
 
 class hl_device;
 
-// One importer's connection, as the broker of the owner keeps it.
+// One importer's connection, as the owner's broker keeps it.
 struct client {
     using clock = std::chrono::steady_clock;
-    // A copy for an importer that has no descriptor of the memory.
+    // A copy by the owner for an importer that has no descriptor of the memory.
     struct proxy_copy {
         copy_ticket ticket;
         std::uint64_t request_id = 0;
@@ -41,19 +41,20 @@ struct client {
     bool send(const answer_head& head, const Answer& body, std::span<const int> descriptors = {}) {
         return send(head, std::as_bytes(std::span(&body, 1)), descriptors);
     }
-    // Whether nothing that the importer began can touch memory any more.
+    // Whether no copy that the importer started can access memory any more.
     [[nodiscard]] bool is_harmless() const;
-    // After its end: gives back its places in shared contexts and its pins. False while some of it remains.
+    // After disconnection: releases the client's memberships in shared contexts and its pins. False while
+    // some remain.
     bool give_back();
-    // Drops what it has of devices that were reset, which cannot be opened again before. False: a context
-    // that the importer has a descriptor of is among them, so that it must be disconnected.
+    // Drops what the client uses of devices that were reset; such a device cannot be opened again before
+    // that. False where the importer has a descriptor of such a context, so that it must be disconnected.
     bool drop_lost_devices();
 
-    fork_private_fd socket, process; // process: a pidfd, where the kernel gives one
+    fork_private_fd socket, process; // process: a pidfd, where the kernel supports it
     ucred credentials{};
-    clock::time_point since; // it connected, or was disconnected
+    clock::time_point since; // time of connection, then of disconnection
     bool greeted = false, disconnected = false;
-    bool unresponsive = false; // it did not release revoked memory in time, and has sent nothing since
+    bool unresponsive = false; // it did not release revoked memory in time, and has sent no message since
     lease_set leases;
     std::vector<membership> memberships;
     shared_memory slab;

@@ -39,11 +39,11 @@ bool client_list::serves(std::uint32_t user) const {
 }
 
 void client_list::accept_from(int listener) {
-    for (int accepted = 0; accepted < 16; ++accepted) { // then the others get their turn
+    for (int accepted = 0; accepted < 16; ++accepted) { // then the broker serves other descriptors
         unique_fd socket(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
         if (!socket) {
             if (errno == EMFILE || errno == ENFILE)
-                refuse_for_want_of_descriptors(listener);
+                refuse_without_descriptors(listener);
             return;
         }
         ucred peer{};
@@ -58,7 +58,7 @@ void client_list::accept_from(int listener) {
         }
         if (!spare_)
             keep_spare();
-        // Those whose connection has ended and whose leases have not count as well.
+        // Disconnected clients that still have leases count as well.
         const auto of_the_same = std::count_if(clients_.begin(), clients_.end(), [&](const client& each) {
             return each.credentials.pid == peer.pid;
         });
@@ -77,14 +77,15 @@ void client_list::accept_from(int listener) {
     }
 }
 
-// Clients that connect and ask for nothing must not keep others out: the oldest is disconnected.
+// Clients that connect and send no request must not block others: the oldest such client is disconnected.
 void client_list::make_room_for_ungreeted() {
     if (std::count_if(clients_.begin(), clients_.end(), ungreeted) >= most_ungreeted)
         disconnect(*std::find_if(clients_.begin(), clients_.end(), ungreeted));
 }
 
-// With the descriptor that is kept for this the client hears why, instead of waiting.
-void client_list::refuse_for_want_of_descriptors(int listener) {
+// Closes the spare descriptor so that the client can be accepted and refused with the reason, instead of
+// waiting.
+void client_list::refuse_without_descriptors(int listener) {
     spare_.reset();
     if (const unique_fd socket(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)); socket)
         refuse(socket.get(), {errc::descriptors_exhausted, "the owner can open no more files"});

@@ -11,7 +11,8 @@ namespace gaudi {
 
 class hl_device;
 
-// The devices whose context this process shares with others of its user, each with a listening socket.
+// The devices whose contexts this process shares with other processes of its user, each with a listening
+// socket.
 class device_offers {
 public:
     explicit device_offers(const poller& events) : events_(events) {}

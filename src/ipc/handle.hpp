@@ -9,7 +9,7 @@
 
 namespace gaudi {
 
-// What a memory_handle says. Only processes of one host read it, so that the byte order is the host's.
+// The content of a memory_handle. Only processes of one host read it, so that the byte order is the host's.
 struct handle_record {
     static constexpr std::uint32_t magic_value = 0x48444731; // "1GDH"
     static constexpr std::uint16_t current_version = 1;
@@ -22,12 +22,12 @@ struct handle_record {
     std::uint64_t start_time = 0;
     std::uint32_t pid = 0;
     std::uint32_t device_index = 0;
-    std::uint64_t device = 0; // which device of the machine
+    std::uint64_t device = 0; // its node: names the device on this machine
     std::uint64_t base = 0;
     std::uint64_t allocated = 0;
     std::uint64_t generation = 0;
-    std::uint64_t secret = 0; // the owner's, one for each allocation: a handle cannot be made up
-    std::uint64_t offset = 0; // of the piece that was shared
+    std::uint64_t secret = 0; // chosen by the owner for each shared range: a handle cannot be made up
+    std::uint64_t offset = 0; // of the shared range in the allocation
     std::uint64_t length = 0;
     std::array<std::uint64_t, 2> reserved{};
     std::uint64_t checksum = 0;

@@ -39,7 +39,7 @@ hangup_watch::event hangup_watch::handle(int descriptor) {
             remove(descriptor);
     } else if (const auto found = watched_.find(descriptor); found != watched_.end()) {
         seen.mine = true;
-        pollfd again{descriptor, POLLRDHUP, 0}; // the number may be another connection's by now
+        pollfd again{descriptor, POLLRDHUP, 0}; // the number may belong to another connection by now
         if (::poll(&again, 1, 0) > 0) {
             seen.hung_up = found->second.lock();
             remove(descriptor);

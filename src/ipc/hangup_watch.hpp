@@ -14,14 +14,13 @@ namespace gaudi {
 class hangup_watcher {
 public:
     virtual ~hangup_watcher() = default;
-    // The owner is gone.
+    // The owner has ended, or has closed the connection.
     virtual void hung_up() = 0;
-    // Sends what could not be sent before. False while there is more.
+    // Sends messages that could not be sent before. False while some are left.
     virtual bool flush() { return true; }
 };
 
-// Watches this process's connections to the owners of what it imports: whether they end, and whether an owner
-// revokes a lease.
+// Watches this process's connections to the owners of the memory it imports, for hang-ups and revoked leases.
 class hangup_watch {
 public:
     using watchers = std::vector<std::shared_ptr<hangup_watcher>>;
@@ -33,13 +32,13 @@ public:
     void remove(int socket);
 
     struct event {
-        bool mine = false;                       // the descriptor is one of these
+        bool mine = false;                       // the descriptor is watched here
         bool revoked = false;                    // an owner has revoked a lease
-        std::shared_ptr<hangup_watcher> hung_up; // to be told without the broker's lock
+        std::shared_ptr<hangup_watcher> hung_up; // the caller calls its hung_up() without the broker's lock
     };
     [[nodiscard]] event handle(int descriptor);
     [[nodiscard]] watchers all() const;
-    // Empties the list.
+    // Returns all watchers and empties the list.
     [[nodiscard]] watchers take_all();
 
 private:

@@ -16,10 +16,10 @@ importer& importer::self() {
     auto* found = instance.load(std::memory_order_acquire);
     if (found != nullptr && forks.load(std::memory_order_relaxed) == fork_count())
         return *found;
-    if (forks.load() != fork_count()) // nobody else is in here: fork left one thread
+    if (forks.load() != fork_count()) // no other thread can hold the mutex: fork left one thread
         new (&mutex) std::mutex;
     const std::lock_guard guard(mutex);
-    if (instance.load() == nullptr || forks.load() != fork_count()) { // what a parent had stays where it is
+    if (instance.load() == nullptr || forks.load() != fork_count()) { // the parent's instance stays untouched
         forks.store(fork_count());
         instance.store(new importer, std::memory_order_release);
     }
@@ -40,9 +40,9 @@ result<std::shared_ptr<owner_link>> importer::link_to(const process_identity& ow
     const std::lock_guard guard(mutex_);
     auto& known = links_[owner.random];
     if (auto alive = known.lock(); alive && !alive->gone())
-        return alive; // another thread was faster
+        return alive; // another thread connected first
     known = *made;
-    lost_.erase(owner.random); // it lives after all
+    lost_.erase(owner.random); // the owner answers: it has not ended
     std::erase_if(links_, [](const auto& each) { return each.second.expired(); });
     return made;
 }
@@ -72,7 +72,8 @@ void importer::evict(std::size_t limit, std::vector<std::shared_ptr<lease_core>>
 
 result<std::shared_ptr<lease_core>> importer::open(const handle_record& handle) {
     const key wanted{handle.random, handle.base, handle.generation, handle.secret};
-    std::vector<std::shared_ptr<lease_core>> dropped; // after the lock: each tells its owner
+    // Destroyed after unlocking: each sends a message to its owner.
+    std::vector<std::shared_ptr<lease_core>> dropped;
     {
         const std::lock_guard guard(mutex_);
         if (const auto found = leases_.find(wanted); found != leases_.end()) {
@@ -89,7 +90,8 @@ result<std::shared_ptr<lease_core>> importer::open(const handle_record& handle) 
                 return alive;
             }
         ++counts_.misses;
-        for (auto each = leases_.begin(); each != leases_.end();) { // the owner waits for those it revoked
+        // The owner waits until the importer closes the leases that it revoked.
+        for (auto each = leases_.begin(); each != leases_.end();) {
             if (each->second.lease->gone())
                 dropped.push_back(std::move(each->second.lease));
             each = each->second.lease ? std::next(each) : leases_.erase(each);
@@ -112,7 +114,7 @@ result<std::shared_ptr<lease_core>> importer::open(const handle_record& handle) 
     }
     const std::lock_guard guard(mutex_);
     if (const auto found = in_use_.find(wanted); found != in_use_.end())
-        if (auto faster = found->second.lock(); faster && !faster->gone()) { // another thread's
+        if (auto faster = found->second.lock(); faster && !faster->gone()) { // another thread opened it first
             dropped.push_back(std::move(*made));
             leases_[wanted] = {faster, ++uses_};
             return faster;
@@ -124,7 +126,7 @@ result<std::shared_ptr<lease_core>> importer::open(const handle_record& handle) 
 }
 
 void importer::release_revoked() {
-    std::vector<std::shared_ptr<lease_core>> all; // let go without the lock
+    std::vector<std::shared_ptr<lease_core>> all; // released after unlocking
     {
         const std::lock_guard guard(mutex_);
         for (const auto& [which, each] : in_use_)

@@ -8,17 +8,18 @@
 
 namespace gaudi {
 
-// This process's imports: leases that are in use or kept, and the connections to their owners. One per
-// process; a child of fork begins anew.
+// This process's imports: leases that are in use or cached, and the connections to their owners. One per
+// process; a child of fork starts with an empty one.
 class importer {
 public:
     static importer& self();
 
     result<std::shared_ptr<lease_core>> open(const handle_record& handle);
     void drop_all();
-    // Of leases that were revoked, or whose owner has ended: owners wait for the former.
+    // Releases the resources of leases that were revoked or whose owner has ended. Owners wait for the
+    // release of those they revoked.
     void release_revoked();
-    // Known to be gone, because a connection to it ended.
+    // Whether the owner is known to have ended, because a connection to it ended.
     [[nodiscard]] bool lost(const std::array<std::uint64_t, 2>& owner);
     void count(ipc_statistics& into);
 
@@ -42,7 +43,8 @@ private:
 
     std::mutex mutex_;
     std::unordered_map<key, kept, key_hash> leases_;
-    std::unordered_map<key, std::weak_ptr<lease_core>, key_hash> in_use_; // also those that were evicted
+    // Also leases that were evicted from leases_.
+    std::unordered_map<key, std::weak_ptr<lease_core>, key_hash> in_use_;
     std::map<std::array<std::uint64_t, 2>, std::weak_ptr<owner_link>> links_;
     std::set<std::array<std::uint64_t, 2>> lost_; // owners that ended
     std::uint64_t uses_ = 0;

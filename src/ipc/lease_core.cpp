@@ -12,7 +12,7 @@ namespace gaudi {
 lease_resources::~lease_resources() {
     for (auto& [nic, region] : regions)
         if (!region.first->core()->valid_in_this_process())
-            (void)region.second.release(); // a child of fork leaves it alone
+            (void)region.second.release(); // in a child of fork the region belongs to the parent
     if (!link || forks != fork_count())
         return;
     regions.clear();
@@ -43,7 +43,7 @@ result<std::shared_ptr<lease_core>> lease_core::open(const std::shared_ptr<owner
 lease_core::~lease_core() {
     if (!link_ || forks_ != fork_count())
         return;
-    resources_.reset(); // before the owner hears that the lease is closed
+    resources_.reset(); // released before the owner learns that the lease is closed
     link_->post_unanswered(close_lease_request{slot_});
 }
 
@@ -77,7 +77,8 @@ result<void> lease_core::enter() {
         return tl::unexpected(gone_error());
     if (word_ == nullptr)
         return {};
-    // Counted first, then looked: the owner marks first, then waits for the count.
+    // The importer increments the count before it reads the flag; the owner sets the flag before it waits for
+    // the count. Either the importer sees the revocation, or the owner sees the copy.
     word_->in_flight.fetch_add(1);
     if (word_->revoked.load() == 0)
         return {};
@@ -96,12 +97,13 @@ std::shared_ptr<lease_resources> lease_core::resources() const {
 }
 
 void lease_core::release_resources() {
-    auto last = std::make_shared<lease_resources>(); // what it becomes goes without the lock
+    // Receives the old resources, which are destroyed after unlocking.
+    auto last = std::make_shared<lease_resources>();
     const std::lock_guard guard(mutex_);
     resources_.swap(last);
 }
 
-// Asked for when a way first needs it; with the mutex of the reach held.
+// Requests the DMA-BUF when a path first needs it. The caller holds the mutex of `resources`.
 result<void> lease_core::fetch_dmabuf(lease_resources& resources) {
     if (resources.dmabuf)
         return {};
@@ -109,14 +111,15 @@ result<void> lease_core::fetch_dmabuf(lease_resources& resources) {
         return tl::unexpected(*resources.no_dmabuf);
     if (gone())
         return tl::unexpected(gone_error());
-    // From now on the owner may believe that we have something.
+    // From here on the owner may count the DMA-BUF as passed, so that the destructor must report its release.
     resources.link = link_;
     resources.slot = slot_;
     resources.forks = fork_count();
     auto answer = link_->ask(open_dmabuf_request{slot_});
     if (!answer) {
         const auto kind = answer.error().kind();
-        if (kind == error_kind::not_permitted || kind == error_kind::unsupported) // it stays so
+        // The owner will not answer otherwise later.
+        if (kind == error_kind::not_permitted || kind == error_kind::unsupported)
             resources.no_dmabuf = answer.error();
         return tl::unexpected(answer.error());
     }
@@ -144,7 +147,8 @@ result<device_address> lease_core::imported_by(lease_resources& resources,
             return tl::unexpected(*resources.no_import);
         auto made = device->import_dmabuf(resources.dmabuf.get(), resources.window);
         if (!made) {
-            if (made.error().code() == errc::import_unsupported) // it will not learn it
+            // The driver does not support it, now or later.
+            if (made.error().code() == errc::import_unsupported)
                 resources.no_import = made.error();
             return tl::unexpected(made.error());
         }

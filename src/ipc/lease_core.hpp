@@ -7,17 +7,17 @@
 
 namespace gaudi {
 
-// What makes another process's memory reachable from here, each made when it is first needed. Copies under
-// way keep what they use.
+// What makes another process's memory accessible from here, each item created when it is first needed. Copies
+// in flight hold a reference.
 struct lease_resources {
     fork_private_fd dmabuf;
     std::uint64_t skip = 0, window = 0;
     std::mutex mutex;
     std::map<const hl_device*, std::pair<std::shared_ptr<hl_device>, imported_memory>> imports;
-    std::optional<error> no_import; // the driver cannot
-    std::optional<error> no_dmabuf; // the owner gives none
+    std::optional<error> no_import; // the driver cannot import
+    std::optional<error> no_dmabuf; // the owner passes none
     std::map<const nic*, std::pair<std::shared_ptr<nic>, mr_handle>> regions;
-    // Who hears when the last of it is gone, and as what.
+    // The connection on which the destructor reports the release, and the lease that it reports.
     std::shared_ptr<owner_link> link;
     std::uint32_t slot = 0;
     unsigned forks = 0;
@@ -28,7 +28,7 @@ struct lease_resources {
 // An importer's lease of one allocation.
 class lease_core {
 public:
-    // Asks the owner. The memory may also be this process's own.
+    // Requests a lease from the owner.
     static result<std::shared_ptr<lease_core>> open(const std::shared_ptr<owner_link>& link,
                                                     const handle_record& handle);
     explicit lease_core(const handle_record& handle);
@@ -42,22 +42,22 @@ public:
     [[nodiscard]] std::uint32_t slot() const { return slot_; }
     [[nodiscard]] device_address base() const { return device_address(handle_.base); }
     [[nodiscard]] bool gone() const;
-    // It is a parent's.
+    // Whether the parent opened it, before a fork.
     [[nodiscard]] bool forked() const;
-    // Why, if gone.
+    // The reason, where gone() is true.
     [[nodiscard]] error gone_error() const;
 
-    // A copy begins and ends. errc::lease_revoked, handle_stale, peer_gone, forked.
+    // Called before and after each copy. errc::lease_revoked, handle_stale, peer_gone, forked.
     result<void> enter();
     void leave();
 
-    // Where the local device sees the memory, by the vendor driver's import.
+    // The address at which the local device accesses the memory, by the vendor driver's import.
     result<device_address> imported_by(lease_resources& resources, const std::shared_ptr<hl_device>& device);
     // The key of the memory on a NIC of this process.
     result<std::uint32_t> key_on(lease_resources& resources, const std::shared_ptr<nic>& nic);
-    // Kept by copies under way.
+    // Copies in flight keep them.
     [[nodiscard]] std::shared_ptr<lease_resources> resources() const;
-    // The owner is gone, or takes the memory back: its device must not stay busy because of us.
+    // Called when the owner has ended or revokes the memory: what is kept here would keep its device busy.
     void release_resources();
 
 private:
@@ -67,7 +67,7 @@ private:
     std::shared_ptr<owner_link> link_;
     std::uint32_t slot_ = 0;
     lease_word* word_ = nullptr;
-    mutable std::mutex mutex_; // guards the pointer
+    mutable std::mutex mutex_; // guards resources_
     std::shared_ptr<lease_resources> resources_ = std::make_shared<lease_resources>();
     unsigned forks_;
 };

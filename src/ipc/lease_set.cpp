@@ -70,7 +70,7 @@ void lease_set::revoke_if(const std::function<bool(const lease_record&)>& chosen
             continue;
         lease.revoked = true;
         word(slot).revoked.store(1);
-        // A full socket is read all the same; one without a reader is closed.
+        // A full socket wakes its reader anyway; a socket without a reader is closed.
         if (revoke_socket_ && ::send(revoke_socket_.get(), "", 1, MSG_DONTWAIT | MSG_NOSIGNAL) < 0 &&
             errno != EAGAIN)
             revoke_socket_.reset();

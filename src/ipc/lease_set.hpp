@@ -21,7 +21,7 @@ public:
     result<slot_number> open(const handle_record& handle);
     // The lease, unless it was revoked or is closing.
     [[nodiscard]] lease_record* find_usable(slot_number slot);
-    // Removes the lease, now or, where copies are being made for it, when the last one has ended. Returns it
+    // Removes the lease, at once or, while the owner copies for it, after the last copy. Returns the lease
     // when it is removed.
     std::optional<lease_record> close(slot_number slot);
     void copy_started(slot_number slot);
@@ -30,15 +30,15 @@ public:
 
     void revoke_if(const std::function<bool(const lease_record&)>& chosen);
     [[nodiscard]] bool any(const std::function<bool(const lease_record&)>& chosen) const;
-    // Copies in flight: those that the owner makes and, once it has descriptors, those of the importer.
+    // Copies in flight: those by the owner and, once the importer has descriptors, those by the importer.
     [[nodiscard]] unsigned in_flight(slot_number slot) const;
     [[nodiscard]] bool quiet() const;
     void importer_has_descriptors() { importer_copies_ = true; }
-    // Whether the importer can still be told of a revocation.
+    // Whether a revocation can still be announced to the importer.
     [[nodiscard]] bool has_listener() const { return static_cast<bool>(revoke_socket_); }
 
     [[nodiscard]] int table_descriptor() const { return table_.descriptor(); }
-    // The importer's end of a new revoke socket; none where it has one already, or there is no descriptor.
+    // The importer's end of a new revoke socket; none where the importer has one, or no descriptor is left.
     unique_fd open_revoke_socket();
 
     [[nodiscard]] const std::map<slot_number, lease_record>& all() const { return leases_; }

@@ -22,7 +22,7 @@ struct nothing_more {
 struct opened_lease {
     static constexpr std::uint32_t table = 1, revoke_socket = 2;
     std::uint32_t lease = 0;
-    std::uint32_t passed = 0; // which of them come as descriptors, in this order
+    std::uint32_t passed = 0; // which of them are passed as descriptors, in this order
 };
 struct opened_context { // with two descriptors: the device and the shared context
     std::uint32_t member = 0;
@@ -51,10 +51,10 @@ struct attach_slab_request { // passes the shared memory that copies go through
     using answer = nothing_more;
     std::uint64_t length = 0;
 };
-struct copy_request { // between [offset, offset + length) of the leased memory and the slab
+struct copy_request { // copies between [offset, offset + length) of the leased memory and the slab
     using answer = nothing_more;
     std::uint32_t lease = 0;
-    std::uint32_t to_slab = 0; // 1, or 0: from the slab
+    std::uint32_t to_slab = 0; // 1: to the slab, 0: from the slab
     std::uint64_t offset = 0, length = 0, slab_offset = 0;
 };
 struct open_dmabuf_request { // of the lease's pages
@@ -65,7 +65,7 @@ struct open_device_request {
     using answer = opened_context;
     std::uint64_t node = 0;
 };
-struct release_dmabuf_request { // nothing is left of the DMA-BUF that was given for the lease
+struct release_dmabuf_request { // the importer has released everything of the lease's DMA-BUF
     using answer = void;
     std::uint32_t lease = 0;
 };
@@ -91,7 +91,8 @@ struct answer_head {
     std::uint64_t id = 0;
     std::uint32_t failed = 0; // 0, or an errc + 1
     std::int32_t system_error = 0;
-    // Descriptors that could not be passed: so many of these numbers of the owner are to be fetched.
+    // Descriptors that could not be passed: the importer fetches this many of the owner's descriptors, by
+    // these numbers.
     std::uint32_t fetch = 0;
     std::array<std::int32_t, 4> numbers{};
     char observed[160] = {};
@@ -103,7 +104,7 @@ struct answer_head {
     }
 };
 
-// ---- bytes ----
+// ---- encoding ----
 
 constexpr std::size_t longest_request = sizeof(request_head) + sizeof(open_lease_request);
 constexpr std::size_t longest_answer = sizeof(answer_head) + sizeof(opened_dmabuf);
@@ -131,7 +132,7 @@ message_bytes request_message(std::uint64_t id, const Request& request) {
     return message_of(request_head{.kind = kind_of<Request>(), .id = id}, request);
 }
 
-// A struct of exactly these bytes.
+// The bytes as a T; none where the size differs.
 template <typename T>
 std::optional<T> read_as(std::span<const std::byte> bytes) {
     if (bytes.size() != sizeof(T))
@@ -141,7 +142,7 @@ std::optional<T> read_as(std::span<const std::byte> bytes) {
     return value;
 }
 
-// The request behind a head. None where there is no such kind, or it has another size.
+// Decodes the body that follows a head. None where the kind is unknown or the size is wrong.
 template <std::size_t Kind = 0>
 std::optional<ipc_request> read_request(std::uint16_t kind, std::span<const std::byte> body) {
     if constexpr (Kind < std::variant_size_v<ipc_request>) {
@@ -157,9 +158,9 @@ std::optional<ipc_request> read_request(std::uint16_t kind, std::span<const std:
     return length != 0 && offset <= size && length <= size - offset;
 }
 
-// One lease in the lease table, memory that both sides share. An importer counts itself in, looks whether the
-// lease is revoked, and counts itself out when its copy has ended; the owner revokes, then waits for the
-// count.
+// One lease in the lease table, memory that both sides share. An importer increments in_flight, checks
+// revoked, and decrements in_flight when its copy has completed; the owner sets revoked, then waits until
+// in_flight is 0.
 struct lease_word {
     std::atomic<std::uint32_t> revoked;
     std::atomic<std::uint32_t> in_flight;
@@ -167,7 +168,7 @@ struct lease_word {
 constexpr std::uint32_t leases_per_client = 4096;
 
 [[nodiscard]] std::string broker_name(const process_identity& owner);
-// Where a device that is offered to other processes is served.
+// The name of the socket on which a process offers the device to others.
 [[nodiscard]] std::string device_name(std::uint64_t node);
 
 } // namespace gaudi

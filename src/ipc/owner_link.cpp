@@ -68,21 +68,21 @@ owner_link::~owner_link() {
 
 void owner_link::give_up() {
     gone_.store(true, std::memory_order_release);
-    ::shutdown(socket_.get(), SHUT_RDWR); // the thread hears it, and lets go of the rest
+    ::shutdown(socket_.get(), SHUT_RDWR); // the broker's thread sees the hang-up and releases the rest
 }
 
 void owner_link::hung_up() {
     {
         const std::lock_guard guard(mutex_);
         if (const auto said = collect(); !said && said.error().code() != errc::peer_gone && !gone())
-            refusal_ = said.error(); // its last word
-        answers_.clear();            // descriptors may be in them
+            refusal_ = said.error(); // the owner's last message: why it refuses
+        answers_.clear();            // answers may hold descriptors
     }
     gone_.store(true, std::memory_order_release);
     {
-        // Its device must not stay open because of us.
-        const std::lock_guard guard(guests_mutex_);
-        guests_.clear();
+        // Guest engines would keep the owner's device open.
+        const std::lock_guard guard(resources_mutex_);
+        context_engines_.clear();
     }
     if (when_gone_)
         when_gone_();
@@ -102,7 +102,7 @@ result<void> owner_link::send(const message_bytes& message, std::span<const int>
     (void)send_unsent(deadline);
     auto sent = send_message(socket_.get(), message, passed, deadline);
     if (!sent && sent.error().code() == errc::peer_gone) {
-        const auto said = collect(); // it may have said why
+        const auto said = collect(); // the owner may have sent the reason
         return tl::unexpected(said ? gone_error() : said.error());
     }
     return sent;
@@ -113,7 +113,7 @@ bool owner_link::send_unsent(channel_deadline deadline) {
         if (const auto sent = send_message(socket_.get(), unsent_.front(), {}, deadline);
             !sent && sent.error().code() == errc::peer_silent)
             return false;
-    return true; // or the connection is gone, and the owner has no use for it
+    return true; // also where the connection has ended: the owner needs no message then
 }
 
 void owner_link::send_later(message_bytes message) {
@@ -134,7 +134,7 @@ bool owner_link::flush() {
     return gone() || send_unsent({});
 }
 
-// With the descriptors of the answer, which are fetched where the owner could not pass them.
+// Adds the answer's descriptors; fetches those that the owner could not pass.
 result<owner_link::raw_answer> owner_link::complete(const answer_head& head, std::span<const std::byte> body,
                                                     received_message& with) {
     if (with.descriptors_lost)
@@ -143,8 +143,8 @@ result<owner_link::raw_answer> owner_link::complete(const answer_head& head, std
     raw_answer made{{body.begin(), body.end()}, std::move(with.passed)};
     if (head.fetch == 0)
         return made;
-    // The pid in the handle is another process's where the owner lives in another pid namespace; the kernel
-    // says which one it is here, or 0.
+    // Where the owner lives in another pid namespace, the pid in the handle may name another process here;
+    // the kernel reports the pid that is valid here, or 0.
     ucred owner{};
     socklen_t length = sizeof(owner);
     const bool known =
@@ -164,7 +164,7 @@ result<owner_link::raw_answer> owner_link::complete(const answer_head& head, std
     return made;
 }
 
-// Everything that came, without waiting. With the mutex held.
+// Receives all answers that have arrived, without waiting. The caller holds the mutex.
 result<void> owner_link::collect() {
     for (;;) {
         std::array<std::byte, longest_answer> bytes;
@@ -180,7 +180,7 @@ result<void> owner_link::collect() {
         const auto head = read_as<answer_head>(message.first(std::min(message.size(), sizeof(answer_head))));
         if (!head || head->magic != request_head::magic_value)
             return tl::unexpected(error(errc::handle_invalid, "bytes that are no answer"));
-        if (head->id == 0 && head->failed != 0) // it refuses the connection
+        if (head->id == 0 && head->failed != 0) // the owner refuses the connection
             return tl::unexpected(error_of(*head, owner_));
         if (head->id == 0 || head->id >= next_id_)
             return tl::unexpected(error(errc::handle_invalid, "an answer without a request"));
@@ -200,7 +200,8 @@ void owner_link::answer_came_late(bool opened, const answer_head& head, std::spa
     const auto lease = read_as<opened_lease>(body);
     if (!opened || head.failed != 0 || !lease)
         return;
-    const auto message = request_message(next_id_++, close_lease_request{lease->lease}); // no one will use it
+    // Its caller has timed out.
+    const auto message = request_message(next_id_++, close_lease_request{lease->lease});
     (void)send_message(socket_.get(), message, {}, {});
 }
 
@@ -214,7 +215,7 @@ std::optional<result<owner_link::raw_answer>> owner_link::take_answer(std::uint6
     }
     if (!collected) {
         if (collected.error().code() != errc::peer_gone)
-            give_up(); // nothing that it says can be relied upon
+            give_up(); // the owner's messages cannot be relied upon
         return result<raw_answer>(tl::unexpected(collected.error()));
     }
     return std::nullopt;
@@ -244,8 +245,8 @@ result<owner_link::raw_answer> owner_link::send_and_wait(std::uint64_t id, const
             return tl::unexpected(error(errc::peer_silent, fmt::format("process {}, waited {} ms", owner_.pid,
                                                                        settings_.patience.count())));
         }
-        wait(std::min(left,
-                      std::chrono::milliseconds(10))); // another thread may take our answer off the socket
+        // Waits in short steps: another thread may receive this request's answer from the socket.
+        wait(std::min(left, std::chrono::milliseconds(10)));
     }
 }
 
@@ -272,7 +273,7 @@ void owner_link::set_revoke_socket(unique_fd descriptor) {
     revoke_socket_ = fork_private_fd(std::move(descriptor));
     const bool socket = ::getsockopt(revoke_socket_.get(), SOL_SOCKET, SO_DOMAIN, &domain, &length) == 0;
     if (!service || !socket || domain != AF_UNIX || !service->watch_revoke_socket(revoke_socket_.get()))
-        revoke_socket_.reset(); // the owner finds no reader, and does not wait
+        revoke_socket_.reset(); // the owner finds no reader, and does not wait for this importer
 }
 
 result<std::shared_ptr<hl_device>> owner_link::join(const std::shared_ptr<const hlthunk_api>& api,
@@ -287,21 +288,22 @@ result<std::shared_ptr<hl_device>> owner_link::join(const std::shared_ptr<const 
         return tl::unexpected(error(errc::no_path, "the owner's device cannot be seen from here"));
     const int descriptor = answer.passed[0].get();
     GAUDI_TRY(auto guest, attach(api, descriptor, *info, context_owner::other_process));
-    (void)answer.passed[0].release(); // it is the guest's now
+    (void)answer.passed[0].release(); // the guest owns it now
     guest->sharing().join(shared, answer.body.member, std::move(host));
     return guest;
 }
 
-result<copy_engine> owner_link::guest_engine(std::uint64_t node, std::uint32_t lease) {
-    const std::lock_guard guard(guests_mutex_);
-    if (const auto found = guests_.find(node); found != guests_.end())
+result<copy_engine> owner_link::context_engine(std::uint64_t node, std::uint32_t lease) {
+    const std::lock_guard guard(resources_mutex_);
+    if (const auto found = context_engines_.find(node); found != context_engines_.end())
         return found->second;
     if (const auto found = refused_.find(node); found != refused_.end())
         return tl::unexpected(found->second);
     auto answer = ask(open_context_request{lease});
     if (!answer) {
         const auto kind = answer.error().kind();
-        if (kind == error_kind::not_permitted || kind == error_kind::unsupported) // it stays so
+        // The owner will not answer otherwise later.
+        if (kind == error_kind::not_permitted || kind == error_kind::unsupported)
             refused_.emplace(node, answer.error());
         return tl::unexpected(answer.error());
     }
@@ -312,11 +314,11 @@ result<copy_engine> owner_link::guest_engine(std::uint64_t node, std::uint32_t l
         refused_.emplace(node, core.error());
         return tl::unexpected(core.error());
     }
-    return guests_.emplace(node, copy_engine(*core)).first->second;
+    return context_engines_.emplace(node, copy_engine(*core)).first->second;
 }
 
 result<std::optional<owner_link::slab>> owner_link::take_slab() {
-    const std::lock_guard guard(guests_mutex_);
+    const std::lock_guard guard(resources_mutex_);
     if (slab_memory_.data() == nullptr) {
         GAUDI_TRY(auto memory, shared_memory::make("gaudi-direct slabs", slabs * slab_bytes));
         const int passed[] = {memory.descriptor()};
@@ -334,7 +336,7 @@ result<std::optional<owner_link::slab>> owner_link::take_slab() {
 }
 
 void owner_link::return_slab(std::uint64_t offset) {
-    const std::lock_guard guard(guests_mutex_);
+    const std::lock_guard guard(resources_mutex_);
     free_slabs_.push_back(offset);
 }
 

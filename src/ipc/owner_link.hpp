@@ -13,13 +13,13 @@ namespace gaudi {
 class hl_device;
 class hlthunk_api;
 
-// An importer's connection to one owner. Requests may be made from any thread; answers come in any order.
+// An importer's connection to one owner. Any thread may send requests; answers arrive in any order.
 class owner_link : public hangup_watcher, public std::enable_shared_from_this<owner_link> {
 public:
     // errc::peer_gone, peer_refused.
     static result<std::shared_ptr<owner_link>>
     connect(const process_identity& owner, const ipc_settings& settings, std::function<void()> when_gone);
-    // To whoever offers the device.
+    // Connects to the process that offers the device.
     static result<std::shared_ptr<owner_link>> connect_to_device(std::uint64_t node,
                                                                  const ipc_settings& settings);
     owner_link(fork_private_fd socket, process_identity owner, const ipc_settings& settings)
@@ -45,16 +45,17 @@ public:
             return tl::unexpected(error(errc::handle_invalid, "an answer of another size"));
         return answered<typename Request::answer>{*body, std::move(raw->passed)};
     }
-    // Sends a request; the id to look for its answer with, which is empty until it has come.
+    // Sends a request and returns its id for answer_to(), which returns nothing until the answer has arrived.
     template <typename Request>
     result<std::uint64_t> post(const Request& request) {
         const auto id = next_id_++;
         return send(request_message(id, request), {}).map([id] { return id; });
     }
     std::optional<result<void>> answer_to(std::uint64_t id);
-    // Sleeps until something has come, or time runs out.
+    // Sleeps until a message arrives, or the limit has passed.
     void wait(std::chrono::milliseconds limit);
-    // Sends a request without an answer. Does not wait: what the owner has no room for is sent later.
+    // Sends a request without an answer. Never blocks: where the socket is full, the broker's thread sends it
+    // later.
     template <typename Request>
     void post_unanswered(const Request& request) {
         static_assert(std::is_void_v<typename Request::answer>);
@@ -66,27 +67,28 @@ public:
     [[nodiscard]] error gone_error() const;
     [[nodiscard]] const process_identity& owner() const { return owner_; }
     [[nodiscard]] const ipc_settings& settings() const { return settings_; }
-    // The lease table, once the first lease has brought it.
+    // The lease table; nullptr until an answer has passed it.
     [[nodiscard]] lease_word* table();
     result<void> set_table(unique_fd descriptor);
     // The socket on which the owner announces that it revokes a lease.
     void set_revoke_socket(unique_fd descriptor);
-    // The context that an answer passed: the device's descriptor and the shared context.
+    // Joins the context that an answer passed: the device's descriptor and the shared context.
     static result<std::shared_ptr<hl_device>> join(const std::shared_ptr<const hlthunk_api>& api,
                                                    answered<opened_context>& answer,
                                                    std::shared_ptr<void> host = {});
-    // An engine on the owner's device, by the lease of memory on it.
-    result<copy_engine> guest_engine(std::uint64_t node, std::uint32_t lease);
-    // Room that both sides see, for copies that the owner makes.
+    // An engine on the owner's device, in its shared context, requested by a lease of memory on that device.
+    result<copy_engine> context_engine(std::uint64_t node, std::uint32_t lease);
+    // Memory that both sides share, for copies by the owner.
     struct slab {
         std::span<std::byte> bytes;
         std::uint64_t offset = 0;
     };
     static constexpr std::size_t slab_bytes = 1 << 20, slabs = 8;
-    result<std::optional<slab>> take_slab(); // nothing: all are in use
+    result<std::optional<slab>> take_slab(); // none while all are in use
     void return_slab(std::uint64_t offset);
 
-    // It does not answer: nothing more is asked of it, and what it still does goes nowhere.
+    // Ends the connection to an owner that does not answer: no request is sent any more, and later answers
+    // are ignored.
     void give_up();
     void hung_up() override;
 
@@ -105,7 +107,7 @@ private:
     std::optional<result<raw_answer>> take_answer(std::uint64_t id);
     result<void> collect();
     void answer_came_late(bool opened_lease, const answer_head& head, std::span<const std::byte> body);
-    // With the mutex held. False: there is more, and no room for it in time.
+    // With the mutex held. False where messages are still unsent at the deadline.
     bool send_unsent(channel_deadline deadline);
     result<raw_answer> complete(const answer_head& head, std::span<const std::byte> body,
                                 received_message& with);
@@ -118,14 +120,14 @@ private:
     std::atomic<bool> gone_{false};
     std::mutex mutex_;
     std::atomic<std::uint64_t> next_id_{1};
-    std::deque<message_bytes> unsent_; // in their order, before anything else
+    std::deque<message_bytes> unsent_; // in order, sent before any other message
     std::map<std::uint64_t, result<raw_answer>> answers_;
-    std::map<std::uint64_t, bool> abandoned_; // requests that timed out; whether they open a lease
+    std::map<std::uint64_t, bool> abandoned_; // requests that timed out, and whether each opens a lease
     std::atomic<lease_word*> table_{nullptr};
     shared_memory table_memory_;
-    std::mutex guests_mutex_;
-    std::map<std::uint64_t, copy_engine> guests_; // by node
-    std::map<std::uint64_t, error> refused_;      // contexts that the owner does not give
+    std::mutex resources_mutex_;
+    std::map<std::uint64_t, copy_engine> context_engines_; // by node
+    std::map<std::uint64_t, error> refused_;               // contexts that the owner refuses to share
     shared_memory slab_memory_;
     std::vector<std::uint64_t> free_slabs_;
 };

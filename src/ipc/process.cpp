@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What concerns the process as a whole, owner and importer.
+// Functions for the process as a whole, owner and importer alike.
 #include <gaudi/ipc.hpp>
 
 #include "src/ipc/broker.hpp"

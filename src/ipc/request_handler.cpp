@@ -22,18 +22,18 @@ tl::unexpected<error> no_such_lease(errc code, lease_set::slot_number slot) {
 } // namespace
 
 bool request_handler::serve(client& from) {
-    for (int messages = 0; messages < 16; ++messages) { // then the others get their turn
+    for (int messages = 0; messages < 16; ++messages) { // then the broker serves other clients
         std::array<std::byte, longest_request> bytes;
         auto received = receive_message(from.socket.get(), bytes, {});
         if (!received)
-            return received.error().code() == errc::peer_silent; // nothing more for now
+            return received.error().code() == errc::peer_silent; // no further message for now
         const auto message = std::span<const std::byte>(bytes).first(received->bytes);
         if (message.size() < sizeof(request_head))
             return false;
         const auto head = *read_as<request_head>(message.first(sizeof(request_head)));
         if (head.magic != request_head::magic_value)
             return false;
-        from.parked.clear(); // a client that sends the next request has fetched them
+        from.parked.clear(); // the client's next request implies that it has fetched them
         from.unresponsive = false;
         if (!answer(from, head, message.subspan(sizeof(request_head)), *received))
             return false;
@@ -64,7 +64,7 @@ bool request_handler::answer(client& from, const request_head& head, std::span<c
                 return true;
             } else if constexpr (std::is_same_v<type, copy_request>) {
                 const auto started = start_copy(from, wanted, head.id);
-                return started ? true : refuse(started.error()); // answered when the copy has ended
+                return started ? true : refuse(started.error()); // answered when the copy has completed
             } else {
                 const auto done = carry_out(from, wanted, with);
                 return done ? from.send(reply, done->body, done->descriptors) : refuse(done.error());
@@ -120,7 +120,7 @@ request_handler::carry_out(client& from, const open_context_request& request, re
     const auto leased = find_leased(from, request.lease);
     if (!leased)
         return no_such_lease(errc::handle_stale, request.lease);
-    if (from.credentials.uid != ::geteuid()) // whoever has a context can do anything with the device
+    if (from.credentials.uid != ::geteuid()) // a context gives full control over the device
         return tl::unexpected(
             error(errc::not_given, "a device's descriptor is given to the owner's own user alone"));
     if (settings_.give != ipc_give::context)
@@ -133,7 +133,8 @@ request_handler::carry_out(client& from, const open_context_request& request, re
 
 result<request_handler::outgoing<opened_context>>
 request_handler::carry_out(client& from, const open_device_request& request, received_message&) {
-    if (from.credentials.uid != ::geteuid()) // the list of further users is for memory that was shared
+    // The setting that allows further users applies to shared memory only.
+    if (from.credentials.uid != ::geteuid())
         return tl::unexpected(error(errc::peer_refused, fmt::format("user {}, the device is user {}'s",
                                                                     from.credentials.uid, ::geteuid())));
     const auto context = offers_.find(request.node);
@@ -204,7 +205,7 @@ result<copy_engine*> request_handler::pin_slab(client& from, device& owner, unsi
     GAUDI_TRY(auto engine, owner.copies());
     auto pin = from.slab_pins.find(index);
     if (pin != from.slab_pins.end() && pin->second.engine.core() != engine.core()) {
-        from.slab_pins.erase(pin); // of a context that was closed
+        from.slab_pins.erase(pin); // the pin belongs to a context that was closed
         pin = from.slab_pins.end();
     }
     if (pin == from.slab_pins.end()) {
@@ -217,7 +218,7 @@ result<copy_engine*> request_handler::pin_slab(client& from, device& owner, unsi
 void request_handler::finish_copies(client& of) {
     for (auto each = of.copies.begin(); each != of.copies.end();) {
         if (!each->ticket.done()) {
-            // Copies end in the order of submission: those behind it are hardly ready.
+            // Copies complete in the order of submission: the later ones have hardly completed.
             if (each == of.copies.begin() && each->ticket.wait(std::chrono::milliseconds(1)))
                 continue;
             return;

@@ -8,20 +8,21 @@
 
 namespace gaudi {
 
-// Carries out what importers request of the broker. For one thread at a time: the broker's lock is held.
+// Carries out the requests of importers. For one thread at a time: the caller holds the broker's lock.
 class request_handler {
 public:
     request_handler(share_table& shares, const device_offers& offers, client_list& clients,
                     const ipc_settings& settings)
         : shares_(shares), offers_(offers), clients_(clients), settings_(settings) {}
 
-    // Answers what the client has sent. False where the connection must end.
+    // Answers the messages that the client has sent. False where the connection must end.
     bool serve(client& from);
-    // Answers the copies that have ended.
+    // Answers the copy requests whose copies have completed.
     void finish_copies(client& of);
     void close_lease(client& from, lease_set::slot_number slot);
     [[nodiscard]] std::uint64_t leases_opened() const { return leases_opened_; }
-    // The devices that requests have used. Released without the lock: the last reference closes a device.
+    // Returns the devices that requests have used. The caller releases them without the lock: dropping the
+    // last reference closes a device.
     [[nodiscard]] std::vector<std::shared_ptr<device>> take_used_devices() {
         return std::exchange(used_, {});
     }

@@ -5,7 +5,7 @@
 
 namespace gaudi {
 
-// What GAUDI_DIRECT_IPC_GIVE and GAUDI_DIRECT_IPC_ALLOW say. errc::setting_malformed.
+// Parses GAUDI_DIRECT_IPC_GIVE and GAUDI_DIRECT_IPC_ALLOW. errc::setting_malformed.
 [[nodiscard]] result<ipc_settings> ipc_of_environment();
 
 } // namespace gaudi

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The owner's side: what it shares, waits for and takes back.
+// The owner's side: sharing memory, waiting for importers, revoking leases.
 #include <gaudi/device.hpp>
 #include <gaudi/ipc.hpp>
 

@@ -14,7 +14,7 @@ std::uint64_t new_secret() {
     if (::getrandom(&secret, sizeof(secret), 0) != sizeof(secret))
         secret = checksum64(&own_identity(), sizeof(process_identity)) ^
                  static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
-    return secret != 0 ? secret : 1; // 0 stands for any
+    return secret != 0 ? secret : 1; // 0 means any secret
 }
 
 } // namespace

@@ -10,24 +10,25 @@
 
 namespace gaudi {
 
-// What an importer was given when it opened a handle.
+// A lease, as the owner records it.
 struct lease_record {
-    std::uint64_t base = 0, generation = 0, secret = 0; // names what was shared
-    // The owner's own word counts; the lease table, which the importer can write, only announces it.
+    std::uint64_t base = 0, generation = 0, secret = 0; // identify what was shared
+    // The owner relies on this flag only: the importer can write to the lease table, which merely announces
+    // it.
     bool revoked = false;
-    bool closing = false;      // closes when its copies have ended
-    bool dmabuf_given = false; // and not released
-    unsigned copies = 0;       // that the owner is making for it
+    bool closing = false;      // removed when its copies have completed
+    bool dmabuf_given = false; // passed to the importer and not released
+    unsigned copies = 0;       // in flight, made by the owner for this lease
 
-    // A secret of 0 stands for any.
+    // A secret of 0 means any.
     [[nodiscard]] bool opened_with(std::uint64_t which) const { return which == 0 || which == secret; }
 };
 
-// What a handle opens: the bytes it was made for and no others.
+// What a handle opens: exactly the bytes it was made for.
 struct shared_piece {
     std::uint64_t offset = 0, length = 0;
-    bool apart = false; // of share_apart(): not given to a second caller
-    // A DMA-BUF of its pages alone, while there are leases.
+    bool apart = false; // made by share_apart(): not returned for a second call
+    // A DMA-BUF of its pages alone, kept while there are leases.
     unique_fd dmabuf;
     std::uint64_t skip = 0, window = 0;
 };
@@ -42,15 +43,16 @@ struct shared_allocation {
     }
 };
 
-// The allocations that this process shares. A handle is good while its secret is in here.
+// The allocations that this process shares. A handle is valid while its secret is in the table.
 class share_table {
 public:
-    // The secret for [offset, offset + length) of an allocation: the same one again, unless it is `apart`.
+    // The secret for [offset, offset + length) of an allocation: an existing one is reused, unless it is
+    // `apart`.
     std::uint64_t add(const allocation_view& allocation, std::uint64_t offset, std::uint64_t length,
                       bool apart);
     // The allocation that a handle was made for. errc::handle_stale.
     [[nodiscard]] result<const shared_allocation*> find(const handle_record& handle) const;
-    // What a lease is of; none where it was freed or revoked since.
+    // What a lease refers to; none where it was freed or revoked since.
     struct leased {
         const shared_allocation* allocation = nullptr;
         shared_piece* piece = nullptr;
@@ -62,10 +64,11 @@ public:
     // Whether an allocation begins in the range.
     [[nodiscard]] bool any_in(device_address base, std::uint64_t length) const;
 
-    // Makes handles worthless: one that was made apart, or with secret 0 all of the allocation. False where
-    // there is no such handle.
+    // Invalidates handles: one that was made apart, or all of the allocation where the secret is 0. False
+    // where there is no such handle.
     bool revoke(device_address address, std::uint64_t secret);
-    // After the last lease with its secret, or of its allocation: drops what was kept for them.
+    // Called when a lease was closed: drops what was kept for its secret or its allocation, if it was the
+    // last.
     void lease_closed(const lease_record& closed, bool last_of_piece, bool last_of_allocation);
     void erase(std::uint64_t base) { allocations_.erase(base); }
     void clear() { allocations_.clear(); }

@@ -20,7 +20,7 @@ constexpr std::uint64_t one = 1, unit = one << unit_bits;
 
 struct record {
     std::atomic<std::uint64_t> generation{
-        0}; // 0: dead. Records are reused but never given back while the map lives
+        0}; // 0: freed. Records are reused but never deleted while the map lives
     std::atomic<std::uint64_t> base{0}, length{0}, tag{0};
     std::atomic<unsigned> device{0};
     record* next_spare = nullptr;
@@ -47,7 +47,7 @@ struct window {
 
 constexpr std::size_t max_windows = 128;
 
-// Allocations are as long as they were asked for but take whole units.
+// An allocation has the length that was requested but occupies whole units.
 std::uint64_t covered_end(std::uint64_t offset, std::uint64_t length) {
     return (offset + length + unit - 1) / unit * unit;
 }
@@ -55,7 +55,8 @@ std::uint64_t covered_end(std::uint64_t offset, std::uint64_t length) {
 } // namespace
 
 struct address_map::impl {
-    // Windows are only added at the end; one that was removed keeps its place, dead, until the map goes.
+    // Lookups take no lock, so windows are never deleted while the map lives: a removed one stays in
+    // all_windows, and its entry here becomes null.
     std::array<std::atomic<window*>, max_windows> windows{};
     std::atomic<std::size_t> window_count{0};
     std::atomic<std::size_t> live{0};
@@ -69,9 +70,9 @@ struct address_map::impl {
 
     mutable std::mutex observers_mutex;
     std::vector<std::weak_ptr<memory_observer>> observers;
-    std::atomic<bool> observed{false}; // frees must cost nothing where nobody listens
+    std::atomic<bool> observed{false}; // a free must cost nothing where there is no observer
 
-    // Those who listen now, without holding the lock while they are called.
+    // The live observers, so that they can be called without holding the lock.
     std::vector<std::shared_ptr<memory_observer>> listeners() const {
         std::vector<std::shared_ptr<memory_observer>> alive;
         if (!observed.load(std::memory_order_acquire))
@@ -171,7 +172,7 @@ result<void> address_map::add_window(device_address base, std::uint64_t size, un
     if (place == max_windows)
         return tl::unexpected(error(errc::address_collision,
                                     fmt::format("more than {} windows of device memory", max_windows)));
-    // A window of an earlier opening of the same device is used again: its nodes are there already and empty.
+    // The window of an earlier opening of the same device is reused: its nodes exist already and are empty.
     window* reused = nullptr;
     for (auto& candidate : impl_->all_windows) {
         bool shown = false;
@@ -278,16 +279,17 @@ std::optional<allocation_view> address_map::find(device_address address) const n
         const auto* found = impl::lookup(*where, wanted - where->base);
         if (found == nullptr)
             return std::nullopt;
-        // Acquire for each field: whoever sees a successor's value also sees that the generation has changed.
+        // Acquire for each field: a reader that sees a field of a later allocation also sees that the
+        // generation changed.
         const auto before = found->generation.load(std::memory_order_acquire);
         const allocation_view seen{device_address(found->base.load(std::memory_order_acquire)),
                                    found->length.load(std::memory_order_acquire), before,
                                    found->device.load(std::memory_order_acquire),
                                    found->tag.load(std::memory_order_acquire)};
         if (before == 0 || found->generation.load(std::memory_order_acquire) != before)
-            continue; // freed, or freed and reused, while we looked
+            continue; // freed, or freed and reused, during the lookup
         if (wanted - seen.base.value() >= seen.length)
-            return std::nullopt; // behind the end, in the last unit
+            return std::nullopt; // after the end, in the last unit
         return seen;
     }
 }
@@ -365,7 +367,7 @@ std::optional<memory_window> address_map::window_at(device_address address,
 }
 
 void address_map::observe(const std::shared_ptr<memory_observer>& observer) {
-    const std::lock_guard guard(impl_->mutex); // no window comes or goes meanwhile
+    const std::lock_guard guard(impl_->mutex); // no window is added or removed meanwhile
     {
         const std::lock_guard observers_guard(impl_->observers_mutex);
         std::erase_if(impl_->observers, [](const auto& each) { return each.expired(); });

@@ -28,8 +28,8 @@ heap_core::heap_core(std::shared_ptr<hl_device> device, address_map& map)
 heap_core::~heap_core() {
     if (!device_->valid_in_this_process())
         return;
-    for (const auto& left : map_.allocations_of(device_->identity().index)) // given up and never freed
-        (void)map_.announce(left.base, left.length);                        // the device goes with it
+    for (const auto& left : map_.allocations_of(device_->identity().index)) // released and never freed
+        (void)map_.announce(left.base, left.length); // never reused: the heap ends here
     for (const auto& leaving : chunks_)
         announce(leaving);
     map_.remove_device(device_->identity().index);
@@ -59,12 +59,12 @@ result<heap_core::chunk*> heap_core::new_chunk(std::uint64_t at_least) {
     const auto wanted = std::max(at_least, chunk_ != 0 ? chunk_ : device_->traits().default_chunk);
     auto memory = device_->allocate(wanted);
     if (!memory && memory.error().kind() == error_kind::exhausted && trim_locked())
-        memory = device_->allocate(wanted); // with what an empty chunk held
+        memory = device_->allocate(wanted); // an empty chunk was returned to the driver: try again
     if (!memory && memory.error().kind() == error_kind::exhausted && wanted > at_least)
-        memory = device_->allocate(at_least); // the last, smaller piece of a device that is nearly full
+        memory = device_->allocate(at_least); // a nearly full device may still have a smaller piece
     if (!memory)
         return tl::unexpected(memory.error());
-    // The driver may have ignored the hint: then this chunk gets a window of its own.
+    // The driver may have ignored the hint (gotcha 26): then this chunk gets a window of its own.
     const auto begin = memory->address();
     if (map_.device_of(begin) != device_->identity().index)
         GAUDI_CHECK(map_.add_window(begin, memory->size(), device_->identity().index));
@@ -113,7 +113,7 @@ void heap_core::free_locked(block* returned, bool reusable) {
     const auto address = home->memory.address() + returned->offset;
     const auto freed = map_.find(address);
     const auto length = freed ? freed->length : 0;
-    if (!reusable) // the block stays taken, and the chunk with it
+    if (!reusable) // the block stays allocated, and with it the chunk
         abandoned_ += length;
     (void)map_.erase(address);
     --buffers_;
@@ -123,8 +123,7 @@ void heap_core::free_locked(block* returned, bool reusable) {
     home->ranges.free(returned);
     if (!home->ranges.empty())
         return;
-    // One empty chunk is kept: a program that frees and allocates in turn must not go to the driver each
-    // time.
+    // One empty chunk is kept: a program that frees and allocates in turn must not call the driver each time.
     const auto empties = std::count_if(chunks_.begin(), chunks_.end(),
                                        [](const chunk& entry) { return entry.ranges.empty(); });
     if (empties > 1)
@@ -135,7 +134,8 @@ void heap_core::free_locked(block* returned, bool reusable) {
 bool heap_core::give_back(std::list<chunk>::iterator position) {
     announce(*position);
     position->dmabuf.reset();
-    // Refused while a memory region of it lives elsewhere: then the chunk stays and is used again.
+    // The driver refuses while a memory region of it exists elsewhere: then the chunk stays and is used
+    // again.
     if (!position->memory.release())
         return false;
     chunks_.erase(position);
@@ -186,10 +186,10 @@ result<void> heap_core::free(device_address address) {
         GAUDI_CHECK(given_up(address));
         length = map_.find(address)->length;
     }
-    // Not under the lock: whoever hears it may ask about memory.
+    // Without the lock: an observer may query memory.
     const bool reusable = map_.announce(address, length);
     const std::lock_guard guard(mutex_);
-    GAUDI_TRY(const auto still, given_up(address)); // two that free the same at once: one of them did
+    GAUDI_TRY(const auto still, given_up(address)); // another thread may have freed it meanwhile
     free_locked(still, reusable);
     return {};
 }
@@ -217,7 +217,7 @@ result<dmabuf_export> heap_core::dmabuf(device_address address, std::uint64_t le
     if (known.device_index != device_->identity().index)
         return tl::unexpected(wrong_device(address, length));
     auto* home = static_cast<chunk*>(reinterpret_cast<block*>(known.tag)->owner);
-    const auto offset = address - home->memory.address(); // chunks begin and end with a page
+    const auto offset = address - home->memory.address(); // chunks begin and end at a page
     GAUDI_CHECK(export_chunk(*home));
     return dmabuf_export{home->dmabuf.get(), offset, address, length};
 }

@@ -16,17 +16,17 @@ namespace gaudi {
 struct chunk_view {
     std::uint64_t serial = 0; // never repeats in a process
     dmabuf_export whole;
-    std::uint64_t generation = 0; // of the buffer that was asked for by its address
+    std::uint64_t generation = 0; // of the buffer that was looked up by its address
 };
 
-// Holds registrations of a heap's memory. Called with the heap locked.
+// Is notified by a heap whose memory it has registered. Called with the heap locked.
 class chunk_observer {
 public:
     virtual ~chunk_observer() = default;
-    // Must release everything of the chunk before it returns: the driver takes the chunk back.
+    // The chunk returns to the driver: all registrations of it must end before this returns.
     virtual void chunk_goes(std::uint64_t serial) = 0;
-    // A buffer was freed and its address is no longer in the address map; its bytes are handed out again
-    // after this returns. Keys of peers to it must have ended by then.
+    // A buffer was freed, and its address is no longer in the address map. Its bytes are allocated again
+    // after this returns: keys of peers to it must have ended by then.
     virtual void buffer_freed(device_address base, std::uint64_t length) = 0;
 };
 
@@ -45,21 +45,22 @@ public:
         device_address address;
         std::uint64_t generation;
     };
-    // `whole_pages`: no other buffer lies in its pages.
+    // `whole_pages`: no other buffer shares its pages.
     result<allocated> allocate(std::uint64_t size, std::uint64_t alignment, bool whole_pages = false);
-    // A buffer's own memory; nothing happens if the generation there is another by now.
+    // Frees a buffer; does nothing if the memory at the address has another generation by now.
     void free(block* returned, device_address address, std::uint64_t generation);
+    // The owner releases the buffer: from now on free(address) may free it.
     void give_up(block* released);
-    // Memory that was given up.
+    // Frees memory that was given up. errc::not_allocated.
     result<void> free(device_address address);
     result<dmabuf_export> dmabuf(const block* of, device_address address, std::uint64_t length);
-    // Any range in the pages of one buffer, by its address.
+    // Any range within the pages of one buffer, by its address.
     result<dmabuf_export> dmabuf(device_address address, std::uint64_t length);
-    // A DMA-BUF of the pages around the range alone; the descriptor is the caller's.
+    // A DMA-BUF of only the pages around the range; the caller owns the descriptor.
     result<dmabuf_export> window(device_address address, std::uint64_t length);
-    // The chunk that a buffer lies in, exported.
+    // The chunk that contains a buffer, exported.
     result<chunk_view> chunk_of(const block* of);
-    // The same by address: a range of one live buffer.
+    // As above, by address: a range of one live buffer.
     result<chunk_view> chunk_at(device_address address, std::uint64_t length);
     void observe(const std::shared_ptr<chunk_observer>& observer);
     void set_chunk(std::uint64_t bytes);
@@ -68,7 +69,8 @@ public:
     [[nodiscard]] hl_device& device() { return *device_; }
 
 private:
-    // Order of members is order of tear-down: first the DMA-BUF goes, then mapping and allocation.
+    // Members are destroyed in reverse order: the DMA-BUF before mapping and allocation, as the driver
+    // demands.
     struct chunk {
         const std::uint64_t serial;
         device_memory memory;
@@ -86,7 +88,7 @@ private:
     void announce(const chunk& leaving);
     bool give_back(std::list<chunk>::iterator position);
     void free_locked(block* returned, bool reusable);
-    // Memory that was given up and begins there; with the mutex held.
+    // The buffer that begins there and was given up; with the mutex held.
     result<block*> given_up(device_address address);
     [[nodiscard]] error wrong_device(device_address address, std::uint64_t length) const;
     bool trim_locked();

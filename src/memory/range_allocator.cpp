@@ -45,7 +45,8 @@ range_allocator::block* range_allocator::find(std::uint64_t size) {
             return lists_[first][static_cast<unsigned>(std::countr_zero(second_map_[first]))];
         }
     }
-    // A block of the class below the boundary may still be large enough: the last resort before "no room".
+    // A block of the class below the boundary may still be large enough: try these before reporting "no
+    // room".
     const auto exact = class_of(size);
     for (block* candidate = lists_[exact.first][exact.second]; candidate != nullptr;
          candidate = candidate->next_free)
@@ -106,12 +107,12 @@ range_allocator::block* range_allocator::allocate(std::uint64_t size, std::uint6
         return candidate != nullptr &&
                round_up(candidate->offset, alignment) + size <= candidate->offset + candidate->size;
     };
-    // What was freed last in this very size: programs ask for the same again and again.
+    // First the block of this size class that was freed last: programs often allocate the same size again.
     const auto own = class_of(size);
     block* found = lists_[own.first][own.second];
-    if (!serves(found)) // room for the worst misalignment, so that the block found always serves
+    if (!serves(found)) // with room for the worst misalignment, so that any block found serves
         found = find(size + alignment - granule);
-    if (found == nullptr && alignment > granule) // one that happens to lie right
+    if (found == nullptr && alignment > granule) // a block that happens to be aligned
         found = find(size);
     if (!serves(found))
         return nullptr;

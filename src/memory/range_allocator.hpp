@@ -7,8 +7,8 @@
 
 namespace gaudi {
 
-// Hands out ranges of [0, size): two-level segregated fit with all bookkeeping outside the memory, which the
-// CPU cannot reach. Constant time; neighbours merge at once, so that fragmentation stays bounded. Not
+// Allocates ranges of [0, size): two-level segregated fit with all bookkeeping outside the memory, which the
+// CPU cannot access. Constant time; free neighbours merge at once, which bounds fragmentation. Not
 // thread-safe.
 class range_allocator {
 public:
@@ -18,9 +18,9 @@ public:
         std::uint64_t offset, size;
         block *before, *after;            // neighbours by address
         block *previous_free, *next_free; // in the list of its size class
-        void* owner;                      // the chunk's, set once
+        void* owner;                      // the chunk, set once
         bool free;
-        bool released; // the heap's: its buffer was given up, free(address) may take it
+        bool released; // used by the heap: the buffer was given up, so free(address) may free it
     };
 
     range_allocator(std::uint64_t size, void* owner);
@@ -48,7 +48,7 @@ private:
     void link(block* added);
     void unlink(block* taken);
     block* new_block();
-    // Cuts `at` bytes off the front; returns the rest, which is free and listed.
+    // Splits a block after `at` bytes; returns the rest, which is free and listed.
     block* split(block* from, std::uint64_t at);
 
     std::deque<block> blocks_; // stable addresses

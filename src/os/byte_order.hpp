@@ -7,7 +7,7 @@
 
 namespace gaudi {
 
-// Big-endian numbers into bytes, one after the other. The caller has made room.
+// Writes big-endian numbers one after the other. The caller provides enough room.
 class packer {
 public:
     explicit packer(std::span<std::byte> into) : rest_(into) {}
@@ -24,6 +24,7 @@ private:
     std::span<std::byte> rest_;
 };
 
+// Reads what packer wrote. The caller checks that enough bytes are left.
 class unpacker {
 public:
     explicit unpacker(std::span<const std::byte> from) : rest_(from) {}

@@ -36,7 +36,7 @@ result<unique_fd> new_socket(int flags) {
     return made;
 }
 
-// Whether it became ready in time.
+// Whether the socket became ready before the deadline.
 bool await(int socket, short events, channel_deadline deadline) {
     for (;;) {
         const auto left =
@@ -72,7 +72,8 @@ result<unique_fd> connect_to(std::string_view name) {
     if (!made)
         return made;
     const abstract_name where(name);
-    // An abstract name of this host answers at once, or waits for room in the backlog: not for ever.
+    // connect() to an abstract name returns at once or waits for room in the backlog; the timeout bounds
+    // that.
     const timeval patience{2, 0};
     ::setsockopt(made->get(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
     int rc;
@@ -136,7 +137,7 @@ result<received_message> receive_message(int socket, std::span<std::byte> into, 
             break;
         const int reason = errno;
         if (reason == ECONNRESET && !std::exchange(reset, true))
-            continue; // said once, before what the other side had sent
+            continue; // reported once, before the messages that the peer had sent: read again
         if (reason == EINTR ||
             ((reason == EAGAIN || reason == EWOULDBLOCK) && await(socket, POLLIN, deadline)))
             continue;

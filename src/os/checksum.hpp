@@ -7,7 +7,7 @@
 
 namespace gaudi {
 
-// Mixes bytes into a number, to notice damage. No cryptography.
+// A checksum of bytes, to detect damage. Not cryptographic.
 [[nodiscard]] inline std::uint64_t checksum64(const void* bytes, std::size_t count) {
     std::uint64_t hash = 0xcbf29ce484222325;
     const auto* at = static_cast<const unsigned char*>(bytes);

@@ -23,8 +23,8 @@ result<std::shared_ptr<dynamic_library>> dynamic_library::open_first(std::span<c
         if (reason.starts_with(candidate + ": ")) // the loader names the file itself
             reason.remove_prefix(candidate.size() + 2);
         tried.push_back(fmt::format("{}: {}", candidate, reason));
-        // A file that is there but does not load (wrong architecture, missing dependency) is another problem
-        // than none.
+        // A file that exists but does not load (wrong architecture, missing dependency) has another remedy
+        // than a missing file.
         unusable =
             unusable || (candidate.find('/') != candidate.npos && ::access(candidate.c_str(), F_OK) == 0);
     }

@@ -3,8 +3,8 @@
 
 namespace gaudi {
 
-// How often fork lies between this process and the first that asked: objects of a driver are of no use to a
-// child, and a child must notice without a system call.
+// The number of forks between the first process that called this function and the calling one. Driver objects
+// must not be used in a child, and the child must detect that without a system call.
 [[nodiscard]] unsigned fork_count();
 
 } // namespace gaudi

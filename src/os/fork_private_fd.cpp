@@ -10,8 +10,8 @@
 namespace gaudi {
 namespace {
 
-// A plain table and no container: fork may come while another thread changes it. Descriptors that find no
-// room in it are inherited.
+// A fixed table and no container: fork may happen while another thread changes it. Descriptors that do not
+// fit are inherited by the child.
 std::array<std::atomic<int>, 8192> lone; // fd + 1; 0: free
 
 void close_all() {
@@ -35,7 +35,7 @@ fork_private_fd::fork_private_fd(unique_fd owned) : open_({owned.release(), fork
 
 void fork_private_fd::open_descriptor::close() noexcept {
     if (forks != fork_count())
-        return; // the child's number may be somebody else's by now
+        return; // closed in this child already: the number may belong to another descriptor by now
     for (auto& entry : lone)
         if (int mine = fd + 1; entry.compare_exchange_strong(mine, 0, std::memory_order_relaxed))
             break;

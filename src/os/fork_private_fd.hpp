@@ -7,8 +7,8 @@
 
 namespace gaudi {
 
-// A descriptor that a child of fork does not keep: a socket whose end says that this process is gone must
-// end with it, whatever its children do.
+// A descriptor that is closed in a child of fork. A peer learns from a closed socket that this process has
+// ended: a child must not keep the socket open.
 class fork_private_fd {
 public:
     fork_private_fd() = default;
@@ -21,7 +21,7 @@ public:
 private:
     struct open_descriptor {
         int fd = -1;
-        unsigned forks = 0; // of this process when it got it
+        unsigned forks = 0; // fork_count() when it was opened
         explicit operator bool() const { return fd >= 0; }
         void close() noexcept;
     };

@@ -53,8 +53,8 @@ std::uint64_t start_time_of(std::uint32_t pid) {
     char path[32], text[1024] = {};
     std::snprintf(path, sizeof(path), "/proc/%u/stat", pid);
     read_text(path, text);
-    // The command's name may hold anything but ends with the last parenthesis; the time is the 20th field
-    // behind it.
+    // The command name may contain any character and ends at the last parenthesis; the start time is the 20th
+    // field after it.
     const char* at = std::strrchr(text, ')');
     if (at == nullptr || at[1] == 0 || at[2] == 'Z')
         return 0;

@@ -10,13 +10,13 @@
 
 namespace gaudi {
 
-// Mapped memory with one owner.
+// Mapped memory with one owner, unmapped by the destructor.
 class mapping {
 public:
     mapping() = default;
 
-    // Anonymous, zeroed, private. Not inherited by children: the device's view of pinned pages must stay the
-    // parent's.
+    // Anonymous, zeroed, private. Children of fork do not inherit it: after copy-on-write the device would
+    // see other pages than the parent.
     static result<mapping> anonymous(std::size_t size);
     static result<mapping> of_file(int fd, std::uint64_t offset, std::size_t size);
 
@@ -25,7 +25,7 @@ public:
 private:
     struct mapped_range {
         std::span<std::byte> bytes;
-        int owner = 0; // the only process that has it, because children do not inherit it; 0: any
+        int owner = 0; // the only process that has it mapped, because children do not inherit it; 0: any
         explicit operator bool() const { return !bytes.empty(); }
         void close() noexcept;
     };

@@ -11,8 +11,8 @@
 
 namespace gaudi {
 
-// Waits for many descriptors at a time (epoll). wake() and the calls that add and remove may come from any
-// thread; wait() is for one.
+// Waits for many descriptors at a time (epoll). Any thread may call wake(), add() and remove(); one thread
+// calls wait().
 class poller {
 public:
     // errc::descriptors_exhausted
@@ -21,9 +21,9 @@ public:
     // errc::system_call_failed
     result<void> add(int fd, std::uint32_t events) const;
     void remove(int fd) const;
-    // Ends the wait that runs, or the next one.
+    // Ends the current wait(), or the next one.
     void wake() const;
-    // The descriptors that are ready, until the next call. -1: no limit.
+    // The descriptors that are ready; valid until the next call. -1: no limit.
     std::span<const int> wait(int milliseconds);
 
 private:

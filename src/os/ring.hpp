@@ -8,7 +8,8 @@
 
 namespace gaudi {
 
-// A queue of bounded length that allocates once. Whoever pushes has looked at full().
+// A queue of bounded length that allocates once. Callers check full() before push(), and empty() before
+// pop().
 template <typename T>
 class ring {
 public:

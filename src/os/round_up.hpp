@@ -5,7 +5,7 @@
 
 namespace gaudi {
 
-// To the next multiple. Not by mask: a Gaudi2 page is no power of two.
+// Rounds up to the next multiple. It divides instead of masking: a Gaudi2 page is not a power of two.
 [[nodiscard]] constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) {
     return (value + unit - 1) / unit * unit;
 }

@@ -6,19 +6,19 @@
 
 namespace gaudi {
 
-// Memory that another process maps from the descriptor it is sent. It cannot shrink: who maps it need not
-// fear the other side.
+// Memory that another process maps through the descriptor it is sent. It is sealed against shrinking, so that
+// no process can make another one fault by truncating it.
 class shared_memory {
 public:
     shared_memory() = default;
     static result<shared_memory> make(const char* name, std::size_t size);
-    // Somebody else's. errc::handle_invalid where it is smaller or might become so.
+    // Maps another process's memory. errc::handle_invalid: it is smaller than `size`, or might shrink.
     static result<shared_memory> of(unique_fd descriptor, std::size_t size);
 
     [[nodiscard]] std::byte* data() const { return memory_.bytes().data(); }
     [[nodiscard]] std::span<std::byte> bytes() const { return memory_.bytes(); }
     [[nodiscard]] int descriptor() const { return descriptor_.get(); }
-    // The mapping needs none.
+    // Closes the descriptor; the mapping stays.
     void drop_descriptor() { descriptor_.reset(); }
 
 private:

@@ -7,7 +7,7 @@
 
 namespace gaudi {
 
-// A thread that takes no signals: the program's are its own.
+// Starts a thread with all signals blocked: the program's handlers must not run in the library's threads.
 template <typename Body>
 [[nodiscard]] std::thread signal_free_thread(Body&& body) {
     struct masked {

@@ -8,7 +8,7 @@
 
 namespace gaudi {
 
-// Fills the members of a function table from a library and remembers what it lacks.
+// Fills the members of a function table from a library and records which functions it lacks.
 class symbol_loader {
 public:
     explicit symbol_loader(const dynamic_library& from) : from_(from) {}

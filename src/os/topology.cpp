@@ -15,13 +15,13 @@ hwloc_obj_t find(hwloc_topology_t machine, const std::string& bus_id) {
     return bus_id.empty() ? nullptr : hwloc_get_pcidev_by_busidstring(machine, bus_id.c_str());
 }
 
-// The processors' side of an I/O object, which has the NUMA nodes.
+// I/O objects have no NUMA nodes; their first ancestor that is no I/O object has.
 int first_node(hwloc_topology_t machine, hwloc_obj_t device) {
     const auto* host = hwloc_get_non_io_ancestor_obj(machine, device);
     return host != nullptr && host->nodeset != nullptr ? hwloc_bitmap_first(host->nodeset) : -1;
 }
 
-// hwloc's own function compares depths, which I/O objects do not have.
+// hwloc_get_common_ancestor_obj() compares depths, which I/O objects do not have, and crashes.
 hwloc_obj_t joint_ancestor(hwloc_obj_t one, hwloc_obj_t other) {
     for (auto* above = one->parent; above != nullptr; above = above->parent)
         for (auto* each = other->parent; each != nullptr; each = each->parent)
@@ -45,7 +45,7 @@ struct bitmap {
 std::vector<unsigned> own_processors() {
     std::vector<unsigned> found;
     cpu_set_t allowed;
-    if (::sched_getaffinity(0, sizeof(allowed), &allowed) == 0) // it fails where there are more than fit
+    if (::sched_getaffinity(0, sizeof(allowed), &allowed) == 0) // fails with more processors than fit
         for (unsigned i = 0; i < CPU_SETSIZE; ++i)
             if (CPU_ISSET(i, &allowed))
                 found.push_back(i);
@@ -118,7 +118,7 @@ nic_distance topology::between(const std::string& bus_id, const std::string& oth
     if (one == nullptr || other == nullptr)
         return nic_distance::unknown;
     const auto* joint = joint_ancestor(one, other);
-    // Below a host bridge only switches are left.
+    // A common bridge below the host bridge is a switch.
     if (joint != nullptr && joint->type == HWLOC_OBJ_BRIDGE &&
         joint->attr->bridge.upstream_type == HWLOC_OBJ_BRIDGE_PCI)
         return nic_distance::same_switch;

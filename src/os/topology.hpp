@@ -13,17 +13,17 @@ struct hwloc_topology;
 
 namespace gaudi {
 
-// Where PCI devices sit in this machine, as hwloc knows it.
+// The positions of PCI devices in this machine, according to hwloc.
 class topology {
 public:
     topology();
-    // The machine that hwloc was told to believe in (HWLOC_XMLFILE); nothing without: then hwloc, after a
-    // long look, knows no more of one card than sysfs.
+    // The machine described by HWLOC_XMLFILE; nullopt where it is not set: there sysfs already has what hwloc
+    // knows about a single device, and hwloc takes long to load.
     [[nodiscard]] static std::optional<topology> described();
 
-    // The one node a card is near to.
+    // The NUMA node that the PCI device is attached to; nullopt: not known, or not exactly one.
     [[nodiscard]] std::optional<int> numa_node(const std::string& bus_id) const;
-    // The nodes that have one of these processors.
+    // The NUMA nodes that contain one of these processors.
     [[nodiscard]] std::set<int> nodes_of(const std::vector<unsigned>& processors) const;
     [[nodiscard]] nic_distance between(const std::string& bus_id, const std::string& other_bus_id) const;
 
@@ -34,7 +34,7 @@ private:
     std::unique_ptr<hwloc_topology, deleter> loaded_; // empty where hwloc could not read the machine
 };
 
-// The NUMA nodes that this thread may run on; none where nobody knows.
+// The NUMA nodes that this thread may run on; empty: not known.
 [[nodiscard]] std::set<int> own_nodes();
 
 } // namespace gaudi

@@ -6,7 +6,7 @@
 
 namespace gaudi {
 
-// A file descriptor with one owner.
+// A file descriptor with one owner, closed by the destructor.
 class unique_fd {
 public:
     unique_fd() = default;

@@ -27,7 +27,7 @@ const char* explanation_of(ibv_wc_status status) {
         return "the NIC here could not carry it out: the port may be down or have lost its address";
     case IBV_WC_RNR_RETRY_EXC_ERR:
         return "the peer posts no receive";
-    default: // the name of the status says it all
+    default: // the name of the status explains it
         return nullptr;
     }
 }
@@ -35,7 +35,7 @@ const char* explanation_of(ibv_wc_status status) {
 } // namespace
 
 std::string name_of(ibv_wc_status status) {
-    // In the order of the numbers, which are the interface of libibverbs.
+    // Indexed by status number; the numbers are part of libibverbs' ABI.
     constexpr std::array<std::string_view, 22> names{
         "SUCCESS",          "LOC_LEN_ERR",       "LOC_QP_OP_ERR",     "LOC_EEC_OP_ERR",
         "LOC_PROT_ERR",     "WR_FLUSH_ERR",      "MW_BIND_ERR",       "BAD_RESP_ERR",

@@ -11,7 +11,7 @@ namespace gaudi {
 // "IBV_WC_REM_ACCESS_ERR (10)".
 [[nodiscard]] std::string name_of(ibv_wc_status status);
 
-// What a failed completion on a connection to `peer` means.
+// The error for a failed completion on a connection to `peer`.
 [[nodiscard]] error failed_completion(ibv_wc_status status, const std::string& peer);
 
 } // namespace gaudi

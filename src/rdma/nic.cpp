@@ -33,10 +33,10 @@ std::string nic::gid_text() const {
 result<local_region> nic::region(device& owner, const device_buffer& buffer, path_policy policy) {
     std::string reason = "asked for";
     if (policy != path_policy::staged_only) {
-        auto direct = cache_->of(buffer);
+        auto direct = cache_->find_or_register(buffer);
         if (direct)
             return direct;
-        // A caller's mistake or a lost device is no reason to stage.
+        // Invalid arguments and a lost device are reported; staging would not help.
         const auto kind = direct.error().kind();
         if (kind == error_kind::invalid || kind == error_kind::device_lost)
             return direct;
@@ -59,16 +59,16 @@ result<local_region> nic::region(device& owner, const device_buffer& buffer, pat
 
 result<local_region> nic::region(device& owner, device_address address, std::uint64_t length) {
     if (owner.attached())
-        return cache_->of_foreign(owner, address, length);
-    return cache_->of(*owner.heap().core(), address, length);
+        return cache_->find_or_register_pool(owner, address, length);
+    return cache_->find_or_register(*owner.heap().core(), address, length);
 }
 
 result<local_region> nic::region(std::span<std::byte> memory) {
-    return cache_->of(memory);
+    return cache_->find_or_register(memory);
 }
 
 result<local_region> nic::region(int dmabuf, std::uint64_t offset, std::uint64_t length, std::uint64_t iova) {
-    return cache_->of(dmabuf_export{dmabuf, offset, device_address(iova), length});
+    return cache_->find_or_register(dmabuf_export{dmabuf, offset, device_address(iova), length});
 }
 
 registration_statistics nic::registrations() const {

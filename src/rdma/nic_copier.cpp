@@ -37,14 +37,14 @@ result<std::unique_ptr<nic_copier>> nic_copier::make(const std::shared_ptr<nic>&
 nic_copier::~nic_copier() {
     if (opened_nic_->core()->valid_in_this_process())
         return;
-    local_.abandon(); // a child of fork has no part in them
+    local_.abandon(); // in a child of fork the queue pairs belong to the parent
     remote_.abandon();
     (void)local_region_.release();
     (void)remote_region_.release();
 }
 
 result<void> nic_copier::connect() {
-    constexpr unsigned timeout = 14, retries = 7; // 67 ms a try: nobody but the NIC itself has to answer
+    constexpr unsigned timeout = 14, retries = 7; // 67 ms per try: only the NIC itself has to answer
     const auto local = local_.endpoint(), remote = remote_.endpoint();
     GAUDI_CHECK(local_.connect(local, remote, timeout, retries));
     return remote_.connect(remote, local, timeout, retries);
@@ -53,14 +53,14 @@ result<void> nic_copier::connect() {
 void nic_copier::end(error why) {
     if (broken_)
         return;
-    local_.destroy(); // nothing that was posted lands any more
+    local_.destroy(); // no posted request moves data after this
     broken_ = std::move(why);
 }
 
 result<void> nic_copier::carry_out(bool write, region local, region remote, std::uint64_t length) {
     GAUDI_TRY(const auto number, start(write, local, remote, length));
-    // The queue pair's own timeout and retries end sooner, unless the NIC itself is gone and says nothing any
-    // more. The clock is not looked at before that is likely: it takes as long as a short transfer.
+    // The queue pair's own timeout and retries end sooner, unless the NIC itself has failed and reports
+    // nothing. The clock is not read before that is likely: reading it takes as long as a short transfer.
     std::optional<std::chrono::steady_clock::time_point> deadline;
     for (unsigned looks = 1; poll() < number; ++looks) {
         if (broken_)
@@ -87,7 +87,7 @@ result<std::uint64_t> nic_copier::start(bool write, region local, region remote,
         return tl::unexpected(
             error(errc::size_beyond_memory, fmt::format("copy of {} bytes by a NIC", length)));
     if (posted_ + needed > local_.sends())
-        (void)poll(); // what has landed makes room
+        (void)poll(); // completions free entries of the queue
     if (posted_ + needed > local_.sends())
         return tl::unexpected(
             error(errc::too_many_operations, fmt::format("{} requests are on the NIC's queue", posted_)));
@@ -100,7 +100,7 @@ result<std::uint64_t> nic_copier::start(bool write, region local, region remote,
         requests_[i].opcode = write ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ;
         requests_[i].wr.rdma = {remote.address + done, remote.key};
     }
-    // The NIC reads the last byte back: on the bus a read does not overtake the writes before it.
+    // A one-byte read back pushes the data to the device: on PCIe a read does not pass the writes before it.
     if (push && write) {
         entries_[pieces] = {reinterpret_cast<std::uintptr_t>(local_byte_), 1, local_region_->lkey};
         requests_[pieces].opcode = IBV_WR_RDMA_READ;
@@ -111,11 +111,11 @@ result<std::uint64_t> nic_copier::start(bool write, region local, region remote,
         requests_[pieces].wr.rdma = {reinterpret_cast<std::uintptr_t>(remote_byte_), remote_region_->rkey};
     }
     for (unsigned i = 0; i < needed; ++i) {
-        // A write may begin before an RDMA Read that was posted earlier has landed, unless it is fenced.
+        // A write may start before an RDMA Read that was posted earlier has completed, unless it is fenced.
         requests_[i].send_flags = push && !write && i == pieces ? unsigned{IBV_SEND_FENCE} : 0U;
         requests_[i].sg_list = &entries_[i];
         requests_[i].num_sge = 1;
-        requests_[i].wr_id = needed; // how many are done when the signalled one is
+        requests_[i].wr_id = needed; // requests that have completed when the signalled one completes
         requests_[i].next = i + 1 < needed ? &requests_[i + 1] : nullptr;
     }
     requests_.back().send_flags |= IBV_SEND_SIGNALED;

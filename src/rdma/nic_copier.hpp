@@ -10,10 +10,10 @@
 
 namespace gaudi {
 
-// Copies between two registered places by a NIC that sends to itself: no CPU, no engine of a device. They
-// land in the order they were started. The far place is registered in the NIC's loopback domain, which no
-// peer's queue pair can reach; the near one in the connections' domain, with local rights. For one thread at
-// a time.
+// Copies between two registered places by a NIC that sends to itself: no CPU and no copy engine of a device.
+// Copies complete in the order they were started. The remote place is registered in the NIC's loopback
+// domain, which no peer's queue pair can reach; the local one in the connections' domain, with local rights.
+// For one thread at a time.
 class nic_copier {
 public:
     // errc::dmabuf_unsupported, connection_broken.
@@ -26,34 +26,36 @@ public:
     struct region {
         std::uint64_t address = 0;
         std::uint32_t key = 0;
-        bool device = false; // memory of a device: bytes are pushed to it before the copy counts as landed
+        // Device memory: the copy completes only after its bytes were pushed to the device.
+        bool device = false;
     };
-    // The number of the copy. `write`: from near to far, else the other way; `near` by its local key, `far`
-    // by its remote one. errc::too_many_operations: poll, and try again.
+    // Starts a copy and returns its number. `write`: from `local` to `remote`, else from `remote` to `local`;
+    // `local` is addressed by its local key, `remote` by its remote key. errc::too_many_operations: poll, and
+    // try again.
     result<std::uint64_t> start(bool write, region local, region remote, std::uint64_t length);
-    // Up to which number they have landed.
+    // Polls; returns the number of the last copy that has completed.
     std::uint64_t poll();
-    // One copy; it has landed when this returns.
+    // Starts one copy and waits for it.
     result<void> carry_out(bool write, region local, region remote, std::uint64_t length);
-    // Nothing that was started lands any more.
+    // Destroys the queue pair: no copy that was started moves data after this.
     void end(error why);
-    // Why none lands any more, or nothing.
+    // Why no copy can complete any more; empty while the copier works.
     [[nodiscard]] const std::optional<error>& broken() const { return broken_; }
     [[nodiscard]] const std::shared_ptr<nic>& opened_nic() const { return opened_nic_; }
 
 private:
     result<void> connect();
 
-    // Order of members is order of tear-down, last first.
+    // Members are destroyed in reverse order: this order is required.
     std::shared_ptr<nic> opened_nic_;
     queue_pair local_, remote_;
-    // Where the transfers of one byte end that push what was written before them to its place.
+    // Targets of the one-byte transfers that push earlier writes to the device.
     std::byte local_byte_[64] = {}, remote_byte_[64] = {};
     mr_handle local_region_, remote_region_;
-    unsigned posted_ = 0; // requests on the queue
+    unsigned posted_ = 0; // outstanding requests
     std::uint64_t started_ = 0, landed_ = 0;
     std::optional<error> broken_;
-    std::vector<ibv_send_wr> requests_; // of the copy that is being posted: room that is kept
+    std::vector<ibv_send_wr> requests_; // of the copy that is being posted; kept to avoid allocations
     std::vector<ibv_sge> entries_;
 };
 

@@ -51,7 +51,7 @@ result<chosen_port> choose(const std::vector<nic_info>& all, const nic_choice& c
         return tl::unexpected(error(errc::no_nic, "libibverbs lists no device"));
     std::vector<nic_info> fitting;
     for (const auto& each : all)
-        // A Gaudi's own ports are no NIC for its memory: by name only.
+        // A Gaudi's own ports are not used as a NIC for its memory, unless chosen by name.
         if ((choice.name.empty() ? !each.of_gaudi : each.name == choice.name) &&
             (choice.port == 0 || each.port == choice.port))
             fitting.push_back(each);
@@ -142,7 +142,7 @@ result<void> nic_core::choose_gid(const std::optional<unsigned>& wanted) {
 nic_core::~nic_core() {
     if (valid_in_this_process())
         return;
-    (void)loopback_pd_.release(); // the parent's
+    (void)loopback_pd_.release(); // belongs to the parent
     (void)pd_.release();
     (void)context_.release();
 }

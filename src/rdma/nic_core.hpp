@@ -11,8 +11,8 @@
 
 namespace gaudi {
 
-// One port of one NIC: context, protection domain, address. Shared by the connections and registrations on
-// it, each of which must go first.
+// One port of one NIC: context, protection domain, address. Connections and registrations share it; each of
+// them must be destroyed first.
 class nic_core {
 public:
     static result<std::shared_ptr<nic_core>> open(const nic_choice& choice);
@@ -24,8 +24,8 @@ public:
     [[nodiscard]] const std::shared_ptr<const verbs_api>& table() const { return api_; }
     [[nodiscard]] ibv_context* context() const { return context_.get(); }
     [[nodiscard]] ibv_pd* pd() const { return pd_.get(); }
-    // A protection domain for the NIC's transfers to itself: what is registered here no peer's queue pair can
-    // reach, whatever key it guesses. Made when it is first needed. errc::registration_refused.
+    // A protection domain for the NIC's transfers to itself: no peer's queue pair can access what is
+    // registered in it, whatever key the peer guesses. Allocated on first use. errc::registration_refused.
     [[nodiscard]] result<ibv_pd*> loopback_pd() const;
     [[nodiscard]] const nic_info& info() const { return info_; }
     [[nodiscard]] const std::string& why_chosen() const { return why_chosen_; }
@@ -33,19 +33,21 @@ public:
     [[nodiscard]] const ibv_port_attr& port() const { return port_; }
     [[nodiscard]] const ibv_gid& gid() const { return gid_; }
     [[nodiscard]] unsigned gid_index() const { return gid_index_; }
-    // Whether the NIC has atomic operations.
+    // Whether the NIC supports atomic operations.
     [[nodiscard]] bool atomics() const { return limits_.atomic_cap != IBV_ATOMIC_NONE; }
-    // The flags of a registration or queue pair. A NIC without atomic operations may refuse their flag.
+    // Access flags of a registration or queue pair. The atomic flag is left out for a NIC without atomic
+    // operations, which may refuse it.
     [[nodiscard]] int access_flags(remote_access rights) const;
-    // A child of fork has no part in it.
+    // False in a child of fork.
     [[nodiscard]] bool valid_in_this_process() const;
     [[nodiscard]] error forked_error() const;
 
-    // Without a domain: in that of the connections. errc::registration_refused
+    // Without a domain: in the connections' protection domain. errc::registration_refused
     [[nodiscard]] result<mr_handle> register_host(std::span<std::byte> memory,
                                                   remote_access rights = remote_access::none,
                                                   ibv_pd* domain = nullptr) const;
-    // Host memory that is only read, also where it cannot be written: for the NIC's transfers to itself.
+    // Host memory that the NIC only reads, also where it cannot be written: for the NIC's transfers to
+    // itself.
     [[nodiscard]] result<mr_handle> register_source(std::span<const std::byte> memory, ibv_pd* domain) const;
     // errc::dmabuf_unsupported, registration_refused
     [[nodiscard]] result<mr_handle> register_dmabuf(const dmabuf_export& window,
@@ -58,7 +60,7 @@ private:
     [[nodiscard]] result<mr_handle> register_range(void* begin, std::size_t length, int flags,
                                                    ibv_pd* domain) const;
 
-    // Order of members is order of tear-down, last first.
+    // Members are destroyed in reverse order: this order is required.
     std::shared_ptr<const verbs_api> api_;
     context_handle context_;
     pd_handle pd_;

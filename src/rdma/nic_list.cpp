@@ -31,7 +31,7 @@ struct device_list {
     ibv_device** all;
 };
 
-// Gbit/s of one lane by the code in the port's attributes, and how many lanes.
+// Gbit/s of one lane and the number of lanes, by the codes in the port attributes.
 double lane_rate(unsigned code) {
     switch (code) {
     case 1:
@@ -84,8 +84,8 @@ std::optional<int> numa_node_below(const fs::path& device) {
     return file >> node && node >= 0 ? std::optional(node) : std::nullopt;
 }
 
-// Whether the driver registers DMA-BUFs: one page with a descriptor that is not open. EBADF means that it
-// looked at the descriptor.
+// Probes whether the driver registers DMA-BUFs: one page, with a descriptor that is not open. EBADF means
+// that the driver checked the descriptor, so it does.
 std::string dmabuf_refusal(const std::shared_ptr<const verbs_api>& api, ibv_context* context) {
     if (api->ibv_reg_dmabuf_mr == nullptr)
         return fmt::format("{} has no ibv_reg_dmabuf_mr", api->path());
@@ -144,7 +144,7 @@ void add_ports(const std::shared_ptr<const verbs_api>& api, ibv_device* device, 
 int query_port(const verbs_api& api, ibv_context* context, unsigned port, ibv_port_attr& into) {
     into = {};
     const auto number = static_cast<std::uint8_t>(port);
-    // Operations were added at the low end: whether this one is there follows from the size.
+    // libibverbs adds operations at the low end of the structure: its size tells whether this one exists.
     const auto* whole = ::verbs_get_ctx(context);
     if (whole != nullptr && whole->sz >= sizeof(*whole) - offsetof(verbs_context, query_port) &&
         whole->query_port != nullptr)

@@ -16,7 +16,7 @@ struct nic_list {
 
 [[nodiscard]] result<context_handle> open_by_name(const std::shared_ptr<const verbs_api>& api,
                                                   const std::string& name);
-// As libibverbs does it: the context's own function first. An errno value.
+// Queries a port as libibverbs does: by the context's own function, where it has one. Returns an errno value.
 [[nodiscard]] int query_port(const verbs_api& api, ibv_context* context, unsigned port, ibv_port_attr& into);
 
 } // namespace gaudi

@@ -44,7 +44,7 @@ result<queue_pair> queue_pair::make(const std::shared_ptr<nic_core>& nic, unsign
     ibv_qp_init_attr wanted{};
     wanted.send_cq = wanted.recv_cq = made.cq_.get();
     wanted.qp_type = IBV_QPT_RC;
-    for (const unsigned room : {wanted_inline, 0U}) { // not every NIC takes data inline
+    for (const unsigned room : {wanted_inline, 0U}) { // not every NIC supports inline data
         wanted.cap = {made.sends_, made.receives_, 1, 1, room};
         made.qp_ = {api.ibv_create_qp(domain != nullptr ? domain : nic->pd(), &wanted), {nic->table()}};
         if (made.qp_)
@@ -93,7 +93,7 @@ result<void> queue_pair::connect(const qp_endpoint& local, const qp_endpoint& re
     receive.min_rnr_timer = receiver_not_ready_delay;
     receive.ah_attr.port_num = port;
     receive.ah_attr.dlid = remote.lid;
-    // RoCE has nothing but GIDs; InfiniBand needs them beyond its own subnet.
+    // RoCE is addressed by GIDs alone; InfiniBand needs them beyond its own subnet.
     if (remote.ethernet || std::memcmp(local.gid.data(), remote.gid.data(), 8) != 0) {
         receive.ah_attr.is_global = 1;
         std::memcpy(receive.ah_attr.grh.dgid.raw, remote.gid.data(), 16);

@@ -8,7 +8,7 @@
 
 namespace gaudi {
 
-// What a peer must know of a queue pair to connect its own to it.
+// What a peer needs to connect its queue pair to this one.
 struct qp_endpoint {
     bool ethernet = false;
     std::uint8_t mtu = 0; // code of ibv_mtu
@@ -22,8 +22,8 @@ struct qp_endpoint {
 // A reliable queue pair with one completion queue for both directions, and a channel to sleep on.
 class queue_pair {
 public:
-    // Fewer requests than asked for where the NIC has less. `rights`: what the other side may do with the
-    // memory of the domain, the connections' own unless one is named.
+    // Makes fewer requests than asked for where the NIC supports less. `rights`: what the remote side may do
+    // with memory of the domain, which is the connections' own unless one is named.
     static result<queue_pair> make(const std::shared_ptr<nic_core>& nic, unsigned sends, unsigned receives,
                                    remote_access rights = remote_access::all, ibv_pd* domain = nullptr);
     queue_pair() = default;
@@ -31,10 +31,10 @@ public:
     queue_pair& operator=(queue_pair&&) noexcept = default;
 
     [[nodiscard]] qp_endpoint endpoint(std::uint32_t first_psn = 0) const;
-    // Takes the queue pair to ready-to-send.
+    // Moves the queue pair to ready-to-send (RTS).
     result<void> connect(const qp_endpoint& local, const qp_endpoint& remote, unsigned timeout,
                          unsigned retries);
-    // The NIC touches nothing of it any more when this returns.
+    // The NIC accesses no memory for this queue pair after this returns.
     void destroy() { qp_.reset(); }
 
     [[nodiscard]] ibv_qp* get() const { return qp_.get(); }
@@ -42,11 +42,11 @@ public:
     [[nodiscard]] unsigned sends() const { return sends_; }
     [[nodiscard]] unsigned receives() const { return receives_; }
     [[nodiscard]] unsigned longest_inline() const { return longest_inline_; }
-    // Readable after arm() when something completed.
+    // Becomes readable after arm() when a request has completed.
     [[nodiscard]] int descriptor() const { return channel_->fd; }
     void arm();
     void drain_events();
-    // For a child of fork, which has no part in it.
+    // In a child of fork: releases the handles without destroying them, because the parent uses them.
     void abandon();
 
 private:

@@ -82,7 +82,7 @@ void registration_cache::forget_expired() {
     std::erase_if(exposed_, [](const auto& entry) {
         const bool expired = entry.second.held.expired();
         if (expired)
-            entry.second.what->end(); // its drop() waits for the mutex
+            entry.second.what->end(); // its drop() is waiting for the mutex
         return expired;
     });
 }
@@ -115,19 +115,19 @@ result<void> registration_cache::make_room(std::uint64_t bytes) {
 
 template <typename Register>
 result<std::unique_ptr<const registration>>
-registration_cache::add(std::uint64_t bytes, Register&& ask_the_nic,
+registration_cache::add(std::uint64_t bytes, Register&& register_it,
                         std::optional<registration::descriptor> own) {
     ++counts_.misses;
-    auto made = make_room(bytes).and_then(ask_the_nic);
+    auto made = make_room(bytes).and_then(register_it);
     while (!made && made.error().system_error() == ENOMEM && evict_one())
-        made = ask_the_nic();
+        made = register_it();
     if (!made)
         return tl::unexpected(made.error());
     return std::make_unique<const registration>(weak_from_this(), nic_, std::move(*made), bytes,
                                                 std::move(own));
 }
 
-result<local_region> registration_cache::of(const device_buffer& buffer) {
+result<local_region> registration_cache::find_or_register(const device_buffer& buffer) {
     if (!nic_->valid_in_this_process())
         return tl::unexpected(nic_->forked_error());
     if (!buffer)
@@ -136,50 +136,51 @@ result<local_region> registration_cache::of(const device_buffer& buffer) {
     if (heap.device().lost())
         return tl::unexpected(heap.device().loss().describe("registration of a buffer"));
     GAUDI_TRY(const auto chunk, heap.chunk_of(static_cast<const heap_core::block*>(buffer.range_->block)));
-    return of_chunk(heap, chunk, buffer.address().value(), buffer.size(), buffer.generation());
+    return find_or_register_chunk(heap, chunk, buffer.address().value(), buffer.size(), buffer.generation());
 }
 
-result<local_region> registration_cache::of(heap_core& heap, device_address address, std::uint64_t length) {
+result<local_region> registration_cache::find_or_register(heap_core& heap, device_address address,
+                                                          std::uint64_t length) {
     if (!nic_->valid_in_this_process())
         return tl::unexpected(nic_->forked_error());
     if (heap.device().lost())
         return tl::unexpected(heap.device().loss().describe("registration of memory"));
-    if (auto known = of_last_chunk(heap, address, length))
+    if (auto known = find_in_last_chunk(heap, address, length))
         return std::move(*known);
     GAUDI_TRY(const auto chunk, heap.chunk_at(address, length));
-    return of_chunk(heap, chunk, address.value(), length, chunk.generation);
+    return find_or_register_chunk(heap, chunk, address.value(), length, chunk.generation);
 }
 
-std::optional<local_region> registration_cache::of_last_chunk(heap_core& heap, device_address address,
-                                                              std::uint64_t length) {
+std::optional<local_region> registration_cache::find_in_last_chunk(heap_core& heap, device_address address,
+                                                                   std::uint64_t length) {
     const auto allocation = known_memory().find(address);
     if (!allocation || length > allocation->length - (address - allocation->base) ||
         allocation->device_index != heap.device().identity().index)
-        return std::nullopt; // what is wrong with it the heap says
+        return std::nullopt; // the heap reports what is wrong
     const std::lock_guard guard(mutex_);
     if (last_.what == nullptr || address.value() - last_.base >= last_.length)
         return std::nullopt;
-    return again(*last_.what, address.value(), length, allocation->generation);
+    return reuse(*last_.what, address.value(), length, allocation->generation);
 }
 
-local_region registration_cache::again(kept& found, std::uint64_t address, std::uint64_t length,
+local_region registration_cache::reuse(kept& found, std::uint64_t address, std::uint64_t length,
                                        std::uint64_t generation) {
     ++counts_.hits;
     found.last_use = ++uses_;
     return region_of(found.what, address, length, memory_path::zero_copy, generation);
 }
 
-result<local_region> registration_cache::of_chunk(heap_core& heap, const chunk_view& chunk,
-                                                  std::uint64_t address, std::uint64_t length,
-                                                  std::uint64_t generation) {
+result<local_region> registration_cache::find_or_register_chunk(heap_core& heap, const chunk_view& chunk,
+                                                                std::uint64_t address, std::uint64_t length,
+                                                                std::uint64_t generation) {
     {
         const std::lock_guard guard(mutex_);
         if (const auto found = chunks_.find(chunk.serial); found != chunks_.end()) {
             last_ = {chunk.whole.iova.value(), chunk.whole.length, &found->second};
-            return again(found->second, address, length, generation);
+            return reuse(found->second, address, length, generation);
         }
     }
-    heap.observe(shared_from_this()); // not under our lock: the heap calls us under its own
+    heap.observe(shared_from_this()); // without our lock: the heap calls us with its own lock held
     const std::lock_guard guard(mutex_);
     auto found = chunks_.find(chunk.serial);
     if (found == chunks_.end()) {
@@ -187,8 +188,8 @@ result<local_region> registration_cache::of_chunk(heap_core& heap, const chunk_v
             add(chunk.whole.length, [&] { return nic_->register_dmabuf(chunk.whole, rights_, domain_); });
         if (!what)
             return tl::unexpected(what.error());
-        // The chunk's descriptor was read without the heap's lock: it was the chunk's if the buffer lived
-        // through all of this.
+        // The chunk's descriptor was read without the heap's lock: it was the right one if the buffer is
+        // still allocated now.
         if (!is_allocated(address, generation))
             return tl::unexpected(
                 error(errc::not_allocated, fmt::format("registration of {} bytes at {:#x}: the "
@@ -200,8 +201,8 @@ result<local_region> registration_cache::of_chunk(heap_core& heap, const chunk_v
     return region_of(found->second.what, address, length, memory_path::zero_copy, generation);
 }
 
-result<local_region> registration_cache::of_foreign(device& owner, device_address address,
-                                                    std::uint64_t length) {
+result<local_region> registration_cache::find_or_register_pool(device& owner, device_address address,
+                                                               std::uint64_t length) {
     if (!nic_->valid_in_this_process())
         return tl::unexpected(nic_->forked_error());
     const auto pool = known_memory().window_at(address, length);
@@ -219,7 +220,7 @@ result<local_region> registration_cache::of_foreign(device& owner, device_addres
     return region_of(known, address.value(), length, memory_path::zero_copy);
 }
 
-result<local_region> registration_cache::of(const dmabuf_export& window) {
+result<local_region> registration_cache::find_or_register(const dmabuf_export& window) {
     if (!nic_->valid_in_this_process())
         return tl::unexpected(nic_->forked_error());
     if (window.length == 0)
@@ -243,7 +244,7 @@ result<local_region> registration_cache::of(const dmabuf_export& window) {
     return region_of(std::move(what), window.iova.value(), window.length, memory_path::zero_copy);
 }
 
-result<local_region> registration_cache::of(std::span<std::byte> memory) {
+result<local_region> registration_cache::find_or_register(std::span<std::byte> memory) {
     if (!nic_->valid_in_this_process())
         return tl::unexpected(nic_->forked_error());
     if (memory.empty())
@@ -293,14 +294,14 @@ result<remote_key> registration_cache::expose(const local_region& region, remote
                                                    region.length(), region.address())));
     };
     const exposed_range range{region.address(), region.length(), region.generation_, holder, rights};
-    remote_key key; // before the guard: its end takes the mutex
+    remote_key key; // before the guard: its destructor locks the mutex
     key.generation_ = region.generation_;
     key.region_ = {region.address(), region.length(), 0, region.path(), rights};
     const std::lock_guard guard(mutex_);
     if (const auto found = exposed_.find(range); found != exposed_.end()) {
         key.registration_ = found->second.held.lock();
         if (!key.registration_)
-            found->second.what->end(); // its drop() waits for the mutex
+            found->second.what->end(); // its drop() is waiting for the mutex
     }
     if (key.registration_) {
         ++counts_.hits;
@@ -322,8 +323,8 @@ result<remote_key> registration_cache::expose(const local_region& region, remote
                              }};
         exposed_[range] = {key.registration_.get(), key.registration_, window ? window->chunk : 0};
     }
-    // The heap takes a buffer out of the address map before it calls buffer_freed(), which waits for this
-    // mutex: a buffer that is freed at the same time is either seen here or ends the key there.
+    // The heap removes a buffer from the address map before it calls buffer_freed(), which waits for this
+    // mutex: where a buffer is freed concurrently, either this check sees it or buffer_freed() ends the key.
     if (!region.allocated()) {
         key.registration_->end();
         return freed();
@@ -343,7 +344,8 @@ void registration_cache::chunk_goes(std::uint64_t serial) {
     const std::lock_guard guard(mutex_);
     forget_last_chunk();
     chunks_.erase(serial);
-    for (const auto& [range, entry] : exposed_) // of memory that was given up and never freed
+    // Keys to memory whose chunk is released although the buffer was never freed.
+    for (const auto& [range, entry] : exposed_)
         if (entry.chunk == serial)
             entry.what->end();
 }

@@ -12,7 +12,7 @@
 
 namespace gaudi {
 
-// A memory region on a NIC. A child of fork leaves it alone.
+// A memory region on a NIC. A child of fork does not deregister it.
 class registration {
 public:
     // A DMA-BUF with a descriptor of its own, from which parts of it are registered for peers.
@@ -32,40 +32,42 @@ public:
     // The cache that made it, for keys to parts of it.
     [[nodiscard]] std::shared_ptr<registration_cache> cache() const { return cache_.lock(); }
     [[nodiscard]] const std::optional<descriptor>& own() const { return own_; }
-    // Deregisters now, although the object is still referenced: the memory goes. Thread-safe.
+    // Deregisters now, although the object is still referenced, because the memory is being freed.
+    // Thread-safe.
     void end() const;
     [[nodiscard]] bool ended() const;
 
 private:
     const std::weak_ptr<registration_cache> cache_;
     const std::shared_ptr<nic_core> nic_;
-    const std::optional<descriptor> own_; // before the region, which goes first
+    const std::optional<descriptor> own_; // before the region, which is destroyed first
     mutable std::mutex mutex_;
     mutable mr_handle region_;
     const std::uint32_t local_key_, remote_key_;
     const std::uint64_t bytes_;
 };
 
-// The registrations of one NIC. For this process, with local rights: one a chunk of device memory, kept until
-// the chunk goes or the room is needed; one a range of host memory, kept while a region uses it. For peers,
-// with the rights they were given: one a range and rights, kept while a key to it lives. Thread-safe.
+// The registrations of one NIC. For this process, with local rights: one per chunk of device memory, kept
+// until the chunk is released or evicted; one per range of host memory, kept while a region uses it. For
+// peers, with the rights they were offered: one per range and rights, kept while a key to it exists.
+// Thread-safe.
 class registration_cache : public chunk_observer, public std::enable_shared_from_this<registration_cache> {
 public:
-    // `rights` and `domain`: of what is registered for this process. Other than local rights only in a domain
-    // that no peer's queue pair can reach.
+    // `rights` and `domain` apply to what is registered for this process. Rights beyond local ones are
+    // allowed only in a domain that no peer's queue pair can reach.
     registration_cache(std::shared_ptr<nic_core> nic, const registration_limits& limits,
                        remote_access rights = remote_access::none, ibv_pd* domain = nullptr)
         : nic_(std::move(nic)), limits_(limits), rights_(rights), domain_(domain) {}
 
-    result<local_region> of(const device_buffer& buffer);
-    result<local_region> of(heap_core& heap, device_address address, std::uint64_t length);
+    result<local_region> find_or_register(const device_buffer& buffer);
+    result<local_region> find_or_register(heap_core& heap, device_address address, std::uint64_t length);
     // Memory of SynapseAI's pool, which is registered as a whole.
-    result<local_region> of_foreign(device& owner, device_address address, std::uint64_t length);
-    result<local_region> of(std::span<std::byte> memory);
-    // Any DMA-BUF, as long as a region of it lives.
-    result<local_region> of(const dmabuf_export& window);
-    // A key for peers to exactly the region's bytes. Keys are shared by callers that name the same holder: a
-    // connection ends its offers without regard to those of others.
+    result<local_region> find_or_register_pool(device& owner, device_address address, std::uint64_t length);
+    result<local_region> find_or_register(std::span<std::byte> memory);
+    // Any DMA-BUF; registered while a region of it exists.
+    result<local_region> find_or_register(const dmabuf_export& window);
+    // A key for peers to exactly the region's bytes. Only callers that name the same holder share a key, so
+    // that a connection can end its offers without ending those of others.
     result<remote_key> expose(const local_region& region, remote_access rights, std::uint64_t holder = 0);
     [[nodiscard]] registration_statistics statistics();
     void trim();
@@ -76,7 +78,7 @@ private:
     struct kept {
         std::shared_ptr<const registration> what;
         std::uint64_t last_use = 0;
-        dmabuf_export whole = {}; // the descriptor is the chunk's, open until chunk_goes()
+        dmabuf_export whole = {}; // the chunk owns the descriptor, open until chunk_goes()
     };
     using host_range = std::pair<const std::byte*, std::size_t>;
     struct exposed_range {
@@ -86,26 +88,28 @@ private:
     };
 
     struct exposed {
-        // Valid while the entry is there: drop() takes the entry away before it deletes.
+        // Valid while the entry exists: drop() removes the entry before the object is deleted.
         const registration* what = nullptr;
         std::weak_ptr<const registration> held;
-        std::uint64_t chunk = 0; // serial; 0: none of a heap's
+        std::uint64_t chunk = 0; // serial; 0: not in a chunk of a heap
     };
-    // The last key went: deregisters under the mutex, so that a buffer's free waits for it.
+    // The last key was dropped: deregisters under the mutex, so that freeing the buffer waits for it.
     void drop(const exposed_range& range, const registration* last);
 
-    result<local_region> of_chunk(heap_core& heap, const chunk_view& chunk, std::uint64_t address,
-                                  std::uint64_t length, std::uint64_t generation);
-    // The chunk that was asked for last, which is often asked for again.
-    [[nodiscard]] std::optional<local_region> of_last_chunk(heap_core& heap, device_address address,
-                                                            std::uint64_t length);
+    result<local_region> find_or_register_chunk(heap_core& heap, const chunk_view& chunk,
+                                                std::uint64_t address, std::uint64_t length,
+                                                std::uint64_t generation);
+    // Fast path: the chunk of the previous lookup.
+    [[nodiscard]] std::optional<local_region> find_in_last_chunk(heap_core& heap, device_address address,
+                                                                 std::uint64_t length);
     void forget_last_chunk() { last_ = {}; }
-    // Once more; with the mutex held.
-    [[nodiscard]] local_region again(kept& found, std::uint64_t address, std::uint64_t length,
+    // A region of a chunk that is registered already; with the mutex held.
+    [[nodiscard]] local_region reuse(kept& found, std::uint64_t address, std::uint64_t length,
                                      std::uint64_t generation);
     static local_region region_of(std::shared_ptr<const registration> what, std::uint64_t address,
                                   std::uint64_t length, memory_path path, std::uint64_t generation = 0);
-    // The range of a region within its DMA-BUF, and its chunk. None where that went. With the mutex held.
+    // The range of a region within its DMA-BUF, and its chunk. None where the chunk was released. With the
+    // mutex held.
     struct chunk_window {
         dmabuf_export range;
         std::uint64_t chunk = 0;
@@ -113,9 +117,9 @@ private:
     [[nodiscard]] std::optional<chunk_window> window_of(const local_region& region) const;
     // With the mutex held.
     result<void> make_room(std::uint64_t bytes);
-    // A new one; others that nobody uses give way to it.
+    // A new registration; unused ones are evicted to make room for it.
     template <typename Register>
-    result<std::unique_ptr<const registration>> add(std::uint64_t bytes, Register&& ask_the_nic,
+    result<std::unique_ptr<const registration>> add(std::uint64_t bytes, Register&& register_it,
                                                     std::optional<registration::descriptor> own = {});
     void forget_expired();
     [[nodiscard]] std::uint64_t held_bytes() const;

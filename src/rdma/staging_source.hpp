@@ -10,7 +10,7 @@ namespace gaudi {
 
 class heap_core;
 
-// What a staged region needs beside its address: the engine that copies, and why there is no other way.
+// What a staged region needs in addition to its address: the copy engine, and the reason for staging.
 class staging_source {
 public:
     staging_source(std::shared_ptr<heap_core> heap, copy_engine engine, std::string reason)
@@ -22,7 +22,7 @@ public:
     [[nodiscard]] const std::string& reason() const { return reason_; }
 
 private:
-    std::shared_ptr<heap_core> heap_; // that the memory is of
+    std::shared_ptr<heap_core> heap_; // that allocated the memory
     copy_engine engine_;
     std::string reason_;
 };

@@ -10,12 +10,13 @@
 #include <string>
 #include <vector>
 
-// verbs.h has macros of these names, which would reach for symbols that are not linked.
+// verbs.h defines macros of these names, which use symbols that are not linked.
 #undef ibv_reg_mr
 #undef ibv_query_port
 
 // The functions of libibverbs that this library calls by symbol. What verbs.h defines inline goes through the
-// context and needs no row here: poll_cq, req_notify_cq, post_send, post_recv. Symbol, need, signature.
+// context and needs no row here: poll_cq, req_notify_cq, post_send, post_recv. Columns: symbol, need,
+// signature.
 #define GAUDI_VERBS_SYMBOLS(X)                                                                               \
     X(ibv_get_device_list, required, ibv_device**(int*))                                                     \
     X(ibv_free_device_list, required, void(ibv_device**))                                                    \
@@ -48,7 +49,7 @@ namespace gaudi {
 // libibverbs as a table. An optional function that is missing is nullptr and named in missing().
 class verbs_api {
 public:
-    // Looks in $GAUDI_DIRECT_VERBS if set and nowhere else then; otherwise for libibverbs.so.1 on the
+    // Loads $GAUDI_DIRECT_VERBS if it is set, and nothing else then; otherwise libibverbs.so.1 from the
     // loader's search path.
     static result<std::shared_ptr<const verbs_api>> load();
 
@@ -76,7 +77,7 @@ struct verbs_deleter {
 
     template <typename Object>
     void operator()(Object* object) const {
-        // One that fails has destroyed nothing: a second try is all that can be done.
+        // A call that fails has destroyed nothing: all that can be done is one more try.
         const auto destroy = (*api).*Destroy;
         if (destroy(object) != 0)
             (void)destroy(object);

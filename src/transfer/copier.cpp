@@ -1,9 +1,289 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include <gaudi/copier.hpp>
-
 #include "src/transfer/copier_core.hpp"
 
+#include "src/error/try.hpp"
+#include "src/os/fork_count.hpp"
+#include "src/os/system_error.hpp"
+#include "src/transfer/paths/nic_loopback.hpp"
+
+#include <fmt/format.h>
+#include <sys/epoll.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
 namespace gaudi {
+namespace {
+
+using kind = copy_end::kind;
+
+// Longest copy that a NIC makes while the caller waits in copy(): longer ones would block it too long.
+constexpr std::uint64_t most_now = 64 * 1024;
+
+std::mutex process_mutex;
+std::shared_ptr<copier_core> process_copier;
+
+// Whether trying another path is useless: the request is invalid, or one of its ends is gone. A broken
+// connection does not count: it is a NIC's loopback connection.
+bool is_final(const error& why) {
+    return why.kind() == error_kind::invalid || why.kind() == error_kind::device_lost ||
+           (why.kind() == error_kind::peer_gone && why.code() != errc::connection_broken);
+}
+
+bool allows(const copy_policy& policy, copy_path which) {
+    return policy.only.value_or(which) == which && !(policy.zero_copy && !is_zero_copy(which));
+}
+
+} // namespace
+
+std::shared_ptr<copier_core> copier_core::of_process() {
+    static std::atomic<unsigned> forks{fork_count()};
+    if (forks.load() != fork_count()) { // no other thread can hold the mutex: fork left one thread
+        new (&process_mutex) std::mutex;
+        // The parent's copier is leaked on purpose.
+        (void)new std::shared_ptr<copier_core>(std::move(process_copier));
+        forks.store(fork_count());
+    }
+    const std::lock_guard guard(process_mutex);
+    if (!process_copier) {
+        copier_options options;
+        options.keep = false;
+        process_copier = std::make_shared<copier_core>(options);
+    }
+    return process_copier;
+}
+
+void copier_core::drop_of_process() {
+    const auto current = of_process(); // destroyed after unlocking
+    const std::lock_guard guard(process_mutex);
+    process_copier.reset();
+}
+
+copier_core::copier_core(const copier_options& options)
+    : options_(options), forks_(fork_count()), devices_(options) {
+    const path_tools tools{devices_, pending_, std::make_shared<slab_pool>(), options.keep};
+    auto nic = std::make_unique<nic_loopback>(tools);
+    small_ = nic.get();
+    paths_ = {make_host_copy(), make_engine(tools), make_owner_context(tools), make_peer_dmabuf(tools),
+              std::move(nic),   make_staged(tools), make_owner_proxy(tools)};
+}
+
+copier_core::~copier_core() = default;
+
+result<void> copier_core::look_up_imported(const place& which, copy_end& end, copy_job& job) {
+    const auto& buffer = *which.imported_;
+    const auto offset = which.address_.value();
+    if (!buffer.lease_ || !lies_within(offset, which.length_, buffer.length_))
+        return tl::unexpected(
+            error(errc::range_leaves_allocation,
+                  fmt::format("{} bytes at {} of {}", which.length_, offset, buffer.length_)));
+    end.offset = buffer.offset_ + offset;
+    end.address = buffer.lease_->base() + end.offset;
+    if (buffer.lease_->local())
+        return buffer.lease_->enter(); // this process's own memory: no copy is counted
+    if (job.lease)
+        return tl::unexpected(
+            error(errc::no_path, "both places are memory of other processes: copy through one's own"));
+    end.what = kind::leased;
+    job.lease = buffer.lease_;
+    return {};
+}
+
+result<void> copier_core::look_up(const place& which, copy_end& end, copy_job& job) {
+    switch (which.kind_) {
+    case place::kind::host:
+        end.host = which.host_;
+        return {};
+    case place::kind::dmabuf:
+        end.what = kind::dmabuf;
+        end.fd = which.fd_;
+        end.offset = which.address_.value();
+        return {};
+    case place::kind::imported:
+        GAUDI_CHECK(look_up_imported(which, end, job));
+        if (end.is(kind::leased))
+            return {};
+        break;
+    case place::kind::device:
+        end.address = which.address_;
+        break;
+    }
+    end.what = kind::device;
+    if (which.device_ >= 0) {
+        end.device = static_cast<unsigned>(which.device_);
+        return {};
+    }
+    const auto index = known_memory().device_of(end.address);
+    if (!index)
+        return tl::unexpected(
+            error(errc::not_allocated, fmt::format("{} bytes at {:#x}, memory of no open device",
+                                                   which.length_, end.address.value())));
+    end.device = *index;
+    return {};
+}
+
+result<void> copier_core::look_up(const place& to, const place& from, copy_job& job) {
+    job.length = from.length_;
+    if (to.length_ != from.length_)
+        return tl::unexpected(error(errc::length_mismatch, fmt::format("copy of {} bytes to a place of {}",
+                                                                       from.length_, to.length_)));
+    if (job.length == 0)
+        return tl::unexpected(error(errc::size_zero, "copy of 0 bytes"));
+    GAUDI_CHECK(look_up(to, job.to, job));
+    GAUDI_CHECK(look_up(from, job.from, job));
+    if (to.read_only_)
+        return tl::unexpected(error(errc::host_range_invalid, "the destination is const memory"));
+    return {};
+}
+
+result<copy_ticket> copier_core::copy(const place& to, const place& from, const copy_policy& policy) {
+    if (forks_ != fork_count())
+        return tl::unexpected(error(errc::forked, "a copier"));
+    copy_job job;
+    GAUDI_CHECK(look_up(to, from, job));
+    bool nic_first = job.length <= options_.nic_max && job.between_host_and_device() && small_->works();
+    if (nic_first && job.length <= most_now && !policy.only) {
+        if (auto done = small_->copy_now(job))
+            return done;
+        nic_first = false; // an engine copies, or reports the error
+    }
+    job.hints = policy.hints;
+    if (!job.lease)
+        return start(job, policy, nic_first);
+    GAUDI_CHECK(job.lease->enter());
+    auto started = start(job, policy, nic_first);
+    if (!started)
+        job.lease->leave();
+    return started;
+}
+
+result<copy_ticket> copier_core::start(const copy_job& job, const copy_policy& policy, bool nic_first) {
+    std::vector<std::pair<copy_path, error>> failures;
+    for (std::size_t i = nic_first ? 0 : 1; i <= copy_paths; ++i) {
+        auto& each = i == 0 ? static_cast<path&>(*small_) : *paths_[i - 1];
+        if (!allows(policy, each.which()) || each.unsuited(job) != nullptr)
+            continue;
+        auto started = each.start(job);
+        if (started || is_final(started.error()) || policy.only)
+            return started;
+        failures.emplace_back(each.which(), started.error());
+    }
+    return tl::unexpected(nothing_viable(job, policy, failures));
+}
+
+error copier_core::nothing_viable(const copy_job& job, const copy_policy& policy,
+                                  std::span<const std::pair<copy_path, error>> failures) const {
+    std::string text;
+    const auto say = [&](copy_path which, std::string_view why) {
+        text += fmt::format("{}{}: {}", text.empty() ? "" : "; ", name_of(which), why);
+    };
+    for (const auto& [which, why] : failures) {
+        if (why.code() == errc::too_many_operations) // a path exists and will have room later
+            return why;
+        say(which, why.observed());
+    }
+    if (failures.size() == 1 && !policy.zero_copy)
+        return failures.front().second;
+    if (failures.empty())
+        for (const auto& each : paths_)
+            if (allows(policy, each->which()))
+                if (const char* const why = each->unsuited(job); why != nullptr)
+                    say(each->which(), why);
+    return {policy.zero_copy ? errc::zero_copy_impossible : errc::no_path, std::move(text)};
+}
+
+std::vector<path_verdict> copier_core::paths(const place& to, const place& from) {
+    std::vector<path_verdict> verdicts;
+    copy_job job;
+    auto ready = look_up(to, from, job);
+    if (ready && job.lease)
+        ready = job.lease->enter();
+    const bool entered = ready && job.lease;
+    for (const auto& each : paths_) {
+        path_verdict verdict{each->which(), std::nullopt};
+        if (!ready) {
+            verdict.why_not = ready.error();
+        } else if (const char* const why = each->unsuited(job); why != nullptr) {
+            verdict.why_not = error(errc::no_path, why);
+        } else if (const auto prepared = each->prepare(job); !prepared) {
+            verdict.why_not = prepared.error();
+        }
+        verdicts.push_back(std::move(verdict));
+    }
+    if (entered)
+        job.lease->leave();
+    return verdicts;
+}
+
+void copier_core::poll() {
+    devices_.for_each_engine([](copy_core& each) { each.poll(); });
+    pending_.poll();
+}
+
+void copier_core::watch(copy_core& engine) {
+    const auto fd = engine.event_fd(event_when::armed);
+    if (!fd)
+        return;          // poll() finds its completions
+    epoll_event event{}; // edge-triggered: other users share the descriptor, so that it is never read here
+    event.events = EPOLLIN | EPOLLET;
+    ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, *fd, &event);
+    engine.arm(); // another thread may be asleep already
+}
+
+result<int> copier_core::event_fd() {
+    const std::lock_guard guard(events_mutex_);
+    if (epoll_)
+        return epoll_.get();
+    unique_fd epoll(::epoll_create1(EPOLL_CLOEXEC));
+    unique_fd timer(::timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC));
+    epoll_event event{};
+    event.events = EPOLLIN;
+    if (!epoll || !timer || ::epoll_ctl(epoll.get(), EPOLL_CTL_ADD, timer.get(), &event) != 0)
+        return tl::unexpected(system_error("the event descriptor of a copier"));
+    epoll_ = std::move(epoll);
+    timer_ = std::move(timer);
+    devices_.when_new([this](copy_core& each) { watch(each); });
+    devices_.for_each_engine([this](copy_core& each) { watch(each); });
+    pending_.when_added([this] { set_timer(true); }); // another thread may be asleep already
+    return epoll_.get();
+}
+
+// Copies on some paths advance only when this process polls them: while such copies are in flight, a timer
+// makes the descriptor readable.
+void copier_core::arm() {
+    const std::lock_guard guard(events_mutex_);
+    if (!epoll_)
+        return;
+    epoll_event seen[8];
+    std::uint64_t fired = 0;
+    (void)::epoll_wait(epoll_.get(), seen, 8, 0); // discards events so far: the engines are polled below
+    (void)!::read(timer_.get(), &fired, sizeof(fired));
+    devices_.for_each_engine([](copy_core& each) {
+        each.arm();
+        each.poll();
+    });
+    set_timer(pending_.any());
+}
+
+void copier_core::set_timer(bool soon) const {
+    constexpr long pause_ns = 50000;
+    itimerspec when{};
+    when.it_value.tv_nsec = soon ? pause_ns : 0;
+    ::timerfd_settime(timer_.get(), 0, &when, nullptr);
+}
+
+void copier_core::forget(unsigned device_index) {
+    for (const auto& each : paths_)
+        each->forget(device_index);
+    devices_.forget(device_index);
+}
+
+void copier_core::drop_lost() {
+    for (const auto& each : paths_)
+        each->drop_lost();
+    devices_.drop_lost();
+}
+
+// ---- the public class ----
 
 copier::copier(const copier_options& options) : core_(std::make_shared<copier_core>(options)) {}
 copier::~copier() = default;

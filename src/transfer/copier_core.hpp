@@ -14,10 +14,11 @@ namespace gaudi {
 
 class nic_loopback;
 
-// Plans copies: the first path that is viable for two places, by the policy.
+// Plans copies: chooses the first viable path for two places that the policy allows.
 class copier_core {
 public:
-    // For imported memory, which knows no copier. It keeps no device open. A child of fork begins anew.
+    // The copier of imported memory, which has no copier of its own. It keeps no device open. A child of fork
+    // starts with a new one.
     static std::shared_ptr<copier_core> of_process();
     static void drop_of_process();
 
@@ -36,7 +37,7 @@ public:
     [[nodiscard]] device_table& devices() { return devices_; }
 
 private:
-    // Into the job, in place: small copies feel every object that is moved.
+    // These fill the job in place: moving objects costs measurable time in small copies.
     [[nodiscard]] static result<void> look_up(const place& to, const place& from, copy_job& job);
     [[nodiscard]] static result<void> look_up(const place& which, copy_end& end, copy_job& job);
     [[nodiscard]] static result<void> look_up_imported(const place& which, copy_end& end, copy_job& job);

@@ -21,15 +21,15 @@ struct copy_end {
     [[nodiscard]] bool is(kind which) const { return what == which; }
 };
 
-// A copy that was asked for.
+// A copy that a caller requested.
 struct copy_job {
     copy_end to, from;
     std::uint64_t length = 0;
     copy_hints hints;
-    std::shared_ptr<lease_core> lease; // of the end that is leased; entered
+    std::shared_ptr<lease_core> lease; // of the leased end; its enter() has succeeded
 
     [[nodiscard]] bool has(copy_end::kind which) const { return to.is(which) || from.is(which); }
-    // The two ends, the one of that kind first.
+    // The end of that kind, and the other end.
     [[nodiscard]] const copy_end& end_of(copy_end::kind which) const { return to.is(which) ? to : from; }
     [[nodiscard]] const copy_end& other_than(copy_end::kind which) const { return to.is(which) ? from : to; }
     [[nodiscard]] bool between_host_and_device() const {

@@ -47,7 +47,8 @@ result<std::shared_ptr<device>> device_table::device_of(const copy_end& end, std
         return tl::unexpected(
             error(errc::not_allocated, fmt::format("{} bytes at {:#x}", length, end.address.value())));
     auto index = end.device;
-    if (found->attached()) { // SynapseAI's pool has no allocations that we know of: its window is checked
+    // The allocations within SynapseAI's pool are not known: its window is checked instead.
+    if (found->attached()) {
         const auto window = known_memory().window_at(end.address, length);
         if (!window)
             return tl::unexpected(
@@ -66,9 +67,9 @@ result<std::shared_ptr<device>> device_table::device_of(const copy_end& end, std
 }
 
 void device_table::forget(unsigned index) {
-    std::shared_ptr<copy_core> gone; // after the lock: an engine may wait for its copies
+    std::shared_ptr<copy_core> gone; // destroyed after unlocking: an engine may wait for its copies
     const std::lock_guard guard(mutex_);
-    auto& entry_of_device = at(index); // what is known stays: copies under way are driven
+    auto& entry_of_device = at(index); // `known` stays, so that copies in flight are still polled
     gone = std::move(entry_of_device.kept);
     entry_of_device.why_none.reset();
 }

@@ -19,11 +19,11 @@ public:
 
     // errc::not_allocated: the device is not open; copies_absent.
     result<std::shared_ptr<copy_core>> engine_of(unsigned index);
-    // The device that an end lies on; the range is memory of it that lives.
+    // The device of an end. An error where the range is not allocated memory of that device.
     result<std::shared_ptr<device>> device_of(const copy_end& end, std::uint64_t length);
     void forget(unsigned index);
     void drop_lost();
-    // Engines that were used and still live. `visit` must not call back.
+    // Visits the engines that were used and still exist. `visit` must not call back into the table.
     template <typename F>
     void for_each_engine(F&& visit) {
         const std::lock_guard guard(mutex_);
@@ -33,14 +33,14 @@ public:
             else if (const auto core = each.known.lock())
                 visit(*core);
     }
-    // Each that is used for the first time from now on.
+    // `visit` is called for each engine that is used for the first time after this call.
     void when_new(std::function<void(copy_core&)> visit);
 
 private:
     struct entry {
         std::shared_ptr<copy_core> kept;
         std::weak_ptr<copy_core> known;
-        std::weak_ptr<hl_device> without_engine; // it has none: asked once
+        std::weak_ptr<hl_device> without_engine; // the device has no engine: not asked again
         std::optional<error> why_none;
     };
     entry& at(unsigned index);

@@ -11,7 +11,8 @@
 namespace gaudi {
 namespace {
 
-// Pinned in another process's context: the lease, and so the place there, stays as long as the pin.
+// Host memory pinned in another process's context. The lease, and with it the membership in that context,
+// lasts as long as the pin.
 class leased_pin : public pin_core {
 public:
     leased_pin(std::shared_ptr<lease_core> lease, pinned_memory pinned)
@@ -20,7 +21,7 @@ public:
     [[nodiscard]] device_address address() const override { return pinned_.address(); }
 
 private:
-    std::shared_ptr<lease_core> lease_; // first: it goes last
+    std::shared_ptr<lease_core> lease_; // declared first, destroyed last
     pinned_memory pinned_;
 };
 

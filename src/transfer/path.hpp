@@ -5,7 +5,7 @@
 
 namespace gaudi {
 
-// One way for bytes to get from one place to another. Thread-safe.
+// One path for bytes from one place to another. Thread-safe.
 class path {
 public:
     path() = default;
@@ -14,16 +14,16 @@ public:
     path& operator=(const path&) = delete;
 
     [[nodiscard]] virtual copy_path which() const = 0;
-    // Why it is not for places of these kinds, or nullptr. Asks nobody, so it costs nothing.
+    // Why the path does not suit places of these kinds, or nullptr. Does no I/O and costs nothing.
     [[nodiscard]] virtual const char* unsuited(const copy_job& job) const = 0;
-    // Everything short of the copy: the path is viable, or the reason why it is not.
+    // Does everything but the copy: succeeds if the path is viable, else returns the reason.
     [[nodiscard]] virtual result<void> prepare(const copy_job& job) = 0;
-    // errc::too_many_operations: there will be room a little later.
+    // errc::too_many_operations: there will be room later.
     [[nodiscard]] virtual result<copy_ticket> start(const copy_job& job) = 0;
 
-    // Nothing of the device is kept any more.
+    // Releases everything that is kept of the device.
     virtual void forget(unsigned device_index) { (void)device_index; }
-    // Nothing is kept of devices that are lost.
+    // Releases everything that is kept of lost devices.
     virtual void drop_lost() {}
 };
 
@@ -31,7 +31,7 @@ class device_table;
 class pending_copies;
 class slab_pool;
 
-// What paths share.
+// What all paths use.
 struct path_tools {
     device_table& devices;
     pending_copies& pending;
@@ -39,7 +39,7 @@ struct path_tools {
     bool keep = true;
 };
 
-// One function a path, each in its own file.
+// One factory per path, each in its own file.
 std::unique_ptr<path> make_host_copy();
 std::unique_ptr<path> make_engine(const path_tools& tools);
 std::unique_ptr<path> make_owner_context(const path_tools& tools);

@@ -13,7 +13,7 @@ pending_copy::pending_copy(copy_path path, std::uint64_t bytes, std::shared_ptr<
     : path_(path), bytes_(bytes), counted_here_(counted_here), forks_(fork_count()),
       lease_(std::move(lease)) {}
 
-// The parent drives it, and what it holds is the parent's.
+// In a child of fork the copy and what it holds belong to the parent.
 bool pending_copy::forked() const {
     return forks_ != fork_count();
 }
@@ -41,7 +41,7 @@ bool pending_copy::drive() {
 }
 
 bool pending_copy::done(std::uint32_t slot) {
-    return finished(slot) || drive() || finished(slot); // another thread may have been faster
+    return finished(slot) || drive() || finished(slot); // another thread may have completed it in between
 }
 
 bool pending_copy::finished(std::uint32_t) {
@@ -71,7 +71,7 @@ void pending_copy::drop(std::uint32_t slot) {
 copy_ticket pending_copies::add(const std::shared_ptr<pending_copy>& started, copy_path path,
                                 std::uint64_t bytes) {
     const std::lock_guard guard(mutex_);
-    if (all_.size() == all_.capacity()) // who only waits for tickets never polls
+    if (all_.size() == all_.capacity()) // a caller that only waits for tickets never polls
         std::erase_if(all_, [](const auto& each) {
             const auto copy = each.lock();
             return !copy || copy->finished(0);
@@ -88,7 +88,7 @@ void pending_copies::when_added(std::function<void()> call) {
 }
 
 void pending_copies::poll() {
-    std::vector<std::shared_ptr<pending_copy>> alive; // driven without the lock, which add() takes
+    std::vector<std::shared_ptr<pending_copy>> alive; // driven without the lock, which add() needs
     {
         const std::lock_guard guard(mutex_);
         if (all_.empty())

@@ -14,11 +14,11 @@
 
 namespace gaudi {
 
-// A copy that somebody in this process has to drive, or that holds more than an engine knows of. A lease is
-// counted as in use until it has ended.
+// A copy that this process must drive, or that holds resources unknown to the engine. Its lease counts a copy
+// in flight until the copy has ended.
 class pending_copy : public copy_tracker {
 public:
-    // `counted_here`: by nobody else, such as an engine.
+    // `counted_here`: false where an engine already adds the copy to the statistics.
     pending_copy(copy_path path, std::uint64_t bytes, std::shared_ptr<lease_core> lease,
                  bool counted_here = true);
 
@@ -26,15 +26,15 @@ public:
     [[nodiscard]] bool finished(std::uint32_t slot) override;
     result<void> wait(std::uint32_t slot, std::chrono::milliseconds limit) override;
     void drop(std::uint32_t slot) override;
-    // Drives it; whether it ended by this.
+    // Drives the copy; true if this call ended it.
     bool drive();
 
 protected:
-    // One step further. Nothing: it has not ended. With the mutex held.
+    // Advances the copy; returns nothing while it has not ended. With the mutex held.
     virtual std::optional<result<void>> look() = 0;
-    // It has ended: whoever keeps the ticket does not keep the memory. With the mutex held.
+    // Called when the copy has ended: a ticket that is kept must not keep the memory. With the mutex held.
     virtual void release_resources() = 0;
-    // Sleeps a little, at most this long, until there might be something to see.
+    // Sleeps until progress is likely, at most this long.
     virtual void sleep(std::chrono::milliseconds limit) = 0;
 
 private:
@@ -48,17 +48,17 @@ private:
     std::shared_ptr<lease_core> lease_;
     std::mutex mutex_;
     std::optional<result<void>> outcome_;
-    std::atomic<bool> ended_{false}; // the outcome is there, and stays
+    std::atomic<bool> ended_{false}; // outcome_ is set and final
 };
 
-// Those of a copier that have not ended.
+// The copies of a copier that have not ended.
 class pending_copies {
 public:
     copy_ticket add(const std::shared_ptr<pending_copy>& started, copy_path path, std::uint64_t bytes);
-    // Drives them.
+    // Drives all of them.
     void poll();
     [[nodiscard]] bool any();
-    // Called for each that is added from now on.
+    // `call` runs for each copy that is added after this.
     void when_added(std::function<void()> call);
 
 private:
@@ -67,7 +67,7 @@ private:
     std::function<void()> when_added_;
 };
 
-// A copy that one engine makes, with what it holds until it has ended.
+// A copy by one engine, with the resources it holds until it has ended.
 class engine_copy final : public pending_copy {
 public:
     engine_copy(copy_ticket ticket, std::shared_ptr<lease_core> lease, std::shared_ptr<const void> kept);

@@ -43,7 +43,7 @@ bool pipeline::settle(piece& each, const std::optional<result<void>>& seen, stag
     return true;
 }
 
-// Whether a slab came further.
+// Moves a slab to its next stage; false where it cannot advance yet.
 bool pipeline::advance(unsigned slab) {
     auto& each = pieces_[slab];
     switch (each.stage) {

@@ -9,7 +9,7 @@
 
 namespace gaudi {
 
-// One side of a copy through host memory: brings pieces into slabs, or takes them out.
+// One side of a copy through host memory: copies pieces into slabs, or out of them.
 class pipeline_step {
 public:
     pipeline_step() = default;
@@ -17,9 +17,9 @@ public:
     pipeline_step(const pipeline_step&) = delete;
     pipeline_step& operator=(const pipeline_step&) = delete;
 
-    // Moves `bytes` between the slab and its own side, from `offset` of the whole copy on.
+    // Starts copying `bytes` between the slab and this side, at `offset` of the whole copy.
     virtual result<void> start(unsigned slab, std::span<std::byte> bytes, std::uint64_t offset) = 0;
-    // Nothing: the piece has not ended.
+    // The result of the piece; nothing while it has not ended.
     virtual std::optional<result<void>> look(unsigned slab) = 0;
 };
 
@@ -30,9 +30,9 @@ public:
     // The host memory of this copy.
     struct room {
         std::array<std::span<std::byte>, most_slabs> slab;
-        unsigned count = 0;                                   // how many of them there are
-        std::function<void()> give_back;                      // after the steps have gone
-        std::function<void(std::chrono::milliseconds)> sleep; // none: by yielding
+        unsigned count = 0;                                   // slabs in use
+        std::function<void()> give_back;                      // called after the steps are destroyed
+        std::function<void(std::chrono::milliseconds)> sleep; // none: yield
     };
     pipeline(copy_path path, std::uint64_t bytes, std::shared_ptr<lease_core> lease, room slabs,
              std::unique_ptr<pipeline_step> source, std::unique_ptr<pipeline_step> destination);
@@ -48,7 +48,7 @@ private:
     void release_resources() override;
     void sleep(std::chrono::milliseconds limit) override;
     bool advance(unsigned slab);
-    // Whether a step has ended; how the piece goes on.
+    // Applies the result of a step, if there is one: moves the piece to `then`, or records the failure.
     bool settle(piece& each, const std::optional<result<void>>& seen, stage then);
 
     room room_;
@@ -59,9 +59,9 @@ private:
     std::optional<error> failure_;
 };
 
-// `source`: from its side into the slabs; else out of them.
+// `source`: copies from its side into the slabs; otherwise out of them.
 std::unique_ptr<pipeline_step> host_step(std::span<std::byte> memory, bool source);
-// The slabs are pinned for the engine, by somebody else or by `pins`, which go with the step.
+// The slabs are already pinned for the engine, or pinned by `pins`, which the step owns.
 std::unique_ptr<pipeline_step> engine_step(std::shared_ptr<copy_core> engine, device_address base,
                                            bool source, std::vector<pinned_memory> pins = {});
 

@@ -16,14 +16,14 @@ public:
     static constexpr unsigned slabs = 4;
     static constexpr std::size_t slab_bytes = 1 << 20;
 
-    // What one copy uses at a time.
+    // The slabs of one copy.
     class set {
     public:
         explicit set(mapping memory) : memory_(std::move(memory)) {}
         [[nodiscard]] std::span<std::byte> slab(unsigned index) const {
             return memory_.bytes().subspan(index * slab_bytes, slab_bytes);
         }
-        // Pins a slab for an engine, once. `keep`: beyond this copy.
+        // Pins a slab for an engine, once. `keep`: the pin stays after this copy.
         result<void> pin(unsigned index, const std::shared_ptr<copy_core>& engine, bool keep);
 
     private:
@@ -33,15 +33,16 @@ public:
             bool keep;
         };
         mapping memory_;
-        std::uint64_t drops_ = 0; // of the pool when it was taken
-        // By engine, which each keeps, and slab. After the memory: unpinned first.
+        std::uint64_t drops_ = 0; // the pool's count when the set was taken
+        // By engine, which each pin keeps alive, and slab. Declared after the memory, so that it is unpinned
+        // first.
         std::map<std::pair<copy_core*, unsigned>, kept_pin> pins_;
     };
 
     result<std::shared_ptr<set>> take();
-    // Copies from and to it have ended.
+    // Copies from and to the set must have completed.
     void give_back(const std::shared_ptr<set>& used);
-    // Nothing of these engines is kept any more.
+    // Drops the pins of the selected engines.
     template <typename F>
     void drop_pins(F&& of_engine) {
         const std::lock_guard guard(mutex_);
@@ -52,7 +53,7 @@ public:
 
 private:
     std::mutex mutex_;
-    std::uint64_t drops_ = 0; // how often pins were dropped: also those of sets in use
+    std::uint64_t drops_ = 0; // counts drop_pins(): sets in use then drop their pins when they are returned
     std::vector<std::shared_ptr<set>> spare_;
 };
 

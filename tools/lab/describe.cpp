@@ -23,7 +23,7 @@ json counters_json(const lab::hca::way_counters& from) {
     return shown;
 }
 
-// What the processes that use the NICs of a lab have open and moved.
+// The objects and the traffic of the processes that use the nics of a lab.
 json nic_users_json(const fs::path& folder, unsigned devices) {
     constexpr std::string_view types[] = {"?", "?", "RC", "UC", "UD"};
     constexpr std::string_view states[] = {"RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR"};
@@ -37,7 +37,7 @@ json nic_users_json(const fs::path& folder, unsigned devices) {
             sum["device"] = fmt::format("vhca{}", i);
             user["gone_queue_pairs"].push_back(sum);
         }
-        for (std::uint32_t i = 0; i < memory->head.qps_used.load(); ++i) // to read further would store pages
+        for (std::uint32_t i = 0; i < memory->head.qps_used.load(); ++i) // further reads would allocate pages
             if (const auto& qp = memory->qps[i]; qp.in_use.load() != 0) {
                 json pair = {{"number", qp.number},
                              {"device", fmt::format("vhca{}", qp.device)},
@@ -78,7 +78,7 @@ std::uint64_t stored_bytes(const fs::path& path) {
     return ::stat(path.c_str(), &status) == 0 ? static_cast<std::uint64_t>(status.st_blocks) * 512 : 0;
 }
 
-// The entries of a folder that may vanish meanwhile, as those of a process that ends.
+// The entries of a folder; they may vanish meanwhile, as those of a process that ends.
 std::vector<fs::path> entries_of(const fs::path& folder) {
     std::vector<fs::path> all;
     std::error_code failure;

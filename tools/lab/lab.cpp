@@ -19,7 +19,7 @@ lab::problem no_such_lab(const std::string& name) {
 }
 
 void give_back_memory(const lab::folder& where, const std::string& name) {
-    ::unsetenv("GAUDI_LAB_FAULTS"); // not part of an experiment
+    ::unsetenv("GAUDI_LAB_FAULTS"); // the tool's own calls must not count
     ::unsetenv("GAUDI_LAB_TRACE");
     lab::hca::sweep_segments(where.path() / "hca");
     void* library = ::dlopen(lab_hlthunk().c_str(), RTLD_NOW | RTLD_LOCAL);

@@ -14,10 +14,10 @@ namespace tools {
 // Prints the problem; returns `status`.
 int complain(const lab::problem& what, int status = usage);
 [[nodiscard]] lab::problem no_such_lab(const std::string& name);
-// Gives back the memory of programs that ended without closing their devices, as any program does that enters
+// Frees the memory of programs that ended without closing their devices, as every program does that enters
 // the lab.
 void give_back_memory(const lab::folder& where, const std::string& name);
-// A lab with its devices, their users and what is stored, for `list` and `show`.
+// A lab with its devices, their users and its storage, for `list` and `show`.
 [[nodiscard]] nlohmann::ordered_json lab_json(const std::string& name);
 
 } // namespace tools

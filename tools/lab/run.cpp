@@ -18,7 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What the options describe; nothing where they leave the lab as it is.
+// The description that the options ask for; empty if they leave the lab as it is.
 lab::result<std::optional<lab::description>> wanted_by(const lab_run_options& options) {
     if (!options.config.empty()) {
         if (options.gaudis || options.hcas || options.generation)
@@ -77,9 +77,9 @@ void set_environment(const lab_run_options& options) {
         if (const auto plugin = lab_folder().parent_path().parent_path() / "ucx"; fs::exists(plugin))
             ::setenv("UCX_PLUGIN_PATH", plugin.c_str(), 0);
     }
-    put_in_front("LD_LIBRARY_PATH", lab_folder()); // programs linked to libhl-thunk.so by name
+    put_in_front("LD_LIBRARY_PATH", lab_folder()); // for programs linked to libhl-thunk.so by name
     ::setenv("GAUDI_DIRECT_HLTHUNK", lab_hlthunk().c_str(), 1);
-    // The virtual NIC: under programs linked to libibverbs by preload, for our own library by its path.
+    // The virtual nic: preloaded for programs linked to libibverbs; by its path for our own library.
     put_in_front("LD_PRELOAD", lab_folder() / "libvhca-node.so");
     put_in_front("LD_PRELOAD", lab_folder() / "libvhca.so");
     ::setenv("GAUDI_DIRECT_VERBS", (lab_folder() / "libvhca.so").c_str(), 1);
@@ -111,14 +111,15 @@ int run_child(const std::vector<std::string>& command) {
     forward.sa_handler = pass_on;
     for (const int signal : {SIGTERM, SIGHUP})
         ::sigaction(signal, &forward, nullptr);
-    // Ctrl-C reaches the whole foreground group already; we only outlive it to tell how the child ended.
+    // Ctrl-C already reaches the whole foreground process group; this process outlives it only to report how
+    // the child ended.
     ::signal(SIGINT, SIG_IGN);
     const auto parent = ::getpid();
     running_child = ::fork();
     if (running_child == 0) {
         for (const int signal : {SIGINT, SIGTERM, SIGHUP})
             ::signal(signal, SIG_DFL);
-        ::prctl(PR_SET_PDEATHSIG, SIGTERM); // whatever ends us ends the program
+        ::prctl(PR_SET_PDEATHSIG, SIGTERM); // when this process ends, the program gets SIGTERM
         if (::getppid() != parent)
             ::_exit(failed);
         ::execvp(arguments[0], arguments.data());
@@ -150,7 +151,8 @@ int lab_run(const lab_run_options& options) {
     if (!entered)
         return complain(entered.error(), failed);
     set_environment(options);
-    // Where it matters; with one NIC and one node programs go on seeing the processors of the real machine.
+    // Only where it makes a difference: with one nic and one NUMA node, programs continue to see the
+    // processors of the real machine.
     if (entered->contents().hcas.size() > 1 || has_several_nodes(entered->contents()))
         ::setenv("HWLOC_XMLFILE", (entered->path() / "topology.xml").c_str(), 1);
     const int status = run_child(options.command);

@@ -47,7 +47,7 @@ outcome<gaudi::connection> connect_to(run& all, const endpoint& home) {
     return std::move(*link);
 }
 
-// The client says what is to be done; the server answers what it has for it.
+// The client sends what to do; the server answers with what it provides for it.
 outcome<json> agree(run& all, gaudi::connection& link, const buffer& memory) {
     json words = {{"version", gaudi::version()},
                   {"size", all.work.size},
@@ -109,7 +109,7 @@ outcome<void> work_through(run& all) {
 } // namespace
 
 int main(int argc, char** argv) {
-    std::setvbuf(stdout, nullptr, _IOLBF, 0); // in a pipe too, lines come in the order they were written
+    std::setvbuf(stdout, nullptr, _IOLBF, 0); // lines keep their order in a pipe too
     auto line = parse_client(argc, argv);
     if (line.completed)
         return *line.completed;

@@ -39,7 +39,7 @@ outcome<gaudi::nic_choice> nic_choice_of(const options& given) {
     return choice;
 }
 
-// Errors that mean: there is no Gaudi, as opposed to one that is busy or broken.
+// Errors that mean "there is no Gaudi", as opposed to one that is busy or broken.
 bool means_none(const gaudi::error& why) {
     using gaudi::errc;
     return why.code() == errc::library_missing || why.code() == errc::no_device;
@@ -159,7 +159,7 @@ outcome<buffer> buffer::make(const endpoint& home, std::uint64_t size, const opt
     made.copies_.emplace();
     if (given.policy() != gaudi::path_policy::staged_only) {
         const stopwatch exporting;
-        (void)made.memory_.dmabuf(); // its outcome is the region's matter
+        (void)made.memory_.dmabuf(); // region() below reports a failure
         made.export_seconds = exporting.seconds();
     }
     const stopwatch registering;

@@ -13,7 +13,7 @@ namespace tools::rdma {
 
 using json = nlohmann::ordered_json;
 
-// Seconds that something took.
+// The seconds since its construction.
 class stopwatch {
 public:
     [[nodiscard]] double seconds() const {
@@ -24,17 +24,17 @@ private:
     std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
 };
 
-// A failure with the exit status it stands for.
+// A failure with its exit status.
 struct failure {
     int status;
     std::string text;
 };
 template <typename T>
 using outcome = tl::expected<T, failure>;
-// What a library's error means for the program.
+// Converts an error of the library to a failure of the program.
 [[nodiscard]] failure failed(const gaudi::error& why, int status);
 
-// What a program has before anybody connects: a NIC, and a Gaudi if it is to use one.
+// What a program opens before it connects: a nic, and a device if it is to use one.
 struct endpoint {
     std::shared_ptr<gaudi::device> device; // none: host memory
     std::shared_ptr<gaudi::nic> nic;
@@ -49,7 +49,7 @@ struct endpoint {
     [[nodiscard]] json to_json() const;
 };
 
-// A buffer of one session, on the device or in host memory, and what it cost.
+// A buffer of one session, in device or host memory, and what it cost.
 class buffer {
 public:
     static outcome<buffer> make(const endpoint& home, std::uint64_t size, const options& given);
@@ -57,7 +57,7 @@ public:
     [[nodiscard]] const gaudi::local_region& region() const { return region_; }
     [[nodiscard]] std::string way_text() const;
     [[nodiscard]] json to_json() const;
-    // Through host memory, piece by piece, where it is device memory.
+    // Device memory is filled through host memory, piece by piece.
     outcome<void> fill(const pattern& with);
     // A wrong byte is a failure with its offset.
     outcome<void> check(const pattern& against);

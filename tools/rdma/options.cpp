@@ -71,7 +71,7 @@ std::string check(const options& given) {
     return problem;
 }
 
-// Parses and checks; the exit status where the line is over.
+// Parses and checks; returns the exit status if the program must exit now.
 std::optional<int> parse(CLI::App& program, int argc, char** argv) {
     try {
         program.parse(argc, argv);

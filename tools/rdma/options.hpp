@@ -11,16 +11,16 @@ namespace tools::rdma {
 
 // Exit statuses of both programs.
 enum exit_code {
-    right = 0,        // everything arrived as it was sent
+    right = 0,        // all data arrived as it was sent
     wrong = 1,        // a byte was wrong, or a transfer failed
-    usage = 2,        // an option or its value makes no sense
+    usage = 2,        // an option or its value is invalid
     no_setup = 3,     // no device, NIC, memory or connection
-    peer_lost = 4,    // the other side went away, or refused
-    no_zero_copy = 5, // required, and impossible
+    peer_lost = 4,    // the peer disconnected, or refused
+    no_zero_copy = 5, // required, but not possible
     interrupted = 130
 };
 
-// What both programs can be asked for.
+// The options of both programs.
 struct options {
     std::string memory = "auto"; // gaudi, host or auto
     std::string device;          // index or bus id
@@ -36,7 +36,7 @@ struct options {
     [[nodiscard]] gaudi::connection_options connection() const;
 };
 
-// What the client decides for both.
+// What the client decides for both sides.
 struct job {
     std::string size_text = "4M";
     std::uint64_t size = 0;
@@ -46,8 +46,8 @@ struct job {
     [[nodiscard]] bool has(std::string_view test) const;
 };
 
-// The two command lines. `completed` holds the exit status of one that is over already: help, version, or an
-// option that makes no sense, which was said.
+// The two command lines. `completed` holds the exit status if the program must exit now: after help, version,
+// or an invalid option, which was reported.
 struct client_line {
     options given;
     job work;
@@ -61,14 +61,14 @@ struct server_line {
     std::string address;
     bool once = false;
     std::string most_text = "4G";
-    std::uint64_t most_bytes = 0; // that one client may ask for
+    std::uint64_t most_bytes = 0; // maximum that one client may ask for
     std::optional<int> completed;
 };
 [[nodiscard]] client_line parse_client(int argc, char** argv);
 [[nodiscard]] server_line parse_server(int argc, char** argv);
-// Sets the size; empty, or what is wrong.
+// Sets the size; returns an empty text, or what is wrong.
 [[nodiscard]] std::string complete(job& given);
-// "4M", "1G", "4096"; none where it is no size.
+// "4M", "1G", "4096"; empty if the text is no size.
 [[nodiscard]] std::optional<std::uint64_t> parse_size(const std::string& text);
 
 } // namespace tools::rdma

@@ -13,12 +13,12 @@ namespace tools::rdma {
 struct difference {
     std::uint64_t offset;
     std::uint32_t expected, found;
-    bool whole_element; // or a single byte of the rest behind the last element
+    bool whole_element; // false: a single byte after the last whole element
 
     [[nodiscard]] std::string text() const;
 };
 
-// What a buffer holds: 32-bit elements (first + i) * factor, and behind the last whole element their lowest
+// What a buffer holds: 32-bit elements (first + i) * factor, and after the last whole element their lowest
 // bytes.
 struct pattern {
     std::uint32_t first;
@@ -27,7 +27,7 @@ struct pattern {
     [[nodiscard]] std::uint32_t element(std::uint64_t index) const {
         return (first + static_cast<std::uint32_t>(index)) * factor;
     }
-    // A piece of a buffer of `size` bytes that begins at `offset`, a multiple of 4.
+    // A piece that begins at `offset`, a multiple of 4, in a buffer of `size` bytes.
     void fill(std::span<std::byte> piece, std::uint64_t offset) const;
     [[nodiscard]] std::optional<difference> check(std::span<const std::byte> piece,
                                                   std::uint64_t offset) const;

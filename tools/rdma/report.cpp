@@ -18,7 +18,7 @@ std::string duration(double seconds) {
     return fmt::format("{:.2f} s", seconds);
 }
 
-// Short operations by their rate: bytes a second say nothing of them.
+// Short operations are reported by their rate: bytes per second say little about them.
 std::string speed(const operation_result& of) {
     constexpr std::uint64_t short_operation = 4096;
     if (of.seconds <= 0 || of.count == 0)

@@ -12,7 +12,7 @@ struct setup_costs {
     [[nodiscard]] json to_json() const;
 };
 
-// The first lines: version, real or virtual, Gaudi, NIC, memory and way.
+// The first lines: version, real or virtual, device, nic, memory and path.
 void print_head(const char* program, const endpoint& home, const char* lab_reason);
 void print_results(const std::vector<operation_result>& results, const setup_costs& costs);
 [[nodiscard]] json results_json(const std::vector<operation_result>& results);

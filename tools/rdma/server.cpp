@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// rdma_server: serves rdma_clients, any number at once, until Ctrl-C.
+// rdma_server: serves any number of rdma_clients at once, until Ctrl-C.
 #include "tools/rdma/report.hpp"
 #include "tools/self.hpp"
 
@@ -21,7 +21,7 @@ public:
     server(options given, const endpoint& home, std::uint64_t most_bytes)
         : given_(std::move(given)), home_(home), most_bytes_(most_bytes) {}
 
-    // Until Ctrl-C, or after one client. The exit status.
+    // Runs until Ctrl-C, or until one client is served. Returns the exit status.
     int serve(const gaudi::listener& door, bool once);
     [[nodiscard]] const json& sessions() const { return sessions_; }
 
@@ -39,7 +39,7 @@ private:
     const options given_;
     const endpoint& home_;
     const std::uint64_t most_bytes_;
-    std::mutex mutex_; // guards what is below, and the terminal
+    std::mutex mutex_; // guards the members below, and the terminal
     json sessions_ = json::array();
     bool any_wrong_ = false;
 };
@@ -69,7 +69,7 @@ outcome<job> server::understand(const json& words) const {
 }
 
 outcome<void> server::receive(gaudi::pending_connection& who, json& entry) {
-    std::optional<buffer> memory; // outlives the connection, whose NIC may still write to it
+    std::optional<buffer> memory; // outlives the connection, whose nic may still write to it
     auto link = who.handshake(home_.nic, given_.connection());
     if (!link)
         return tl::unexpected(failed(link.error(), peer_lost));
@@ -108,7 +108,7 @@ int server::attend(gaudi::pending_connection who) {
     outcome<void> went;
     try {
         went = receive(who, entry);
-    } catch (const std::exception& error) { // numbers of the wrong kind in what a client says, no memory
+    } catch (const std::exception& error) { // numbers of the wrong type in a client's note, or no memory
         went = tl::unexpected(failure{peer_lost, error.what()});
     }
     const int status = went ? right : went.error().status;
@@ -116,7 +116,7 @@ int server::attend(gaudi::pending_connection who) {
     entry["problem"] = went ? json(nullptr) : json(went.error().text);
     if (!went)
         say(went.error().text.find(who.peer()) != std::string::npos
-                ? went.error().text // which names it
+                ? went.error().text // it names the peer already
                 : fmt::format("{}: {}", who.peer(), went.error().text),
             true);
     const std::lock_guard guard(mutex_);
@@ -147,7 +147,7 @@ int server::serve(const gaudi::listener& door, bool once) {
             if (who.error().code() == gaudi::errc::wait_timeout)
                 continue;
             say(who.error().message(), true);
-            std::this_thread::sleep_for(glance); // no descriptors left: somebody will end
+            std::this_thread::sleep_for(glance); // no descriptors left: wait until a client disconnects
             continue;
         }
         if (once)
@@ -165,7 +165,7 @@ int server::serve(const gaudi::listener& door, bool once) {
 } // namespace
 
 int main(int argc, char** argv) {
-    std::setvbuf(stdout, nullptr, _IOLBF, 0); // in a pipe too, lines come in the order they were written
+    std::setvbuf(stdout, nullptr, _IOLBF, 0); // lines keep their order in a pipe too
     const auto line = parse_server(argc, argv);
     if (line.completed)
         return *line.completed;
@@ -179,7 +179,7 @@ int main(int argc, char** argv) {
     auto home = endpoint::open(given);
     if (!home)
         return complain(home.error().text, home.error().status);
-    // What cannot work for anybody is said now, not to the first client.
+    // Report now, and not to the first client, what cannot work for any client.
     if (const auto trial = buffer::make(*home, 4096, given); !trial)
         return complain(trial.error().text, trial.error().status);
     else if (!given.quiet && !given.as_json) {

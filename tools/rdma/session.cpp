@@ -22,10 +22,10 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr auto glance = milliseconds(100); // how often a wait looks up
+constexpr auto glance = milliseconds(100); // how often a wait checks for Ctrl-C and the deadline
 constexpr pattern scribble{0xdeadbeef, 7};
 
-// Data of each step, never the same twice.
+// The data of each round, different every time.
 pattern sent(unsigned round) {
     return {100 * (round + 1)};
 }
@@ -112,7 +112,7 @@ std::string text_of(const std::vector<std::byte>& note) {
     return {reinterpret_cast<const char*>(note.data()), note.size()};
 }
 
-// What went wrong at the peer, if that is what it says.
+// The failure that the peer reports in its note, if it does.
 std::optional<failure> reported(const gaudi::connection& link, const json& words) {
     if (!words.is_object() || !words.contains("failed"))
         return {};
@@ -149,7 +149,7 @@ outcome<json> receive_note(gaudi::connection& link, unsigned limit_seconds) {
 session::session(gaudi::connection& link, buffer& memory, const job& work, const options& given, json peer)
     : link_(link), memory_(memory), work_(work), options_(given), peer_(std::move(peer)) {}
 
-// Why the peer left, if it said so.
+// Why the peer disconnected, if it sent a reason.
 std::optional<failure> session::last_words() {
     const auto words = link_.receive_note(milliseconds(0));
     if (!words)
@@ -160,7 +160,7 @@ std::optional<failure> session::last_words() {
     return failure{peer_lost, fmt::format("{} says out of turn: {}", link_.peer(), text)};
 }
 
-// The peer's own words explain a failure better than what it looks like from here.
+// The reason that the peer sent explains a failure better than the local error.
 failure session::why_failed(const gaudi::error& seen, int otherwise) {
     auto words = last_words();
     return words ? *words : failed(seen, otherwise);
@@ -218,7 +218,7 @@ outcome<gaudi::remote_region> session::take_offer() {
         auto offered = link_.take_offer(glance);
         if (offered)
             return *offered;
-        if (auto words = last_words()) // it offers nothing because something went wrong
+        if (auto words = last_words()) // the peer offers nothing because of a failure
             return tl::unexpected(*words);
         if (offered.error().code() != gaudi::errc::wait_timeout)
             return tl::unexpected(failed(offered.error(), peer_lost));
@@ -244,7 +244,7 @@ operation_result session::blank(const char* name, const char* by) const {
     return made;
 }
 
-// Hands a failure on to the caller.
+// Returns a failure to the caller.
 #define GAUDI_TRY(step)                                                                                      \
     if (auto went = (step); !went)                                                                           \
     return tl::unexpected(went.error())
@@ -337,7 +337,7 @@ outcome<void> session::be_counted(unsigned round) {
 
 namespace {
 
-// Why atomic operations cannot be tried, or nothing.
+// Why atomic operations cannot be tested; empty if they can.
 std::string no_atomics(const gaudi::connection& link, std::uint64_t size, std::string_view servers_way) {
     if (!link.atomics())
         return "one of the two NICs has no atomic operations";
@@ -350,7 +350,7 @@ std::string no_atomics(const gaudi::connection& link, std::uint64_t size, std::s
 
 } // namespace
 
-// A test, as often as was asked, if it was asked for; stops at the first round that fails.
+// Runs a test if it was requested, for all iterations; stops at the first round that fails.
 template <typename Step>
 outcome<void> session::each_round(std::string_view test, Step&& step, progress_bar* bar) {
     for (unsigned round = 0; work_.has(test) && round < work_.iterations; ++round) {

@@ -9,12 +9,12 @@
 
 namespace tools::rdma {
 
-// Set by Ctrl-C: whatever waits ends soon.
+// Set by Ctrl-C: every wait ends soon after.
 extern std::atomic<bool> stop_requested;
-// Ctrl-C, once, and SIGTERM.
+// Handles the first Ctrl-C, and SIGTERM.
 void stop_on_signals();
 
-// One kind of operation, as measured by the side that initiated it and judged by the side that received.
+// One kind of operation, measured by the side that initiated it and checked by the side that received.
 struct operation_result {
     std::string name;
     std::string by; // client or server
@@ -29,7 +29,7 @@ struct operation_result {
     static operation_result from_json(const json& text);
 };
 
-// A bar on the terminal for what takes longer than a second.
+// A progress bar on the terminal for what takes longer than a second.
 class progress_bar {
 public:
     progress_bar(bool wanted, unsigned steps);
@@ -44,21 +44,21 @@ private:
     stopwatch since_;
 };
 
-// What the two programs do with each other: every test, every iteration, with data made for it and checked in
-// full by whoever received it.
+// The exchange between the two programs: every test, every iteration, with its own data, which the receiver
+// checks in full.
 class session {
 public:
     session(gaudi::connection& link, buffer& memory, const job& work, const options& given, json peer);
 
     outcome<void> run_as_client(progress_bar& bar);
     outcome<void> run_as_server();
-    // Both sides', after the run.
+    // The results of both sides, after the run.
     std::vector<operation_result> results;
     double first_byte_seconds = 0;
 
 private:
     outcome<gaudi::completion> await(gaudi::result<gaudi::transfer> begun);
-    // Begins it, waits for it, and counts both.
+    // Starts an operation, waits for it, and records its bytes and time.
     template <typename Begin>
     outcome<gaudi::completion> timed(operation_result& into, Begin&& begin);
     std::optional<failure> last_words();
@@ -88,11 +88,10 @@ private:
     json peer_;
 };
 
-// Words between the two, as JSON over the connection's side channel. A peer that failed says so with
-// "failed".
+// Messages between the two programs, as JSON notes over the connection. A peer that failed sends "failed".
 outcome<void> say(gaudi::connection& link, const json& words);
 outcome<json> receive_note(gaudi::connection& link, unsigned limit_seconds);
-// Tells the peer of a failure that it cannot see itself.
+// Sends the peer a failure that it cannot detect itself.
 void say_why(gaudi::connection& link, const failure& why);
 
 } // namespace tools::rdma

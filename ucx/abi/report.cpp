@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Prints where every member of UCX's private structures lies, as abi/uct_private.h and abi/perf_allocator.h
-// state them, but for those that 1.22 does not have: "structure member offset size". Built with
-// -DUCX_SOURCE_DIR it takes the headers of that UCX instead: the difference of both is what has changed.
+// Prints offset and size of every member of UCX's private structures, as abi/uct_private.h and
+// abi/perf_allocator.h declare them, except members that 1.22 does not have: "structure member offset size".
+// Built with -DUCX_SOURCE_DIR it uses the headers of that UCX instead: a diff of both outputs shows what
+// changed.
 #ifdef GAUDI_UCX_SOURCE
 extern "C" {
 #include <config.h> // what UCX's configure found
@@ -19,7 +20,7 @@ extern "C" {
 
 namespace {
 
-// NOLINTBEGIN(bugprone-sizeof-expression): pointers among the members are what they are
+// NOLINTBEGIN(bugprone-sizeof-expression): sizes of pointer members are intended
 #define MEMBER(type, name)                                                                                   \
     std::printf(#type " " #name " %zu %zu\n", offsetof(type, name), sizeof(static_cast<type*>(nullptr)->name))
 #define WHOLE(type) std::printf(#type " - %zu\n", sizeof(type))
@@ -108,7 +109,7 @@ void arguments() {
     MEMBER(uct_tl_device_resource_t, sys_device);
 }
 
-// Without the sizes of the two tables of functions: 1.23 has more of them at the end.
+// The sizes of the two function tables are not printed: 1.23 has more functions at their ends.
 void tables() {
     MEMBER(uct_md_ops, close);
     MEMBER(uct_md_ops, query);
@@ -195,7 +196,7 @@ void interfaces() {
     MEMBER(uct_base_ep, super);
 }
 
-#ifndef GAUDI_UCX_SOURCE // whose headers are another library's
+#ifndef GAUDI_UCX_SOURCE // perftest's headers belong to another library
 void perftest() {
     WHOLE(ucx_perf_allocator);
     MEMBER(ucx_perf_allocator, mem_type);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What a transport must know of UCX and UCX installs no header for, as we state it: UCX 1.22 and 1.23. One
-// statement serves both: where 1.23 added members at an end, they are here, and 1.22 never looks at them.
+// Declarations of what a transport needs from UCX and UCX installs no header for, for UCX 1.22 and 1.23. One
+// declaration serves both: members that 1.23 added at an end are included, and 1.22 never reads them.
 // tests/ucx/abi_test.cpp compares offset and size of every member that 1.22 has with the DWARF of the stock
 // 1.22.0 library; report.cpp prints them, also from the headers of another UCX.
 #pragma once
@@ -21,7 +21,7 @@
 
 extern "C" {
 
-// uct/api/v2: arguments of the second kind, each with a mask of the members that count.
+// uct/api/v2: parameter structures, each with a mask of the members that are valid.
 
 typedef enum uct_ep_operation {
     UCT_EP_OP_AM_SHORT,
@@ -33,7 +33,7 @@ typedef enum uct_ep_operation {
     UCT_EP_OP_GET_SHORT,
     UCT_EP_OP_GET_BCOPY,
     UCT_EP_OP_GET_ZCOPY,
-} uct_ep_operation_t; // the rest is not for copies
+} uct_ep_operation_t; // the other operations are not for copies
 
 enum {
     UCT_PERF_ATTR_FIELD_OPERATION = 1 << 0,
@@ -101,7 +101,7 @@ enum {
     UCT_MD_MKEY_PACK_FLAG_EXPORT = 1 << 2,
 };
 
-// Flags of a memory domain that follow those in uct.h.
+// Memory domain flags after those in uct.h.
 enum { UCT_MD_FLAG_INVALIDATE_RMA = UCT_MD_FLAG_LAST };
 
 typedef struct uct_md_mkey_pack_params {
@@ -185,7 +185,7 @@ typedef struct uct_iface_is_reachable_params {
     size_t iface_addr_length;
 } uct_iface_is_reachable_params_t;
 
-// Only passed on, never looked into: their layout differs between versions.
+// Only passed on, never accessed: their layout differs between versions.
 typedef struct uct_iface_attr_v2 uct_iface_attr_v2_t;
 typedef struct uct_ep_is_connected_params uct_ep_is_connected_params_t;
 
@@ -321,8 +321,8 @@ typedef struct uct_base_ep {
     uct_ep_t super;
 } uct_base_ep_t;
 
-// Functions and data of libuct, libucs and libucm that no installed header declares. Only their types count
-// here: nothing links them, ucx_api finds them at run time.
+// Functions and data of libuct, libucs and libucm that no installed header declares. Only their types are
+// used here: nothing is linked, ucx_api finds the symbols at run time.
 extern ucs_class_t uct_base_iface_t_class, uct_base_ep_t_class;
 extern ucs_config_field_t uct_md_config_table[], uct_iface_config_table[];
 ucs_status_t uct_base_iface_t_init(uct_base_iface_t* self, ucs_class_t* cls, int* count, uct_iface_ops_t* ops,

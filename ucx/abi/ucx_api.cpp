@@ -22,7 +22,7 @@ library loaded(const char* path) {
     return library(::dlopen(path, RTLD_LAZY | RTLD_NOLOAD | RTLD_LOCAL));
 }
 
-// Paths of everything loaded, in the order of loading.
+// Paths of all loaded libraries, in the order of loading.
 std::vector<std::string> loaded_paths() {
     std::vector<std::string> paths;
     ::dl_iterate_phdr(
@@ -35,7 +35,7 @@ std::vector<std::string> loaded_paths() {
     return paths;
 }
 
-// A library that has `symbol` itself and whose own libucs is the one with `anchor`.
+// A loaded library that defines `symbol` itself and whose libucs is the one that contains `anchor`.
 library bound_to(const void* anchor, const char* symbol) {
     for (const auto& path : loaded_paths()) {
         auto candidate = loaded(path.c_str());
@@ -70,7 +70,7 @@ bool ucx_api::find(const void* caller, std::string& why_not) {
     }
     std::string missing;
     const auto get = [&](const char* symbol, bool required) {
-        void* found = ::dlsym(uct.get(), symbol); // libucs and libucm are among what it needs
+        void* found = ::dlsym(uct.get(), symbol); // also searches libucs and libucm, on which libuct depends
         if (found == nullptr && required)
             missing += fmt::format(" {}", symbol);
         return found;

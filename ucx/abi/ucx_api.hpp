@@ -7,7 +7,7 @@
 
 namespace gaudi_ucx {
 
-// Every symbol of UCX that the plugin uses, once. Functions and data alike become pointers of their own type.
+// Every symbol of UCX that the plugin uses, once. Functions and data both become pointers of their own type.
 // clang-format off
 #define GAUDI_UCX_SYMBOLS(required, optional)                                                                                \
     required(ucs_class_call_cleanup_chain) required(ucs_config_clone_double) required(ucs_config_clone_int)                     \
@@ -36,15 +36,15 @@ namespace gaudi_ucx {
     optional(ucs_topo_sys_device_set_class) optional(ucs_topo_sys_device_enable_aux_path)
 // clang-format on
 
-// The UCX that loaded the plugin, as a table: its libraries may be known to nobody else in the process
-// (dlopen with RTLD_LOCAL, mangled names), and a second UCX may live beside it.
+// The UCX that loaded the plugin, as a table. The plugin cannot link UCX: its libraries may be invisible to
+// the rest of the process (dlopen with RTLD_LOCAL, mangled names), and the process may contain a second UCX.
 struct ucx_api {
 #define GAUDI_UCX_DECLARE(name) decltype(&::name) name = nullptr;
     GAUDI_UCX_SYMBOLS(GAUDI_UCX_DECLARE, GAUDI_UCX_DECLARE)
 #undef GAUDI_UCX_DECLARE
-    std::string version; // as libucp says it; empty for programs that use UCT alone
+    std::string version; // as libucp reports it; empty for programs that use UCT alone
 
-    // Fills the table from the libucs that holds `caller` and the libuct that is bound to it. False:
+    // Fills the table from the libucs that contains `caller` and the libuct that is bound to it. False:
     // `why_not` says what is missing or unknown.
     bool find(const void* caller, std::string& why_not);
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-// The releases of UCX whose private structures are stated here.
+// The releases of UCX whose private structures are declared here.
 namespace gaudi_ucx {
 
 constexpr const char* known_versions = "1.22 and 1.23";
@@ -14,7 +14,7 @@ inline bool is_known_version(std::string_view version) {
     return version.starts_with("1.22.") || version.starts_with("1.23.");
 }
 
-// What libucp says of itself, by its ucp_get_version.
+// The version that libucp reports, by its ucp_get_version.
 inline std::string version_by(void* ucp_get_version) {
     unsigned major = 0, minor = 0, release = 0;
     reinterpret_cast<void (*)(unsigned*, unsigned*, unsigned*)>(ucp_get_version)(&major, &minor, &release);

@@ -19,7 +19,7 @@ void register_component(uct_gaudi_module& module, uct_component_t& component, co
     };
     component.rkey_unpack = functions.rkey_unpack;
     component.rkey_ptr = [](uct_component_t*, uct_rkey_t, void*, uint64_t, void**) {
-        return UCS_ERR_UNSUPPORTED; // no CPU reaches HBM
+        return UCS_ERR_UNSUPPORTED; // the CPU cannot access HBM
     };
     component.rkey_release = functions.rkey_release;
     component.rkey_compare = functions.rkey_compare;

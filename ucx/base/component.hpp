@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// How memory domains and transports are registered with UCX.
+// Registration of memory domains and transports with UCX.
 #pragma once
 
 #include "ucx/base/module.hpp"
@@ -14,7 +14,7 @@ struct component_functions {
     decltype(uct_component_t::rkey_compare) rkey_compare;
     decltype(uct_component_t::md_vfs_init) md_vfs_init;
 };
-// `prefix`: of its settings, "GAUDI_COPY_".
+// `prefix`: of the environment variables of its settings, such as "GAUDI_COPY_".
 void register_component(uct_gaudi_module& module, uct_component_t& component, const char* name,
                         const char* title, const char* prefix, ucs_config_field_t* settings,
                         std::size_t config_size, const component_functions& functions);

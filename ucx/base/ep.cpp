@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// An endpoint's functions, as UCX calls them: the same for all transports.
+// The endpoint functions that UCX calls: the same for all transports.
 #include "ucx/base/iface.hpp"
 
 #include <cstring>
@@ -18,7 +18,7 @@ ucs_status_t zcopy(uct_ep_h ep, const uct_iov_t* iov, size_t iovcnt, uint64_t re
         if (iovcnt == 0 || iov->length == 0)
             return UCS_OK;
         if (iovcnt > 1 || iov->count > 1)
-            return UCS_ERR_INVALID_PARAM; // as max_iov says
+            return UCS_ERR_INVALID_PARAM; // max_iov is 1
         return iface_of(ep->iface).ep_zcopy(ep, *iov, remote, rkey, put, comp);
     });
 }
@@ -98,7 +98,7 @@ void fill_ep_ops(uct_iface_ops_t& ops) {
                           uct_completion_t* comp) {
         return zcopy(ep, iov, count, remote, rkey, comp, false);
     };
-    // UCX stages through these two with any length, whatever the limit says.
+    // UCX stages with these two functions for any length, whatever the limits say.
     ops.ep_put_short = [](uct_ep_h ep, const void* buffer, unsigned length, uint64_t remote,
                           uct_rkey_t rkey) {
         return short_copy(ep, const_cast<void*>(buffer), length, remote, rkey, true);

@@ -53,11 +53,12 @@ ucs_status_t gaudi_iface::event_fd(int* fd) {
 
 ucs_status_t gaudi_iface::arm() {
     if (operations_.none_running() && !operations_.idle())
-        return UCS_ERR_BUSY; // requests wait for room that others have: no copy of this interface would wake
-                             // them
+        // Requests are pending although this interface has nothing in flight: other interfaces use the room,
+        // and no completion here would wake the caller.
+        return UCS_ERR_BUSY;
     copies_.arm();
     const bool any = operations_.any([](gaudi::copy_ticket& each) { return each.done(); });
-    return any ? UCS_ERR_BUSY : UCS_OK; // progress first
+    return any ? UCS_ERR_BUSY : UCS_OK; // call progress first
 }
 
 void gaudi_iface::keep_fence() {
@@ -66,7 +67,7 @@ void gaudi_iface::keep_fence() {
 }
 
 void gaudi_iface::note_failure(uct_ep_h ep, const gaudi::error& why) {
-    // Zero-copy that is required and impossible stays so: both sides must hear of it.
+    // Zero-copy that is required and impossible stays impossible: both sides must fail.
     if (ep != nullptr &&
         (why.code() == gaudi::errc::peer_gone || why.code() == gaudi::errc::zero_copy_impossible))
         failures_.add(ep, status_of(why));
@@ -85,7 +86,7 @@ void gaudi_iface::log_consequence() {
         gaudi_log(module_, ERROR, "{}: {}", copies_are_, text);
 }
 
-// All outstanding copies of a lost device fail, and all that follow: one line is enough.
+// After a device was lost, all its outstanding and later copies fail: only the first is logged as an error.
 ucs_log_level_t gaudi_iface::level_of_failure(const gaudi::error& why) {
     const bool lost = why.kind() == gaudi::error_kind::device_lost;
     loss_seen_ = loss_seen_ || lost;
@@ -164,7 +165,7 @@ void fill_perf_attr(uct_perf_attr_t& attr, double bandwidth, double latency, dou
         attr.flags = 0;
 }
 
-// ---- UCX's table of an interface ----
+// ---- the interface functions that UCX calls ----
 
 namespace {
 

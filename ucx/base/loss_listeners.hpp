@@ -6,11 +6,11 @@
 
 namespace gaudi_ucx {
 
-// Something that keeps devices open. A device that was reset opens again only when nothing in the process
-// holds it.
+// An object that keeps devices open. A device that was reset can be opened again only when nothing in the
+// process holds it.
 class loss_listener {
 public:
-    // Releases what it has of devices that are lost. Any thread may call it, at any time.
+    // Releases what the object holds of lost devices. Any thread may call it, at any time.
     virtual void drop_lost() = 0;
 
 protected:
@@ -20,10 +20,10 @@ protected:
     loss_listener& operator=(const loss_listener&) = delete;
 };
 
-// All of a module. Thread-safe. A listener is not removed while it is called: remove() waits.
+// The listeners of a module. Thread-safe. remove() waits while the listener is being called.
 class loss_listeners {
 public:
-    void add(loss_listener& listener) { // a second time is nothing
+    void add(loss_listener& listener) { // adding twice has no effect
         const std::lock_guard guard(mutex_);
         all_.insert(&listener);
     }

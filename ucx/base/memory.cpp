@@ -62,19 +62,19 @@ uct_gaudi_memh_t::~uct_gaudi_memh_t() {
 }
 
 void uct_gaudi_memh_t::keep_pinned(uct_gaudi_module& module, unsigned device_index, gaudi::copier& copies) {
-    if (listed_in_.load(std::memory_order_relaxed) ==
-        nullptr) { // not under our lock: they call us under theirs
+    // Added without our lock: the listeners call us with theirs held.
+    if (listed_in_.load(std::memory_order_relaxed) == nullptr) {
         module.loss.add(*this);
         listed_in_ = &module.loss;
     }
     const std::lock_guard guard(mutex_);
     auto& pin = pins_[device_index];
     if (!pin.engine.expired())
-        return; // pinned, or pinning failed: one try for each engine
+        return; // pinned, or pinning failed: one attempt per engine
     pin = {};
     const auto engine = copies.engine_of(device_index);
     if (!engine)
-        return; // the copy will say why
+        return; // the copy reports why
     auto pinned = gaudi::copy_engine(*engine).pin({reinterpret_cast<std::byte*>(key.base), key.length});
     pin.engine = engine->core();
     if (pinned)
@@ -90,14 +90,15 @@ void uct_gaudi_memh_t::drop_lost() {
 }
 
 void keep_pinned(uct_gaudi_module& module, const uct_iov_t& iov, unsigned device, gaudi::copier& copies) {
-    constexpr std::size_t slab = 16 * 1024; // what fits into the engine's own is not worth it
+    constexpr std::size_t slab = 16 * 1024; // shorter copies go through the engine's own pinned memory
     auto* memh = static_cast<uct_gaudi_memh_t*>(iov.memh);
     if (memh != UCT_MEM_HANDLE_NULL && !memh->is_device() && iov.length > slab)
         memh->keep_pinned(module, device, copies);
 }
 
 ucs_status_t check_key(uct_gaudi_module& module, uct_rkey_t rkey, std::uint64_t address, std::size_t length) {
-    if (rkey == UCT_INVALID_RKEY) // UCX's own copies: the address alone counts, and the engine checks it
+    // UCX's own copies pass no key: the engine checks the address.
+    if (rkey == UCT_INVALID_RKEY)
         return UCS_OK;
     const auto& key = *reinterpret_cast<const memory_key*>(rkey);
     const auto refuse = [&](std::string_view why) {
@@ -113,7 +114,7 @@ ucs_status_t check_key(uct_gaudi_module& module, uct_rkey_t rkey, std::uint64_t 
         const auto live = gaudi::known_memory().find(gaudi::device_address(address));
         if (!live)
             return refuse("the memory was freed");
-        // Not there when it was registered: it, or a neighbour in its page.
+        // The allocation is newer than the registration of it, or of a neighbour in its page.
         if (live->generation > key.generation)
             return refuse("the memory was freed and belongs to another allocation");
     }

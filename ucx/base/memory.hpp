@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What the memory domains and the interfaces ask about memory: where it is, whether a key opens it, and how
-// host memory stays pinned.
+// Memory as the memory domains and interfaces use it: where an address lies, whether a key permits access,
+// and how host memory stays pinned.
 #pragma once
 
 #include <gaudi/copier.hpp>
@@ -23,37 +23,37 @@ struct located {
     unsigned index = 0;
 };
 [[nodiscard]] located locate(std::uint64_t address);
-// Whether the address can only be a device's: a CPU that touches it dies.
+// Whether the address can only be a device's: a CPU access to it is a SIGSEGV.
 [[nodiscard]] bool in_device_space(std::uint64_t address);
-// An address as a place for the copier.
+// The address as a place for the copier.
 [[nodiscard]] gaudi::place place_of(const located& where, std::uint64_t address, std::size_t length);
 
-// The devices that SynapseAI has open in this process. It may open and close them at any time.
+// The devices that SynapseAI has open in this process. SynapseAI may open and close them at any time.
 class attached_devices {
 public:
     void attach();
-    // Attaches where the address may be memory of a device that SynapseAI opened since.
+    // Attaches if the address may belong to a device that SynapseAI has opened since the last call.
     [[nodiscard]] located locate_or_attach(std::uint64_t address);
-    // After SynapseAI closed a device: whether the address is known again.
+    // Called after SynapseAI closed a device. True where the address is known again after attaching.
     [[nodiscard]] bool attach_again(std::uint64_t address);
 
 private:
     std::mutex mutex_;
     std::vector<std::shared_ptr<gaudi::device>> devices_;
 };
-// Whether SynapseAI has closed the device. Then the reference is dropped.
+// Whether SynapseAI has closed the device. If so, drops the reference.
 [[nodiscard]] bool drop_if_closed(std::shared_ptr<gaudi::device>& device);
 
 // ---- memory that was registered, allocated, or both ----
 
 struct uct_gaudi_memh_t final : loss_listener {
     memory_key key;
-    gaudi::device_buffer buffer; // mem_alloc's
+    gaudi::device_buffer buffer; // from mem_alloc
     std::shared_ptr<gaudi::device> device;
 
     ~uct_gaudi_memh_t();
     [[nodiscard]] bool is_device() const { return key.kind == memory_key::device; }
-    // Host memory stays mapped for a device once it was used with it: mapping it costs more than many copies.
+    // Host memory stays pinned for a device once it was used with it: pinning costs more than many copies.
     void keep_pinned(uct_gaudi_module& module, unsigned device_index, gaudi::copier& copies);
     void drop_lost() override;
 
@@ -64,19 +64,19 @@ private:
     };
     std::mutex mutex_;
     std::map<unsigned, kept_pin> pins_;               // by device
-    std::atomic<loss_listeners*> listed_in_{nullptr}; // once it has pins
+    std::atomic<loss_listeners*> listed_in_{nullptr}; // set once it has pins
 };
-// For what an operation names, where pinning pays.
+// Pins the memory of an operation, where that pays.
 void keep_pinned(uct_gaudi_module& module, const uct_iov_t& iov, unsigned device, gaudi::copier& copies);
 
 // ---- keys and errors ----
 
-// UCS_OK, or why `key` does not open [address, address + length).
+// UCS_OK, or an error where `key` does not permit access to [address, address + length).
 [[nodiscard]] ucs_status_t check_key(uct_gaudi_module& module, uct_rkey_t key, std::uint64_t address,
                                      std::size_t length);
-// The level of a call's errors: details, where the caller asked to hide them.
+// Log level for a call's errors: lower where the caller asked to hide them (UCT_MD_MEM_FLAG_HIDE_ERRORS).
 [[nodiscard]] ucs_log_level_t level_of(std::uint64_t flags);
-// One line in the log, and the status.
+// Logs one line and returns the status.
 ucs_status_t failed(uct_gaudi_module& module, const gaudi::error& error, ucs_log_level_t level,
                     std::string_view doing);
 

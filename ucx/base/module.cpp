@@ -30,7 +30,7 @@ namespace {
 
 bool cpu_can_read(std::uint64_t address) {
     char byte = 0;
-    const iovec to{&byte, 1}, from{reinterpret_cast<void*>(address), 1}; // NOLINT: the kernel looks at it
+    const iovec to{&byte, 1}, from{reinterpret_cast<void*>(address), 1}; // NOLINT: the kernel reads it
     return ::process_vm_readv(::getpid(), &to, 1, &from, 1, 0) == 1;
 }
 
@@ -38,7 +38,7 @@ bool cpu_can_read(std::uint64_t address) {
 
 void refuse_gpu_memory(uct_gaudi_module& module, std::uint64_t address, std::size_t length) {
     ucs_memory_info_t info{};
-    const auto* pointer = reinterpret_cast<void*>(address); // NOLINT: UCX knows addresses by no other type
+    const auto* pointer = reinterpret_cast<void*>(address); // NOLINT: UCX passes addresses as pointers
     if (module.ucx.ucs_memtype_cache_lookup(pointer, length, &info) != UCS_OK ||
         info.type == UCS_MEMORY_TYPE_HOST || cpu_can_read(address))
         return;
@@ -59,7 +59,7 @@ ucs_status_t status_of(const gaudi::error& error) {
     case gaudi::errc::peer_silent:
         return UCS_ERR_TIMED_OUT;
     case gaudi::errc::lease_revoked:
-        return UCS_ERR_INVALID_PARAM; // as for a handle that was taken back before it was opened
+        return UCS_ERR_INVALID_PARAM; // as for a handle that was revoked before it was opened
     case gaudi::errc::no_device:
     case gaudi::errc::device_unknown:
     case gaudi::errc::device_hidden:

@@ -17,13 +17,13 @@
 
 namespace gaudi_ucx {
 
-// How many bytes went by which way, and what else a user asks about. Shown in vfs and by STATISTICS.
+// Bytes by path, and other statistics for users. Shown in vfs and by STATISTICS.
 struct uct_gaudi_counters {
     std::atomic<std::uint64_t> allocations{0}, allocated_bytes{0};
     std::atomic<std::uint64_t> registrations{0};
-    std::atomic<std::uint64_t> exports{0}; // DMA-BUF descriptors handed out
+    std::atomic<std::uint64_t> exports{0}; // DMA-BUF descriptors passed to UCX
     std::atomic<std::uint64_t> short_bytes{0}, bcopy_bytes{0}, zcopy_bytes{0}; // by gaudi_copy
-    std::atomic<std::uint64_t> loopback_bytes{0};                              // of these, by a NIC
+    std::atomic<std::uint64_t> loopback_bytes{0};                              // part of these, by a NIC
     std::atomic<std::uint64_t> dma_bytes{0};                                   // by gaudi_dma
     std::array<std::atomic<std::uint64_t>, gaudi::copy_paths> ipc_bytes{};     // by gaudi_ipc and path
     std::atomic<std::uint64_t> frees_announced{0};
@@ -33,25 +33,25 @@ class publisher;
 
 struct uct_gaudi_module;
 
-// A component as UCX keeps it, which leads to its module.
+// UCX's component, with a pointer to its module.
 struct uct_gaudi_component_t {
     uct_component_t super;
     uct_gaudi_module* module;
 };
 
-// The plugin as one UCX sees it. Two UCX in a process get one each. Never destroyed: UCX keeps pointers into
-// it until the process ends.
+// The plugin as one UCX sees it. Two UCX in a process get one module each. Never destroyed: UCX keeps
+// pointers into it until the process ends.
 struct uct_gaudi_module {
     uct_gaudi_component_t copy{{}, this}, ipc{{}, this};
     uct_tl_t copy_tl, dma_tl, ipc_tl;
     ucx_api ucx;
     ucs_log_component_config_t log;
     uct_gaudi_counters counters;
-    std::atomic<bool> told_of_exports{false}; // that one failed
-    std::atomic<bool> told_of_nics{false};    // that none takes a DMA-BUF
+    std::atomic<bool> told_of_exports{false}; // warned that an export failed
+    std::atomic<bool> told_of_nics{false};    // warned that no NIC registers DMA-BUFs
     std::atomic<bool> told_of_no_gaudi{false};
     std::shared_ptr<publisher> observer;
-    bool gpus_here = false; // of another vendor, whose memory UCX may give us
+    bool gpus_here = false; // of another vendor, whose memory UCX may pass to us
     loss_listeners loss;
 
     static constexpr unsigned most_devices = 64;
@@ -59,7 +59,7 @@ struct uct_gaudi_module {
 
     [[nodiscard]] uct_component_t& copy_component() { return copy.super; }
     [[nodiscard]] uct_component_t& ipc_component() { return ipc.super; }
-    // By its name; false: there is no such level.
+    // Sets the level by its name; false where there is no such level.
     bool set_log_level(std::string_view name);
     [[nodiscard]] bool logs(ucs_log_level_t level) const {
         return level <=
@@ -73,7 +73,7 @@ inline uct_gaudi_module& module_of(uct_component_t* component) {
     return *reinterpret_cast<uct_gaudi_component_t*>(component)->module;
 }
 
-// One line in UCX's log, after UCX's own rules: at a level that is a value, or named.
+// Writes one line to UCX's log, by UCX's own rules; the level is a value, or a name.
 #define gaudi_log_at(module, level, ...)                                                                     \
     do {                                                                                                     \
         const ucs_log_level_t level_of_line = (level);                                                       \
@@ -82,19 +82,19 @@ inline uct_gaudi_module& module_of(uct_component_t* component) {
     } while (0)
 #define gaudi_log(module, level, ...) gaudi_log_at(module, UCS_LOG_LEVEL_##level, __VA_ARGS__)
 
-// Addresses as UCX gives and takes them, host and device alike.
+// Addresses as UCX passes them, host and device alike.
 inline std::uint64_t number(const void* address) {
     return reinterpret_cast<std::uintptr_t>(address);
 }
 
-// Ends the process where UCX stages through memory of a GPU, which nothing here can touch: UCX ignores the
+// Ends the process where UCX stages through memory of a GPU, which nothing here can access: UCX ignores the
 // status of such a copy and would report the message as complete (gotcha U18).
 void refuse_gpu_memory(uct_gaudi_module& module, std::uint64_t address, std::size_t length);
 
-// What UCX's callers act upon.
+// The status by which UCX's callers decide.
 [[nodiscard]] ucs_status_t status_of(const gaudi::error& error);
 
-// No exception may pass through UCX: what a function of ours throws (memory is short) becomes a status.
+// No exception may pass through UCX: an exception (out of memory) becomes a status.
 template <typename F>
 ucs_status_t no_throw(F&& body) noexcept {
     try {

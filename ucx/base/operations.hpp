@@ -20,12 +20,12 @@ inline void complete(uct_completion_t* comp, ucs_status_t status) {
         comp->func(comp);
 }
 
-// The outstanding operations of an interface in the order they were begun, flushes that wait for those before
-// them, and requests that wait for room. For one thread at a time, as the interface is.
+// The outstanding operations of an interface in the order they were started, flushes that wait for earlier
+// operations, and pending requests that wait for room. For one thread at a time, as the interface is.
 template <typename Ticket>
 class operations {
 public:
-    // `ep`: whose it is.
+    // `ep`: the endpoint of the operation.
     void add(Ticket ticket, uct_completion_t* comp, uct_ep_h ep) {
         if (spare_.empty())
             spare_.emplace_back();
@@ -48,7 +48,7 @@ public:
         return std::any_of(running_.begin(), running_.end(), [&](auto& each) { return is(each.ticket); });
     }
 
-    // Everything before this has to be over before what comes.
+    // Completes `comp` when all operations started before have completed.
     ucs_status_t flush(uct_completion_t* comp) {
         if (running_.empty() && ended_.empty())
             return UCS_OK;
@@ -56,16 +56,16 @@ public:
             flushes_.push_back({next_ - 1, comp});
         return UCS_INPROGRESS;
     }
-    // The next operation waits for those before it.
+    // The next operation waits for all earlier ones.
     void fence() { fenced_ = !running_.empty(); }
     [[nodiscard]] bool take_fence() { return std::exchange(fenced_, false); }
 
     void pending_add(uct_ep_h ep, uct_pending_req_t* request) {
         line_of(ep, waiting_.end())->requests.push_back(request);
     }
-    // A new operation would overtake requests that wait for room.
+    // Whether a new operation would overtake pending requests.
     [[nodiscard]] bool others_wait() const { return !waiting_.empty() && !serving_; }
-    // The endpoint goes; its operations go on.
+    // The endpoint is destroyed; its operations continue.
     void forget(uct_ep_h ep) {
         for (auto* list : {&running_, &ended_})
             for (auto& each : *list)
@@ -84,11 +84,11 @@ public:
             visit(each);
     }
 
-    // `finished` looks without blocking, `outcome` makes a status of what is finished.
+    // `finished` checks a ticket without blocking, `outcome` returns the status of a finished one.
     template <typename Finished, typename Outcome>
     unsigned progress(Finished&& finished, Outcome&& outcome) {
         unsigned count = 0;
-        // All that are finished leave the list first: their callbacks begin new ones.
+        // All finished operations leave the list before any callback runs: callbacks start new operations.
         for (auto each = running_.begin(); each != running_.end();) {
             const auto next = std::next(each);
             if (finished(each->ticket))
@@ -109,7 +109,8 @@ public:
             complete(comp, UCS_OK);
             ++count;
         }
-        // Endpoints in turn, one request each; who finds no room is the first again.
+        // Round-robin over endpoints, one request each; an endpoint that gets NO_RESOURCE is first again next
+        // time.
         std::size_t left = 0;
         for (const auto& each : waiting_)
             left += count != 0 || running_.empty() ? each.requests.size() : 0;
@@ -129,7 +130,7 @@ public:
                 std::rotate(waiting_.begin(), again, std::next(again));
                 break;
             }
-            if (status == UCS_INPROGRESS) // it has more to do
+            if (status == UCS_INPROGRESS) // the request has more to do
                 line_of(ep, waiting_.end())->requests.push_front(request);
             ++count;
         }
@@ -147,26 +148,26 @@ private:
         std::uint64_t after;
         uct_completion_t* comp;
     };
-    struct line { // never empty
+    struct line { // requests is never empty
         uct_ep_h ep;
         std::deque<uct_pending_req_t*> requests;
     };
     using lines = std::deque<line>;
-    // That of the endpoint; if it has none, a new one at `where`.
+    // The line of the endpoint; if it has none, a new one at `where`.
     typename lines::iterator line_of(uct_ep_h ep, typename lines::iterator where) {
         const auto known =
             std::find_if(waiting_.begin(), waiting_.end(), [&](auto& each) { return each.ep == ep; });
         return known != waiting_.end() ? known : waiting_.insert(where, line{ep, {}});
     }
 
-    std::list<operation> running_; // by sequence
-    std::list<operation> ended_;   // their completions are called next
+    std::list<operation> running_; // in the order of sequence
+    std::list<operation> ended_;   // whose completions are called next
     std::list<operation> spare_;
     std::deque<flushing> flushes_;
-    lines waiting_; // endpoints in the order of their turns
+    lines waiting_; // endpoints in round-robin order
     std::uint64_t next_ = 1;
     bool fenced_ = false;
-    bool serving_ = false; // one that waited for room has its turn
+    bool serving_ = false; // a pending request is being retried
 };
 
 } // namespace gaudi_ucx

@@ -13,11 +13,11 @@ namespace gaudi_ucx {
 namespace {
 
 constexpr int accelerator_class = 2;
-constexpr std::uint64_t gap =
-    4096; // UCX joins neighbours of one type, and would forget which device they are
+// UCX merges adjacent ranges of one memory type and would lose the device of one of them (gotcha U4).
+constexpr std::uint64_t gap = 4096;
 
 void* as_pointer(std::uint64_t address) {
-    return reinterpret_cast<void*>(address); // UCX knows addresses by no other type
+    return reinterpret_cast<void*>(address); // UCX passes addresses as pointers
 }
 
 } // namespace
@@ -29,11 +29,11 @@ void publisher::start(uct_gaudi_module& module) {
     const std::lock_guard guard(mutex);
     if (module.observer)
         return;
-    if (const auto devices =
-            gaudi::list_devices()) // a program may open the domain without asking for it first
+    // A program may open the domain without querying it first.
+    if (const auto devices = gaudi::list_devices())
         learn_sys_devices(module, *devices);
     ucs_memory_info_t info;
-    module.ucx.ucs_memtype_cache_lookup(&info, 1, &info); // makes the cache: without one, updates are lost
+    module.ucx.ucs_memtype_cache_lookup(&info, 1, &info); // creates the cache: without one, updates are lost
     auto made = std::make_shared<publisher>(module);
     for (const auto& space : gaudi::address_spaces())
         made->set_unknown(space.base.value(), space.size);
@@ -108,7 +108,7 @@ bool publisher::memory_goes(gaudi::device_address base, std::uint64_t length) {
     module_.ucx.ucm_event_leave();
     {
         const std::lock_guard guard(mutex_);
-        set({base, length, index}); // the event took it out
+        set({base, length, index}); // the event removed the range from the cache
     }
     module_.counters.frees_announced.fetch_add(1, std::memory_order_relaxed);
     return true;
@@ -116,13 +116,13 @@ bool publisher::memory_goes(gaudi::device_address base, std::uint64_t length) {
 
 namespace {
 
-// Whether UCX will find the device's place in the PCI tree. A device that it cannot place is not told to it:
-// at log level debug UCX takes its topology's lock twice for such a one and waits for ever (gotcha U17).
+// Whether UCX will find the device in the PCI tree. A device that it cannot find is not passed to it: at log
+// level debug UCX locks its topology lock twice for such a device and hangs (gotcha U17).
 bool is_in_sysfs(const ucs_sys_bus_id_t& id) {
     std::ifstream vendor(fmt::format("/sys/bus/pci/devices/{:04x}:{:02x}:{:02x}.{:d}/vendor", id.domain,
                                      id.bus, id.slot, id.function));
     std::string text;
-    return vendor >> text && text == "0x1da3"; // a virtual one may have the bus id of something else
+    return vendor >> text && text == "0x1da3"; // a virtual device may have the bus id of another PCI device
 }
 
 } // namespace
@@ -131,7 +131,7 @@ void learn_sys_devices(uct_gaudi_module& module, const std::vector<gaudi::device
     for (const auto& device : devices) {
         unsigned domain = 0, bus = 0, slot = 0, function = 0;
         if (std::sscanf(device.bus_id.c_str(), "%x:%x:%x.%x", &domain, &bus, &slot, &function) != 4 ||
-            domain > UINT16_MAX) // UCX has no more room for it, and would name another device
+            domain > UINT16_MAX) // UCX's field is too small and would name another device
             continue;
         const ucs_sys_bus_id_t id{static_cast<uint16_t>(domain), static_cast<uint8_t>(bus),
                                   static_cast<uint8_t>(slot), static_cast<uint8_t>(function)};
@@ -156,12 +156,12 @@ ucs_status_t query_if_any_gaudi(uct_component_t* component, uct_md_resource_desc
     return no_throw([&]() -> ucs_status_t {
         auto& module = module_of(component);
         auto devices = gaudi::list_devices();
-        // What is wrong with a setting is told to everybody; that there is no Gaudi, to who asks.
+        // A wrong setting is a warning; the absence of a Gaudi is logged at debug level only.
         const auto level = !devices && devices.error().kind() == gaudi::error_kind::invalid
                                ? UCS_LOG_LEVEL_WARN
                                : UCS_LOG_LEVEL_DEBUG;
         const bool none = devices && devices->empty();
-        // The addresses of the first generation are physical ones, which host memory may have as well.
+        // Addresses of the first generation are physical and may coincide with host addresses.
         if (devices)
             std::erase_if(*devices,
                           [](const auto& each) { return each.generation == gaudi::generation::gaudi; });

@@ -12,27 +12,27 @@
 
 namespace gaudi_ucx {
 
-// Keeps UCX's memory-type cache true: a miss there means host memory to UCX, which would then touch device
-// addresses.
+// Keeps UCX's memory-type cache correct: UCX takes a miss for host memory and would then access device
+// addresses with the CPU.
 //
-// The address range where Gaudis have their memory, which is no valid x86-64 address, is in it as unknown:
-// UCX asks us then, and finds what SynapseAI took in the meantime. The first question about a device finds
-// out whether its driver exports memory; from then on every window of the device is in the cache as Gaudi
-// memory, with or without the flag that lets UCX register it with NICs. Freed memory stays Gaudi memory in
-// the cache (nobody shall touch it) but caches of registrations let it go.
+// The address range of Gaudi memory, which contains no valid x86-64 address, is in the cache as unknown: UCX
+// then queries this plugin, which also finds what SynapseAI allocated in the meantime. The first query about
+// a device determines whether its driver exports memory; from then on every window of the device is in the
+// cache as Gaudi memory, with or without the flag that lets UCX register it with NICs. Freed memory stays in
+// the cache as Gaudi memory, because no CPU may access it, but registration caches drop it.
 class publisher : public gaudi::memory_observer {
 public:
     explicit publisher(uct_gaudi_module& module);
-    // Starts it, once; makes the cache if UCX has not done so yet.
+    // Starts the publisher once; creates the cache if UCX has not done so yet.
     static void start(uct_gaudi_module& module);
 
     void window_opens(const gaudi::memory_window& window) override;
     void window_closes(const gaudi::memory_window& window) override;
     bool memory_goes(gaudi::device_address base, std::uint64_t length) override;
 
-    // Whether NICs can register the device's memory; none where it is not known yet.
+    // Whether NICs can register the device's memory; none while that is unknown.
     [[nodiscard]] std::optional<bool> registrable(unsigned device_index);
-    // What was found out by an export; kept until the device's last window closes.
+    // The result of a first export; kept until the device's last window closes.
     void set_registrable(unsigned device_index, bool registrable);
 
 private:
@@ -47,11 +47,11 @@ private:
     std::map<unsigned, bool> registrable_;                  // by device
 };
 
-// A component's answer to "which memory domains": one for all Gaudis. No Gaudi, no domain, and no word about
-// it.
+// A component's query_md_resources: one memory domain for all Gaudis. Without a Gaudi there is no domain, and
+// no warning.
 ucs_status_t query_if_any_gaudi(uct_component_t* component, uct_md_resource_desc_t** resources_p,
                                 unsigned* num_resources_p);
-// Fills in UCX's system devices from the devices' bus ids.
+// Fills in UCX's system devices by the devices' bus ids.
 void learn_sys_devices(uct_gaudi_module& module, const std::vector<gaudi::device_info>& devices);
 
 } // namespace gaudi_ucx

@@ -12,10 +12,11 @@
 
 namespace gaudi_ucx {
 
-// UCX's "auto" of memory units.
+// UCX's "auto" value of memory units.
 constexpr std::size_t auto_bytes = static_cast<std::size_t>(-2);
 
-// What is wrong with an estimate, or nothing: UCX's parser takes nan, inf, auto and numbers below 0.
+// An error message for an invalid estimate, or empty: UCX's parser accepts nan, inf, auto and negative
+// numbers.
 inline std::string wrong_bandwidth(std::string_view name, double value) {
     return value > 0 && std::isfinite(value)
                ? std::string()
@@ -26,7 +27,7 @@ inline std::string wrong_time(std::string_view name, double value) {
                ? std::string()
                : fmt::format("UCX_GAUDI_{}={}: use a time of 0 or more", name, value);
 }
-// The first that says something.
+// The first message that is not empty.
 inline std::string first_of(std::initializer_list<std::string> all) {
     const auto found = std::find_if(all.begin(), all.end(), [](const auto& each) { return !each.empty(); });
     return found != all.end() ? *found : std::string();
@@ -37,7 +38,7 @@ inline ucs_status_t refuse_setting(uct_gaudi_module& module, const std::string& 
     return UCS_ERR_INVALID_PARAM;
 }
 
-// UCX's parsers as its own macros put them together, but of the UCX that loaded us.
+// UCX's parsers, combined as its own macros do, but from the UCX that loaded the plugin.
 struct setting_types {
     explicit setting_types(const ucx_api& api) : ucx(api) {}
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Copies of any length within this process, small ones through a NIC where there is one: what UCX stages
-// with.
+// Copies of any length within this process, small ones through a NIC where there is one. UCX stages with this
+// transport.
 #include "ucx/base/component.hpp"
 #include "ucx/base/iface.hpp"
 #include "ucx/base/settings.hpp"
@@ -15,9 +15,9 @@ struct uct_gaudi_copy_iface_config_t {
     uct_iface_config_t super;
     size_t max_short, max_bcopy, max_zcopy;
     double to_device, from_device, within; // bytes per second
-    double latency;                        // seconds, one small copy
+    double latency;                        // seconds, of one small copy
     double nic_latency;                    // the same through a NIC
-    double overhead;                       // seconds of CPU to start one
+    double overhead;                       // seconds of CPU time to start one
 };
 
 double bandwidth_of(const uct_gaudi_copy_iface_config_t& config, const uct_perf_attr_t& attr) {
@@ -34,7 +34,7 @@ double bandwidth_of(const uct_gaudi_copy_iface_config_t& config, const uct_perf_
     return from == UCS_MEMORY_TYPE_GAUDI ? config.from_device : config.to_device;
 }
 
-// Between host and device, so small that a NIC would carry it out.
+// Between host and device, and so small that a NIC would copy it.
 bool is_small(const uct_perf_attr_t& attr) {
     constexpr auto both = UCT_PERF_ATTR_FIELD_LOCAL_MEMORY_TYPE | UCT_PERF_ATTR_FIELD_REMOTE_MEMORY_TYPE;
     if ((attr.field_mask & both) == both && attr.local_memory_type == attr.remote_memory_type)
@@ -57,7 +57,7 @@ public:
     copy_iface(uct_gaudi_copy_md_t& md, const uct_gaudi_copy_iface_config_t& config)
         : gaudi_iface(*md.module, "copy", lost_staging, options_of(md)), md_(md), config_(config),
           nic_there_(options_of(md).nic_max != 0) {
-        policy_.hints.queues = md.copies.queues; // the engine may have been made with another number
+        policy_.hints.queues = md.copies.queues; // the engine may have been created with another number
     }
 
     std::vector<std::byte> iface_address() override { return id_.bytes; }
@@ -107,14 +107,14 @@ public:
         auto started = start(to, from, length);
         if (!started)
             return refused(started.error(), length, to, from);
-        if (const auto done = started->wait(); !done) // it may have ended already, and badly
+        if (const auto done = started->wait(); !done) // it may have completed with an error
             return refused(done.error(), length, to, from);
         auto& counters = module().counters;
         (which == kind::short_copy ? counters.short_bytes : counters.bcopy_bytes)
             .fetch_add(length, std::memory_order_relaxed);
         return UCS_OK;
     }
-    // No operation is ever refused for lack of room.
+    // Operations are never refused with NO_RESOURCE, so that none is pending.
     ucs_status_t pending_add(uct_ep_h, uct_pending_req_t*) override { return UCS_ERR_BUSY; }
 
 private:
@@ -124,7 +124,7 @@ private:
         keep_fence();
         auto started = try_to_start(to, from, length);
         if (!started && started.error().code() == gaudi::errc::too_many_operations) {
-            wait_for_all(); // UCX's own staging cannot come again
+            wait_for_all(); // UCX's own staging cannot retry (gotcha U13)
             started = try_to_start(to, from, length);
         }
         if (!started && is_there_again(to, from))
@@ -145,14 +145,14 @@ private:
         }
         return copies().copy(place_of(target, to, length), place_of(source, from, length), policy_);
     }
-    // Whether SynapseAI had closed the device, and has the memory again.
+    // Whether SynapseAI had closed the device and now has the memory open again.
     bool is_there_again(std::uint64_t to, std::uint64_t from) {
         for (const auto address : {to, from})
             if (const auto where = locate(address); where.device) {
                 auto device = gaudi::find_open_device(where.index);
                 if (!drop_if_closed(device))
                     continue;
-                module().loss.drop_lost(); // of every interface
+                module().loss.drop_lost(); // in every interface
                 copies().forget(where.index);
                 return md_.attached.attach_again(address);
             }
@@ -161,7 +161,7 @@ private:
 
     uct_gaudi_copy_md_t& md_;
     const uct_gaudi_copy_iface_config_t config_;
-    const bool nic_there_; // one that might carry small copies
+    const bool nic_there_; // a NIC that may make small copies
     gaudi::copy_policy policy_;
     interface_id id_;
 };
@@ -204,7 +204,7 @@ ucs_config_field_t* iface_settings(const ucx_api& ucx) {
     const setting_types type(ucx);
     using config = uct_gaudi_copy_iface_config_t;
     return new ucs_config_field_t[]{
-        // one per UCX, for as long as the process lives
+        // never freed: one table per UCX, until the process ends
         {"", "", nullptr, offsetof(config, super), type.table(*ucx.uct_iface_config_table)},
         {"SHORT_MAX", "256", "Largest put and get that is announced as short.", offsetof(config, max_short),
          type.bytes()},

@@ -28,10 +28,11 @@ ucs_status_t uct_gaudi_copy_md_query(uct_md_h tl_md, uct_md_attr_v2_t* attr) {
         md.module->ucx.uct_md_base_md_query(attr);
         constexpr std::uint64_t gaudi_type = 1ULL << UCS_MEMORY_TYPE_GAUDI,
                                 host = 1ULL << UCS_MEMORY_TYPE_HOST;
-        attr->flags = UCT_MD_FLAG_ALLOC | UCT_MD_FLAG_REG |
-                      UCT_MD_FLAG_NEED_MEMH; // staging buffers come registered, and stay pinned
+        // Staging buffers are passed with a memory handle, and stay pinned.
+        attr->flags = UCT_MD_FLAG_ALLOC | UCT_MD_FLAG_REG | UCT_MD_FLAG_NEED_MEMH;
         attr->reg_mem_types = host | gaudi_type;
-        attr->access_mem_types = host | gaudi_type; // without host, no worker finds a way across memory types
+        // Without host memory here no worker finds a path between memory types.
+        attr->access_mem_types = host | gaudi_type;
         attr->alloc_mem_types = gaudi_type;
         attr->detect_mem_types = gaudi_type;
         attr->cache_mem_types = gaudi_type;
@@ -39,8 +40,8 @@ ucs_status_t uct_gaudi_copy_md_query(uct_md_h tl_md, uct_md_attr_v2_t* attr) {
         attr->dmabuf_mem_types = gives ? gaudi_type : 0;
         attr->max_alloc = SIZE_MAX;
         attr->rkey_packed_size = sizeof(memory_key);
-        attr->reg_cost = {110e-9,
-                          0}; // as bench measures it: a key is made, and memory pinned at its first use
+        // As the benchmark measures it: registration makes a key; memory is pinned at its first use.
+        attr->reg_cost = {110e-9, 0};
         return UCS_OK;
     });
 }
@@ -60,7 +61,7 @@ std::string statistics_line(const uct_gaudi_module& module) {
 
 void uct_gaudi_copy_md_close(uct_md_h tl_md) {
     auto* md = &copy_md(tl_md);
-    if (md->statistics) // asked for, whatever the log level
+    if (md->statistics) // requested by a setting: printed at any log level
         (void)no_throw([&] {
             md->module->write(UCS_LOG_LEVEL_PRINT, __FILE__, __LINE__, "uct_gaudi_copy_md_close",
                               statistics_line(*md->module));
@@ -70,7 +71,7 @@ void uct_gaudi_copy_md_close(uct_md_h tl_md) {
 }
 
 void show_counter(void*, ucs_string_buffer_t* text, void* arg, uint64_t) {
-    // The only function of UCX that is called without a module at hand: the argument is it.
+    // UCX passes no module to this function: the argument is the module.
     const auto* module = static_cast<const uct_gaudi_module*>(arg);
     (void)no_throw([&] {
         module->ucx.ucs_string_buffer_appendf(text, "%s\n", statistics_line(*module).c_str());

@@ -21,34 +21,34 @@ struct uct_gaudi_copy_md_config_t {
     int share_device;
 };
 
-// Opened for allocations, and open until their domain is closed: a NIC's cached registrations keep a device
-// busy, so that opening it again might fail.
+// Devices opened for allocations stay open until their domain is closed: a NIC's cached registrations keep a
+// device busy, so that opening it again might fail (gotcha U1).
 class opened_devices final : public loss_listener {
 public:
-    // One that the choice allows, or nothing.
+    // An open device that the choice allows, or nullptr.
     [[nodiscard]] std::shared_ptr<gaudi::device> find(const gaudi::device_choice& choice);
     void add(const std::shared_ptr<gaudi::device>& device);
     void drop_lost() override;
 
-    std::mutex opening; // held while one is opened
+    std::mutex opening; // held while a device is opened
 
 private:
     std::mutex mutex_;
     std::map<unsigned, std::shared_ptr<gaudi::device>> by_index_;
 };
 
-// One for all devices: UCX keeps one provider of DMA-BUFs per memory type.
+// One memory domain for all devices: UCX keeps one provider of DMA-BUFs per memory type.
 struct uct_gaudi_copy_md_t {
     uct_md_t super;
     uct_gaudi_module* module = nullptr;
     ucs_ternary_auto_value_t dmabuf;
     gaudi::device_choice choice;
-    std::string device_setting; // as it was given
+    std::string device_setting; // as the user set it
     std::size_t heap_chunk;
     gaudi::copy_options copies;
     bool statistics;
     bool share_device;   // with other processes of this user
-    std::size_t nic_max; // largest copy that goes through a NIC in loopback, where there is one
+    std::size_t nic_max; // largest copy that goes through a NIC in loopback, where there is a NIC
     attached_devices attached;
     opened_devices opened;
 
@@ -62,7 +62,7 @@ inline uct_gaudi_copy_md_t& copy_md(uct_md_h md) {
     return *reinterpret_cast<uct_gaudi_copy_md_t*>(md);
 }
 
-// Takes the settings over; says what is wrong with them, or nothing.
+// Applies the settings; returns an error message, or empty.
 [[nodiscard]] std::string apply_copy_settings(uct_gaudi_copy_md_t& md,
                                               const uct_gaudi_copy_md_config_t& config);
 [[nodiscard]] ucs_config_field_t* copy_md_settings(const ucx_api& ucx);
@@ -72,11 +72,11 @@ void fill_mem_ops(uct_md_ops_t& ops);
 ucs_status_t uct_gaudi_copy_rkey_unpack(uct_component_t* component, const void* rkey_buffer,
                                         const uct_rkey_unpack_params_t*, uct_rkey_t* rkey_p, void** handle_p);
 
-// Whether this hl-thunk can export at all. Whether a driver would refuse shows only on a device that is open,
-// long after UCX has asked.
+// Whether this hl-thunk can export at all. Whether the driver refuses an export is known only once a device
+// is open, long after UCX has queried the domain.
 [[nodiscard]] bool library_exports();
 
-// Registration with UCX; the transports come after their domain.
+// Registration with UCX; transports are registered after their domain.
 void register_copy_md(uct_gaudi_module& module);
 void register_copy_iface(uct_gaudi_module& module);
 void register_dma_iface(uct_gaudi_module& module);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Memory of gaudi_copy: allocation, registration, keys, and UCX's questions about addresses.
+// Memory of gaudi_copy: allocation, registration, keys, and UCX's queries about addresses.
 #include <gaudi/ipc.hpp>
 #include <gaudi/nic.hpp>
 
@@ -46,12 +46,12 @@ gaudi::result<std::shared_ptr<gaudi::device>> device_for(uct_gaudi_copy_md_t& md
         for (unsigned index = 0; index < uct_gaudi_module::most_devices; ++index)
             if (md.module->sys_devices[index] == wanted)
                 choice = gaudi::by_index{index};
-    if (auto known = md.opened.find(choice)) // what is open already costs no question to the driver
+    if (auto known = md.opened.find(choice)) // no driver call for a device that is open already
         return known;
     md.module->loss.drop_lost();
     const std::lock_guard guard(md.opened.opening);
     auto made = gaudi::open_device(choice);
-    // The process that opened it may be about to offer it.
+    // The process that has the device open may be about to offer it.
     for (int tries = 0;
          md.share_device && !made && made.error().code() == gaudi::errc::device_busy && tries < 100;
          ++tries) {
@@ -62,13 +62,13 @@ gaudi::result<std::shared_ptr<gaudi::device>> device_for(uct_gaudi_copy_md_t& md
         return made;
     md.opened.add(*made);
     if (md.share_device)
-        if (const auto offered = gaudi::offer_device(**made);
-            !offered) // it is another process's, or a first generation
+        // Fails for a device that another process offers, and for the first generation.
+        if (const auto offered = gaudi::offer_device(**made); !offered)
             gaudi_log(*md.module, DEBUG, "{}", offered.error().message());
     return made;
 }
 
-// Where NICs are, and none of them takes DMA-BUFs, what goes over them is copied: that is said once.
+// Warns once where there are NICs and none of them registers DMA-BUFs: messages over them are staged.
 void warn_of_staging(uct_gaudi_copy_md_t& md) {
     if (md.dmabuf == UCS_NO || !library_exports() || md.module->told_of_nics.exchange(true))
         return;
@@ -139,8 +139,8 @@ ucs_status_t uct_gaudi_copy_mem_free(uct_md_h, uct_mem_h memh) {
 
 // ---- registration and keys ----
 
-// Nothing of a device that was reset is worth moving, and the DMA-BUFs that were exported before still open:
-// UCX is told so here, where it takes an error. A copy that failed would end its process.
+// Refuses to register or export memory of a lost device here, where UCX accepts an error: DMA-BUFs that were
+// exported before the reset still work, but a copy that fails later would end the process (gotcha U5).
 ucs_status_t refuse_lost(uct_gaudi_module& module, const gaudi::device& device, ucs_log_level_t level,
                          std::string_view doing) {
     if (!device.lost())
@@ -148,7 +148,7 @@ ucs_status_t refuse_lost(uct_gaudi_module& module, const gaudi::device& device, 
     return failed(module, gaudi::error(gaudi::errc::device_lost, device.info().bus_id), level, doing);
 }
 
-// A copy of the key that has been checked, or the reason as a status.
+// Copies the key and checks it; a status where it is invalid.
 ucs_status_t read_key(uct_gaudi_module& module, const void* buffer, ucs_log_level_t level, memory_key& key) {
     std::memcpy(&key, buffer, sizeof(key));
     const auto fault = key.fault();
@@ -187,7 +187,7 @@ ucs_status_t uct_gaudi_copy_mem_reg(uct_md_h tl_md, void* address, size_t length
                     gaudi::known_memory().find_pages(gaudi::device_address(number(address)), length);
                 if (!known)
                     return failed(*md.module, known.error(), level_of(flags), "registration of Gaudi memory");
-                made->key.generation = gaudi::known_memory().newest_generation(); // of all that is there now
+                made->key.generation = gaudi::known_memory().newest_generation(); // of all allocations so far
             }
         }
         made->key.seal();
@@ -250,17 +250,16 @@ ucs_status_t uct_gaudi_copy_mem_attach(uct_md_h tl_md, const void* mkey_buffer,
     });
 }
 
-// ---- questions about addresses ----
+// ---- queries about addresses ----
 
-// Whether the driver will answer the same the next time.
+// Whether the driver will return the same error the next time.
 bool is_lasting(const gaudi::error& refusal) {
     const auto reason = refusal.system_error();
     return reason != ENOMEM && reason != EAGAIN && reason != EINTR && reason != EBUSY;
 }
 
-// Whether a NIC can register memory of this device, found out once a device by exporting a page of it: UCX
-// leaves memory that cannot be registered to its staging protocols. An address that is not allocated proves
-// nothing.
+// Whether a NIC can register memory of this device, determined once per device by exporting a page of it: UCX
+// stages memory that cannot be registered. The export of an address that is not allocated proves nothing.
 bool is_registrable(uct_gaudi_copy_md_t& md, unsigned device_index, std::uint64_t address) {
     auto& known = *md.module->observer;
     if (const auto found = known.registrable(device_index))
@@ -281,12 +280,13 @@ bool is_registrable(uct_gaudi_copy_md_t& md, unsigned device_index, std::uint64_
         (void)failed(*md.module, exported.error(),
                      md.module->told_of_exports.exchange(true) ? UCS_LOG_LEVEL_DIAG : UCS_LOG_LEVEL_WARN,
                      "over NICs Gaudi memory goes through host memory");
-    const bool registrable = exported.has_value() || md.dmabuf == UCS_YES; // which fails at the registration
+    // With DMABUF=yes the registration fails instead.
+    const bool registrable = exported.has_value() || md.dmabuf == UCS_YES;
     known.set_registrable(device_index, registrable);
     return registrable;
 }
 
-// The DMA-BUF of the range. UCX closes it.
+// Exports the range as a DMA-BUF. UCX closes it.
 ucs_status_t give_dmabuf(uct_gaudi_copy_md_t& md, gaudi::device& device, std::uint64_t address, size_t length,
                          uct_md_mem_attr_v2_t* attr) {
     attr->dmabuf_fd = UCT_DMABUF_FD_INVALID;
@@ -301,7 +301,7 @@ ucs_status_t give_dmabuf(uct_gaudi_copy_md_t& md, gaudi::device& device, std::ui
         const auto& why = exported.error();
         if (md.dmabuf == UCS_YES)
             return failed(*md.module, why, UCS_LOG_LEVEL_ERROR, "UCX_GAUDI_COPY_DMABUF=yes");
-        // What is no memory at all is an error for everybody.
+        // An address without memory is an error in every case.
         if (const auto status = status_of(why); status == UCS_ERR_INVALID_ADDR)
             return failed(*md.module, why, UCS_LOG_LEVEL_DIAG, "no DMA-BUF");
         (void)failed(*md.module, why,
@@ -327,7 +327,7 @@ ucs_status_t uct_gaudi_copy_mem_query(uct_md_h tl_md, const void* pointer, size_
         if (!where.device)
             return UCS_ERR_INVALID_ADDR;
         const auto mask = attr->field_mask;
-        // Freed memory is still no host memory: the type is right for every address of a device.
+        // Freed device memory is not host memory: the type is the same for every address of a device.
         attr->mem_type = UCS_MEMORY_TYPE_GAUDI;
         attr->sys_dev = md.module->sys_devices[where.index % uct_gaudi_module::most_devices];
         if ((mask & UCT_MD_MEM_ATTR_V2_FIELD_MEM_FLAGS) != 0)

@@ -36,7 +36,7 @@ std::string apply_copy_settings(uct_gaudi_copy_md_t& md, const uct_gaudi_copy_md
     md.copies.queues = config.queues;
     md.statistics = config.statistics != 0;
     md.share_device = config.share_device != 0;
-    md.nic_max = md.dmabuf != UCS_NO ? config.nic_max : 0; // it takes one
+    md.nic_max = md.dmabuf != UCS_NO ? config.nic_max : 0; // loopback needs a DMA-BUF
     return {};
 }
 
@@ -44,7 +44,7 @@ ucs_config_field_t* copy_md_settings(const ucx_api& ucx) {
     const setting_types type(ucx);
     using config = uct_gaudi_copy_md_config_t;
     return new ucs_config_field_t[]{
-        // one per UCX, for as long as the process lives
+        // never freed: one table per UCX, until the process ends
         {"", "", nullptr, offsetof(config, super), type.table(*ucx.uct_md_config_table)},
         {"DMABUF", "try",
          "Give DMA-BUFs of Gaudi memory to network transports, which then move it without a copy.\n"

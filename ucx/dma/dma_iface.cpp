@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Large copies within this process on the devices' own queues: asynchronous, over several queues, and refused
-// with UCS_ERR_NO_RESOURCE when the queues are full.
+// Large copies within this process on the devices' own queues: asynchronous, over several queues. Beyond the
+// limit of outstanding copies operations return UCS_ERR_NO_RESOURCE.
 #include "ucx/base/component.hpp"
 #include "ucx/base/iface.hpp"
 #include "ucx/base/settings.hpp"
@@ -9,7 +9,7 @@
 namespace gaudi_ucx {
 namespace {
 
-constexpr unsigned most_batch = gaudi::copy_options{}.batch; // what every engine can take
+constexpr unsigned most_batch = gaudi::copy_options{}.batch; // every engine supports this many
 
 struct uct_gaudi_dma_iface_config_t {
     uct_iface_config_t super;
@@ -38,15 +38,15 @@ public:
     void estimate_perf(uct_perf_attr_t& attr) override {
         fill_perf_attr(attr, config_.bandwidth, config_.latency, config_.overhead);
     }
-    // UCX stages with these, whatever the length.
+    // UCX stages with short copies, whatever their length.
     [[nodiscard]] std::size_t limit_of(kind which) const override {
         return which == kind::short_copy ? 256 : 0;
     }
 
     ucs_status_t ep_zcopy(uct_ep_h ep, const uct_iov_t& local, std::uint64_t remote, uct_rkey_t rkey,
                           bool put, uct_completion_t* comp) override {
-        // UCX's own staging, which passes no key, has nowhere to wait and would take the copy for made: there
-        // is always room for it, in the engine's queue.
+        // UCX's own staging passes no key, cannot retry, and would take a refused copy for completed (gotcha
+        // U13): such copies always go into the engine's queue.
         if (rkey != UCT_INVALID_RKEY &&
             (outstanding().running() >= config_.in_flight || outstanding().others_wait()))
             return UCS_ERR_NO_RESOURCE;
@@ -83,7 +83,7 @@ private:
         keep_fence();
         const auto mine = number(local.buffer), to = put ? remote : mine, from = put ? mine : remote;
         auto started = start(local, to, from);
-        if (!started && started.error().code() == gaudi::errc::too_many_operations) { // of a NIC's queue
+        if (!started && started.error().code() == gaudi::errc::too_many_operations) { // a NIC's queue is full
             if (rkey != UCT_INVALID_RKEY && !outstanding().none_running())
                 return UCS_ERR_NO_RESOURCE;
             wait_for_all();
@@ -123,7 +123,7 @@ std::string wrong_with(const uct_gaudi_dma_iface_config_t& config) {
         return fmt::format("UCX_GAUDI_DMA_BATCH={}: use 1 to {}", config.batch, most_batch);
     if (config.in_flight == 0)
         return "UCX_GAUDI_DMA_IN_FLIGHT=0: use 1 or more";
-    if (config.stripe < 64 * 1024 || config.stripe > SIZE_MAX / 4) // which auto is
+    if (config.stripe < 64 * 1024 || config.stripe > SIZE_MAX / 4) // auto is SIZE_MAX - 1
         return fmt::format("UCX_GAUDI_DMA_STRIPE={}: use 64k or more", config.stripe);
     return first_of({wrong_bandwidth("DMA_BW", config.bandwidth), wrong_time("DMA_LATENCY", config.latency),
                      wrong_time("DMA_OVERHEAD", config.overhead)});
@@ -141,7 +141,7 @@ ucs_status_t uct_gaudi_dma_iface_open(uct_md_h md, uct_worker_h worker, const uc
     });
 }
 
-// Absent where no device has queues for us.
+// No transport where no device has queues that we may use.
 ucs_status_t uct_gaudi_dma_query_devices(uct_md_h md, uct_tl_device_resource_t** devices_p,
                                          unsigned* num_devices_p) {
     return no_throw([&]() -> ucs_status_t {
@@ -169,7 +169,7 @@ ucs_config_field_t* iface_settings(const ucx_api& ucx) {
     const setting_types type(ucx);
     using config = uct_gaudi_dma_iface_config_t;
     return new ucs_config_field_t[]{
-        // one per UCX, for as long as the process lives
+        // never freed: one table per UCX, until the process ends
         {"", "", nullptr, offsetof(config, super), type.table(*ucx.uct_iface_config_table)},
         {"QUEUES", "2", "DMA queues that a copy of STRIPE or more is spread over, 1 to 4; see COPY_QUEUES.",
          offsetof(config, queues), type.unsigned_number()},

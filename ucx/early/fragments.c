@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * UCX loads modules of its lowest library, libucs, before it reads its settings: this one makes a setting
- * that libuct_gaudi would come too late for.
+ * UCX loads modules of its lowest library, libucs, before it reads its settings. This module changes a
+ * setting in time; libuct_gaudi is loaded too late for that.
  *
- * Where a GPU of NVIDIA and a Gaudi are in one machine, UCX may stage a message for Gaudi memory through a
- * fragment of GPU memory, which it then asks for on the Gaudi: the receive fails and the sender waits for
- * ever (gotcha U18). With fragments in host memory only, every pair of memories works. The user's own setting
- * stays.
+ * Where an NVIDIA GPU and a Gaudi are in one machine, UCX may stage a message for Gaudi memory through a
+ * fragment of GPU memory, which it then tries to allocate on the Gaudi: the receive fails and the sender
+ * waits for ever (gotcha U18). With fragments in host memory only, every pair of memory types works. A
+ * setting by the user is kept.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-/* A Gaudi of the kernel's: its vendor is 0x1da3, whatever number its node has. */
+/* Whether the kernel lists a Gaudi, vendor 0x1da3, under any accel number. */
 static int any_gaudi(void) {
     char path[64], vendor[16];
     for (int i = 0; i < 64; ++i) {

@@ -25,14 +25,15 @@ struct uct_gaudi_ipc_iface_config_t {
     char* require;
 };
 
-// Abstract sockets, which importers are served on, belong to a network namespace.
+// Importers connect to abstract sockets, which belong to a network namespace.
 std::uint32_t network_namespace() {
     struct stat status {};
     return ::stat("/proc/self/ns/net", &status) == 0 ? static_cast<std::uint32_t>(status.st_ino) : 0;
 }
 
-// UCX spreads a message over transports of like bandwidth. Between processes of one host a NIC goes the same
-// way twice: it is left out by more than the four times that UCX tolerates.
+// UCX spreads a message over transports of similar bandwidth. Within one host a NIC would move the bytes over
+// the same link twice: the value exceeds every NIC's by more than the factor of four up to which UCX combines
+// transports.
 double above_every_nic() {
     static const double found = [] {
         double fastest = 4e9;
@@ -44,7 +45,7 @@ double above_every_nic() {
     return found;
 }
 
-// In a user namespace numbers mean somebody else; the kernel translates them for who connects.
+// In a user namespace user ids have another meaning; the kernel translates them for the peer that connects.
 constexpr std::uint32_t unknown_user = UINT32_MAX;
 std::uint32_t own_user() {
     std::uint64_t inside = 0, outside = 0, count = 0;
@@ -53,14 +54,14 @@ std::uint32_t own_user() {
     return everybody ? ::geteuid() : unknown_user;
 }
 
-// Where a process is and whom it serves, as others must know before they choose it. Travels; UCX's addresses
-// have room for 31 bytes.
+// Where a process runs and which users it serves: peers need it to choose this transport. It is sent in UCX's
+// addresses, which have room for 31 bytes.
 struct place_name {
     std::array<std::uint32_t, 2> machine{};
     std::uint32_t network = 0, user = 0;
     std::uint8_t allowed = 0;
-    std::uint8_t more = 0;   // users are served than there is room for here
-    std::uint8_t copies = 0; // it has engines: it can copy for others
+    std::uint8_t more = 0;   // further users are served, for whom there is no room here
+    std::uint8_t copies = 0; // it has engines and can copy for others
     std::uint8_t flags = 0;
     static constexpr std::uint8_t gives_dmabufs = 1, requires_zero_copy = 2;
     std::array<std::uint32_t, 2> allow{};
@@ -76,7 +77,7 @@ struct place_name {
 };
 static_assert(sizeof(place_name) == 28 && std::is_trivially_copyable_v<place_name>);
 
-// Whether a device here copies, on queues that are ours or SynapseAI's.
+// Whether a device here can copy, on our queues or on SynapseAI's.
 bool any_engine() {
     const auto all = gaudi::list_devices();
     return all && std::any_of(all->begin(), all->end(), [](const auto& each) {
@@ -140,8 +141,8 @@ public:
         return nullptr;
     }
 
-    // In a rendezvous UCX tells only one of the two sides of a copy that fails; the other waits for ever. So
-    // what can be known to fail is refused before there is a message, on both sides alike.
+    // When a copy fails in a rendezvous, UCX reports it to one of the two sides only; the other waits for
+    // ever. What is known to fail is therefore refused on both sides before any message.
     ucs_status_t check_peer_settings(const void* device) override {
         place_name there;
         std::memcpy(&there, device, sizeof(there));
@@ -214,7 +215,8 @@ private:
                 return tl::unexpected(opened.error());
             key.opened = std::move(*opened);
         }
-        const auto offset = remote - key.base; // what lies before it is beyond the end as well
+        // An address before the base wraps around and is out of range as well.
+        const auto offset = remote - key.base;
         const auto address = number(local.buffer);
         const auto where = locate(address);
         if (!where.device && in_device_space(address))
@@ -255,7 +257,7 @@ ucs_config_field_t* iface_settings(const ucx_api& ucx) {
     const setting_types type(ucx);
     using config = uct_gaudi_ipc_iface_config_t;
     return new ucs_config_field_t[]{
-        // one per UCX, for as long as the process lives
+        // never freed: one table per UCX, until the process ends
         {"", "", nullptr, offsetof(config, super), type.table(*ucx.uct_iface_config_table)},
         {"BW", "auto",
          "Bandwidth between processes, for UCX's choice of protocols. auto: so much more than every NIC "

@@ -22,7 +22,7 @@ struct uct_gaudi_ipc_md_config_t {
     int statistics;
 };
 
-// Registered memory; what was given away of it and can be taken back.
+// Registered memory, with the handles to it that can be revoked.
 struct uct_gaudi_ipc_memh_t {
     gaudi::device_address base; // of the allocation
     std::uint64_t length = 0;
@@ -30,7 +30,7 @@ struct uct_gaudi_ipc_memh_t {
     std::vector<gaudi::memory_handle> apart;
 };
 
-// On the wire: the handle, and where it begins for the owner.
+// As sent to the peer: the handle, and the address at which it begins in the owner.
 struct ipc_key {
     gaudi::memory_handle handle;
     std::uint64_t base;
@@ -43,8 +43,8 @@ ucs_status_t uct_gaudi_ipc_md_query(uct_md_h tl_md, uct_md_attr_v2_t* attr) {
         UCT_MD_FLAG_REG | UCT_MD_FLAG_NEED_RKEY | UCT_MD_FLAG_INVALIDATE | UCT_MD_FLAG_INVALIDATE_RMA;
     attr->reg_mem_types = gaudi_type;
     attr->cache_mem_types = gaudi_type;
-    // Host memory works as well; said here, UCX would weigh this transport against those for host memory, and
-    // then not look at it for Gaudi memory.
+    // Host memory works as well. If it were listed here, UCX would compare this transport with those for host
+    // memory, and would not select it for Gaudi memory.
     attr->access_mem_types = gaudi_type;
     attr->rkey_packed_size = sizeof(ipc_key);
     return UCS_OK;
@@ -63,7 +63,7 @@ ucs_status_t uct_gaudi_ipc_mem_reg(uct_md_h tl_md, void* address, size_t length,
         if (known) {
             made->base = known->base;
             made->length = known->length;
-        } else if (device && device->attached()) { // SynapseAI's: we know of no allocations there
+        } else if (device && device->attached()) { // SynapseAI's: its allocations are not known
             made->base = at;
             made->length = length;
         } else {
@@ -101,7 +101,7 @@ ucs_status_t uct_gaudi_ipc_mkey_pack(uct_md_h tl_md, uct_mem_h tl_memh, void*, s
         const bool apart = params != nullptr && (params->field_mask & UCT_MD_MKEY_PACK_FIELD_FLAGS) != 0 &&
                            (params->flags & UCT_MD_MKEY_PACK_FLAG_INVALIDATE_RMA) != 0;
         const std::lock_guard guard(memh.mutex);
-        if (apart && !memh.apart.empty()) { // one for all messages: UCX packs it for each of them
+        if (apart && !memh.apart.empty()) { // one handle for all messages: UCX packs the key for each of them
             const ipc_key again{memh.apart.front(), memh.base.value()};
             std::memcpy(buffer, &again, sizeof(again));
             return UCS_OK;
@@ -165,7 +165,7 @@ std::string statistics_line(const uct_gaudi_module& module) {
 
 void uct_gaudi_ipc_md_close(uct_md_h tl_md) {
     auto* md = &ipc_md(tl_md);
-    if (md->statistics) // asked for, whatever the log level
+    if (md->statistics) // requested by a setting: printed at any log level
         (void)no_throw([&] {
             md->module->write(UCS_LOG_LEVEL_PRINT, __FILE__, __LINE__, "uct_gaudi_ipc_md_close",
                               statistics_line(*md->module));
@@ -186,7 +186,7 @@ ucs_config_field_t* md_settings(const ucx_api& ucx) {
     const setting_types type(ucx);
     using config = uct_gaudi_ipc_md_config_t;
     return new ucs_config_field_t[]{
-        // one per UCX, for as long as the process lives
+        // never freed: one table per UCX, until the process ends
         {"", "", nullptr, offsetof(config, super), type.table(*ucx.uct_md_config_table)},
         {"GIVE", "auto",
          "What processes that open memory of this one are given:\n"
@@ -246,7 +246,7 @@ ucs_status_t uct_gaudi_ipc_md_open(uct_component_t* component, const char*, cons
                     of_library.allow = settings->allow;
                 return of_library;
             });
-        if (!settings) // of the library's own variables, which it names
+        if (!settings) // an error in the library's own variables, which its message names
             return refuse(settings.error().observed());
         if (config.imports == 0)
             return refuse("UCX_GAUDI_IPC_IMPORTS=0: use 1 or more");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// `ucx_perftest -m gaudi`: fills the place of Gaudi memory in the tool's table of allocators. UCX allocates
-// through the memory domain; what the tool lacks are copies and fills of memory that no CPU can touch.
+// `ucx_perftest -m gaudi`: fills the entry for Gaudi memory in the tool's table of allocators. UCX allocates
+// through the memory domain; the tool lacks copies and fills of memory that the CPU cannot access.
 #include <gaudi/copier.hpp>
 #include <gaudi/device.hpp>
 #include <gaudi/nic.hpp>
@@ -23,7 +23,7 @@ namespace {
 
 gaudi::result<void> copy(void* to, ucs_memory_type_t to_type, const void* from, ucs_memory_type_t from_type,
                          size_t count) {
-    static gaudi::copier copies({.keep = false}); // the devices are UCX's to keep
+    static gaudi::copier copies({.keep = false}); // UCX keeps the devices open
     const auto place_of = [&](const void* address, ucs_memory_type_t type) -> gaudi::place {
         if (type == UCS_MEMORY_TYPE_GAUDI)
             return {gaudi::device_address(number(address)), count};
@@ -33,8 +33,8 @@ gaudi::result<void> copy(void* to, ucs_memory_type_t to_type, const void* from, 
     return started ? started->wait() : tl::unexpected(started.error());
 }
 
-// The tool's copies and fills return nothing that it looks at, so there is no way to tell it of a failure,
-// and a figure measured on other memory would be a lie. No exception may pass through the tool either.
+// The tool ignores results of its copies and fills, so a failure cannot be reported, and a figure measured on
+// other memory would be wrong: the process ends. No exception may pass through the tool either.
 template <typename F>
 void carry_out_or_end(F&& body) noexcept {
     const auto end = [](const char* why) {
@@ -77,7 +77,8 @@ ucs_status_t refuse_uct(const void*, size_t, unsigned, uct_allocated_memory_t*) 
     return UCS_ERR_UNSUPPORTED;
 }
 
-// What can be known beforehand is an error here, where the tool takes one: later it could not be told.
+// Errors that can be detected early are returned here, where the tool checks the status; later calls return
+// none.
 ucs_status_t ready(void*) noexcept {
     return no_throw([]() -> ucs_status_t {
         const auto devices = gaudi::list_devices();
@@ -116,7 +117,7 @@ extern "C" __attribute__((visibility("default"))) ucs_status_t ucs_module_global
             static_cast<const ucx_perf_allocator**>(::dlsym(RTLD_DEFAULT, "ucx_perf_mem_type_allocators"));
         if (table == nullptr)
             return UCS_ERR_UNSUPPORTED;
-        auto* const asked = ::dlsym(RTLD_DEFAULT, "ucp_get_version"); // the tool's libucp
+        auto* const asked = ::dlsym(RTLD_DEFAULT, "ucp_get_version"); // of the tool's libucp
         const auto version = asked != nullptr ? version_by(asked) : "of unknown version";
         if (!is_known_version(version)) {
             std::fprintf(stderr, "ucx_perftest: no Gaudi memory: UCX %s is not known; known are %s\n",

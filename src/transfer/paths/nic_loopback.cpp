@@ -18,7 +18,7 @@ using kind = copy_end::kind;
 constexpr std::size_t room_bytes = 16 * 1024;
 constexpr auto both_rights = remote_access::read | remote_access::write;
 
-// Memory regions that a child of fork leaves alone.
+// Keeps a memory region; a child of fork does not deregister it.
 std::shared_ptr<const void> keep(const std::shared_ptr<nic>& opened_nic, mr_handle region) {
     return {region.release(), [opened_nic, destroy = std::move(region.get_deleter())](ibv_mr* last) {
                 if (opened_nic->core()->valid_in_this_process())
@@ -46,8 +46,8 @@ private:
             return result<void>();
         if (std::exchange(seen_, landed) != landed)
             since_ = clock::now();
-        // The queue pair's own timeout and retries end sooner, unless the NIC itself is gone and says nothing
-        // more.
+        // The queue pair's own timeout and retries end sooner, unless the NIC itself has failed and reports
+        // nothing.
         constexpr auto patience = std::chrono::seconds(30);
         if (clock::now() - since_ > patience)
             copier.end(error(errc::connection_broken, "the NIC says nothing about a transfer to itself"));
@@ -83,7 +83,8 @@ result<std::shared_ptr<nic_loop>> nic_loop::make(const std::shared_ptr<nic>& ope
 }
 
 nic_loop::~nic_loop() {
-    if (opened_nic && !opened_nic->core()->valid_in_this_process()) // a child of fork has no part in it
+    // In a child of fork the region belongs to the parent.
+    if (opened_nic && !opened_nic->core()->valid_in_this_process())
         (void)room_region.release();
 }
 
@@ -100,7 +101,7 @@ result<void> nic_loopback::make_loop(entry& of, const std::shared_ptr<device>& n
     if (near_to)
         choice.near_to = near_to->info();
     GAUDI_TRY(const auto opened_nic, open_nic(choice));
-    for (const auto& each : loops_) // several devices may be near to one NIC
+    for (const auto& each : loops_) // several devices may have the same nearest NIC
         if (const auto known = each.lock();
             known && known->opened_nic->info().name == opened_nic->info().name &&
             known->opened_nic->info().port == opened_nic->info().port && !known->small->broken()) {
@@ -150,7 +151,7 @@ result<void> nic_loopback::move_small(nic_loop& loop, device& owner, const copy_
     const nic_copier::region remote{reinterpret_cast<std::uintptr_t>(room.data()), loop.room_region->rkey};
     for (std::size_t done = 0; done < job.length;) {
         const auto bytes = std::min<std::size_t>(job.length - done, room.size());
-        // The device is the near end, by its local key: nothing of it is open to a remote one.
+        // The device is the local end, addressed by its local key: this needs no remote key to its memory.
         GAUDI_TRY(const auto region, loop.opened_nic->region(owner, there.address + done, bytes));
         if (to_device)
             std::memcpy(room.data(), here + done, bytes);
@@ -212,15 +213,16 @@ result<nic_loopback::reached> nic_loopback::remote_end(nic_loop& loop, const cop
     }
     case kind::device: {
         GAUDI_TRY(const auto owner, devices_.device_of(end, job.length));
-        GAUDI_TRY(auto region, owner->attached()
-                                   ? loop.remote_memory->of_foreign(*owner, end.address, job.length)
-                                   : loop.remote_memory->of(*owner->heap().core(), end.address, job.length));
+        GAUDI_TRY(auto region,
+                  owner->attached()
+                      ? loop.remote_memory->find_or_register_pool(*owner, end.address, job.length)
+                      : loop.remote_memory->find_or_register(*owner->heap().core(), end.address, job.length));
         const auto key = region.registration_ref()->remote_key();
         return reached{{end.address.value(), key, true},
                        std::make_shared<const local_region>(std::move(region))};
     }
     case kind::leased: {
-        auto resources = job.lease->resources(); // kept by the copy, whatever becomes of the owner
+        auto resources = job.lease->resources(); // the copy keeps them, also if the owner ends
         GAUDI_TRY(const auto key, job.lease->key_on(*resources, opened_nic));
         return reached{{end.address.value(), key, true}, std::move(resources)};
     }
@@ -235,7 +237,8 @@ result<nic_loopback::reached> nic_loopback::remote_end(nic_loop& loop, const cop
     return tl::unexpected(error(errc::no_path, "an unknown kind of place"));
 }
 
-// Far is what has a remote key by its nature, near what is registered for this process anyway.
+// The remote end is the one that has a remote key anyway; the local end is registered for this process
+// anyway.
 result<nic_loopback::ready> nic_loopback::reach_both(const copy_job& job) {
     ready made;
     std::shared_ptr<nic_loop> loop;
@@ -250,7 +253,7 @@ result<nic_loopback::ready> nic_loopback::reach_both(const copy_job& job) {
         made.copier = loop->large;
     }
     const auto* remote = &job.from;
-    for (const auto first : {kind::host, kind::dmabuf, kind::leased}) // the last that is there counts
+    for (const auto first : {kind::host, kind::dmabuf, kind::leased}) // the last kind present decides
         if (job.has(first) && !(first == kind::host && !job.has(kind::device)))
             remote = &job.end_of(first);
     made.write = remote == &job.to;
@@ -274,7 +277,7 @@ result<copy_ticket> nic_loopback::start(const copy_job& job) {
                         job.length);
 }
 
-// A NIC may serve several devices, and keeps what it registered of each.
+// Drops whole NICs: a NIC may serve several devices and keeps the registrations of each.
 void nic_loopback::drop_loops(const std::function<bool(const entry&)>& of) {
     std::vector<std::shared_ptr<nic_loop>> gone;
     for (const auto& each : entries_)
@@ -297,7 +300,7 @@ void nic_loopback::forget(unsigned device_index) {
 void nic_loopback::drop_lost() {
     const std::lock_guard guard(state_->mutex);
     const auto is_gone = [&](const entry& each) {
-        if (&each == &entries_.front()) // of copies without a device
+        if (&each == &entries_.front()) // the entry for copies without a device
             return false;
         const auto core = each.core.lock();
         return !core || core->lost();

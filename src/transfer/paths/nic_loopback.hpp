@@ -14,16 +14,17 @@ namespace gaudi {
 
 // A NIC of this process that sends to itself.
 struct nic_loop {
-    // Order of members is order of tear-down, last first.
+    // Members are destroyed in reverse order: this order is required.
     std::shared_ptr<nic> opened_nic;
-    // Devices' memory as the far end of a transfer: in the loopback domain, with remote rights.
+    // Device memory as the remote end of a transfer: in the loopback domain, with remote rights.
     std::shared_ptr<registration_cache> remote_memory;
     ibv_pd* domain = nullptr;
-    // Small copies go through a room in host memory, which is registered once.
+    // Small copies go through host memory that is registered once.
     mapping room;
     mr_handle room_region;
     std::unique_ptr<nic_copier> small;
-    std::shared_ptr<nic_copier> large; // made when it is first needed: small copies do not wait behind it
+    // Made on first use; separate, so that small copies do not queue after large ones.
+    std::shared_ptr<nic_copier> large;
 
     nic_loop() = default;
     ~nic_loop();
@@ -32,7 +33,7 @@ struct nic_loop {
     static result<std::shared_ptr<nic_loop>> make(const std::shared_ptr<nic>& opened_nic);
 };
 
-// A NIC that sends to itself: between any two places that it can register.
+// A NIC that sends to itself: copies between any two places that it can register.
 class nic_loopback final : public path {
 public:
     explicit nic_loopback(const path_tools& tools);
@@ -42,10 +43,10 @@ public:
     [[nodiscard]] const char* unsuited(const copy_job& job) const override;
     result<void> prepare(const copy_job& job) override;
     result<copy_ticket> start(const copy_job& job) override;
-    // Between host and device, done when it returns: a few microseconds for a few bytes. One that fails for
-    // another reason than its memory is the last.
+    // A copy between host and device that has completed when this returns: a few microseconds for a few
+    // bytes. After a failure other than of its memory, works() returns false.
     result<copy_ticket> copy_now(const copy_job& job);
-    // Whether none of its transfers has failed: until then it may be preferred.
+    // Whether no transfer has failed so far; only then the NIC may be preferred.
     [[nodiscard]] bool works() const { return !state_->failed.load(std::memory_order_relaxed); }
     void forget(unsigned device_index) override;
     void drop_lost() override;
@@ -53,11 +54,11 @@ public:
 private:
     struct entry {
         std::weak_ptr<device> owner;
-        std::weak_ptr<hl_device> core; // whose it is: buffers may outlive the other
+        std::weak_ptr<hl_device> core; // identifies the context: buffers keep it alive after `owner` is gone
         std::shared_ptr<nic_loop> loop;
         std::optional<error> why_none;
     };
-    // An end as the NIC addresses it, and what keeps it so.
+    // An end as the NIC addresses it, and what keeps it registered.
     struct reached {
         nic_copier::region at;
         std::shared_ptr<const void> kept;
@@ -65,17 +66,16 @@ private:
     struct ready {
         std::shared_ptr<nic_copier> copier;
         reached local, remote;
-        bool write = false; // from near to far
+        bool write = false; // from local to remote
     };
 
-    // All with the mutex held.
-    // `owner`: of the end that is a device's.
+    // The caller holds the mutex. `owner`: the device of the end that is device memory.
     result<entry*> entry_for(const copy_job& job, std::shared_ptr<device>& owner);
     result<void> make_loop(entry& of, const std::shared_ptr<device>& near_to);
     result<void> move_small(nic_loop& loop, device& owner, const copy_job& job);
     void drop_loops(const std::function<bool(const entry&)>& of);
 
-    // All without it: an owner may have to be asked, and much memory to be pinned.
+    // The caller does not hold the mutex: these may send a request to an owner, or pin much memory.
     result<ready> reach_both(const copy_job& job);
     result<reached> local_end(nic_loop& loop, const copy_job& job, const copy_end& end);
     result<reached> remote_end(nic_loop& loop, const copy_job& job, const copy_end& end);
@@ -84,12 +84,12 @@ private:
     pending_copies& pending_;
     // Shared with copies that outlive this object.
     struct shared_state {
-        std::mutex mutex; // guards everything here, and the NIC's queues
+        std::mutex mutex; // guards everything here, and the NIC's queue pairs
         std::atomic<bool> failed{false};
     };
     friend class nic_copy;
     const std::shared_ptr<shared_state> state_ = std::make_shared<shared_state>();
-    std::vector<entry> entries_; // by device; the first: of copies without one
+    std::vector<entry> entries_; // by device index + 1; the first entry is for copies without a device
     std::vector<std::weak_ptr<nic_loop>> loops_;
 };
 

@@ -12,13 +12,15 @@ namespace gaudi {
 result<std::shared_ptr<copy_core>> engine_on_context(device_table& devices,
                                                      const std::shared_ptr<lease_core>& lease) {
     const auto node = lease->handle().device;
-    for (const auto& device : registry::self().all_open()) // the same context, whoever opened it
+    for (const auto& device : registry::self().all_open()) // the same context, whichever process opened it
         if (device->core()->node() == node)
             if (auto own = devices.engine_of(device->core()->identity().index))
                 return own;
     if (lease->local())
         return tl::unexpected(lease->gone_error());
-    return lease->link()->guest_engine(node, lease->slot()).map([](const auto& each) { return each.core(); });
+    return lease->link()->context_engine(node, lease->slot()).map([](const auto& each) {
+        return each.core();
+    });
 }
 
 namespace {

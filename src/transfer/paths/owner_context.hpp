@@ -8,8 +8,8 @@ namespace gaudi {
 
 class device_table;
 
-// An engine on the context that leased memory lies in: this process's own, if it is on it, or a guest's by
-// the descriptor that the owner gave. errc::not_given, copies_absent.
+// An engine on the context of leased memory: this process's own device, if it has that context open, or a
+// guest engine by the descriptor that the owner passed. errc::not_given, copies_absent.
 result<std::shared_ptr<copy_core>> engine_on_context(device_table& devices,
                                                      const std::shared_ptr<lease_core>& lease);
 

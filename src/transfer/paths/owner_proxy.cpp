@@ -14,7 +14,7 @@ using clock = std::chrono::steady_clock;
 
 constexpr unsigned enough_slabs = 2; // one is filled while the other is emptied
 
-// The owner's side: it copies between the leased memory and slabs that both see.
+// The leased side: the owner copies between the leased memory and slabs that both processes share.
 class owner_step : public pipeline_step {
 public:
     owner_step(std::shared_ptr<lease_core> lease, std::uint64_t offset, bool source,
@@ -37,7 +37,7 @@ public:
         const auto patience = link->settings().patience;
         if (clock::now() - asked_[slab] < patience)
             return std::nullopt;
-        link->give_up(); // what it might still write must not meet the next copy
+        link->give_up(); // late writes by the owner must not reach slabs of the next copy
         return result<void>(
             tl::unexpected(error(errc::peer_silent, fmt::format("process {}, waited {} ms", link->owner().pid,
                                                                 patience.count()))));
@@ -51,7 +51,7 @@ private:
     std::array<clock::time_point, pipeline::most_slabs> asked_{};
 };
 
-// Slabs of the owner, given back by the destructor.
+// Slabs shared with the owner; the destructor returns them.
 struct owner_slabs {
     std::shared_ptr<owner_link> link;
     std::vector<owner_link::slab> taken;
@@ -75,7 +75,7 @@ public:
             return "no memory of another process";
         return job.has(kind::dmabuf) ? "a DMA-BUF, which no CPU here can reach" : nullptr;
     }
-    // The owner is asked to bring one byte: it may have no engine.
+    // Requests one byte from the owner, which may have no engine.
     result<void> prepare(const copy_job& job) override {
         GAUDI_TRY(const auto slabs, take(job, 1));
         GAUDI_CHECK(local_step(job, true, *slabs));

@@ -16,26 +16,26 @@ using kind = copy_end::kind;
 
 constexpr std::uint64_t page = 4096;
 
-// Memory as a device sees it that imported its DMA-BUF, and what keeps it so.
+// Memory at the address where the importing device sees it, and what keeps it imported.
 struct imported_range {
     device_address at;
     std::shared_ptr<const void> kept;
 };
 
-// Chunks of this process's heaps that other devices imported: a chunk is imported once, whole.
+// Chunks of this process's heaps that other devices imported: each chunk is imported once, as a whole.
 class import_cache : public chunk_observer, public std::enable_shared_from_this<import_cache> {
 public:
     result<imported_range> import(hl_device& by, heap_core& heap, device_address address,
                                   std::uint64_t length) {
         GAUDI_TRY(const auto chunk, heap.chunk_at(address, length));
-        heap.observe(shared_from_this()); // not under our lock: the heap calls us under its own
+        heap.observe(shared_from_this()); // without our lock: the heap calls us with its own lock held
         const std::lock_guard guard(mutex_);
         auto& known = chunks_[{&by, chunk.serial}];
         if (!known) {
             auto made = by.import_dmabuf(chunk.whole.fd, chunk.whole.length);
             const auto still = known_memory().find(address);
-            // The descriptor was read without the heap's lock: it was the chunk's if the buffer lived through
-            // all of this.
+            // The descriptor was read without the heap's lock: it was the chunk's if the buffer is still
+            // allocated now.
             if (!made || !still || still->generation != chunk.generation) {
                 chunks_.erase({&by, chunk.serial});
                 return tl::unexpected(made ? error(errc::not_allocated,
@@ -51,7 +51,7 @@ public:
         std::erase_if(chunks_, [&](const auto& each) { return each.first.second == serial; });
     }
     void buffer_freed(device_address, std::uint64_t) override {}
-    // Nothing that this device imported is kept any more.
+    // Drops everything that the selected devices imported.
     template <typename F>
     void drop(F&& imported_by) {
         const std::lock_guard guard(mutex_);
@@ -60,7 +60,7 @@ public:
 
 private:
     std::mutex mutex_;
-    // By the device, which each import keeps alive, and the chunk's serial.
+    // By importing device, which each import keeps alive, and by the chunk's serial.
     std::map<std::pair<const hl_device*, std::uint64_t>, std::shared_ptr<const imported_memory>> chunks_;
 };
 
@@ -85,7 +85,7 @@ public:
         const auto& own = importing(job);
         GAUDI_TRY(const auto other, reach(job));
         GAUDI_TRY(auto core, devices_.engine_of(own.device));
-        // To the engine the other's memory is like host memory.
+        // The engine addresses the other device's memory like host memory.
         const bool reads = &own == &job.to;
         GAUDI_TRY(const auto slot,
                   core->copy_unchecked(reads ? own.address : other.at, reads ? other.at : own.address,
@@ -103,7 +103,7 @@ public:
     }
 
 private:
-    // The end whose engine copies: the destination's where both could.
+    // The end whose engine copies: the destination's, where both engines could.
     [[nodiscard]] static const copy_end& importing(const copy_job& job) {
         return job.to.is(kind::device) ? job.to : job.from;
     }
@@ -118,7 +118,7 @@ private:
                          ? of_lease(by->core(), job)
                          : of_descriptor(*by->core(), other.fd, other.offset, job.length);
         if (!found && found.error().code() == errc::import_unsupported && other.is(kind::device)) {
-            const std::lock_guard guard(mutex_); // the driver will not learn it
+            const std::lock_guard guard(mutex_); // the driver does not support it, now or later
             unsupported_ = found.error();
         }
         return found;
@@ -131,13 +131,13 @@ private:
         GAUDI_TRY(const auto owner, devices_.device_of(other, length));
         if (keep_ && !owner->attached())
             return cache_->import(by, *owner->heap().core(), other.address, length);
-        // A DMA-BUF of its own: an import maps whole pages from the beginning.
+        // Exports a DMA-BUF of its own: an import maps whole pages from the beginning of the DMA-BUF.
         GAUDI_TRY(const auto window, owner->export_pages(other.address, length));
         const unique_fd descriptor(window.fd);
         return of_descriptor(by, descriptor.get(), window.offset, length);
     }
     static result<imported_range> of_lease(const std::shared_ptr<hl_device>& by, const copy_job& job) {
-        auto resources = job.lease->resources(); // kept by the copy, whatever becomes of the owner
+        auto resources = job.lease->resources(); // the copy keeps them, also if the owner ends
         GAUDI_TRY(const auto base, job.lease->imported_by(*resources, by));
         return imported_range{base + job.end_of(kind::leased).offset, std::move(resources)};
     }

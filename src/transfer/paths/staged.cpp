@@ -52,12 +52,12 @@ public:
 private:
     struct side {
         std::shared_ptr<copy_core> engine;
-        bool keep; // what is pinned for it
+        bool keep; // keep its pins after the copy
     };
     result<side> side_of(const copy_job& job, const copy_end& end) {
         if (end.is(kind::leased))
             return job.lease->link()
-                ->guest_engine(job.lease->handle().device, job.lease->slot())
+                ->context_engine(job.lease->handle().device, job.lease->slot())
                 .map([](const auto& engine) {
                     return side{engine.core(), false};
                 });
