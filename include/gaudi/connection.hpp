@@ -66,7 +66,7 @@ public:
     [[nodiscard]] bool done();
     /// Blocks until the operation has completed and returns its outcome. errc::wait_timeout: the limit
     /// expired, and the operation continues. Any other error says why the operation failed.
-    result<completion> wait(std::chrono::milliseconds limit = std::chrono::hours(1));
+    result<completion> wait(std::chrono::milliseconds limit = no_limit);
 
 private:
     struct operation {
@@ -116,6 +116,13 @@ public:
     /// Drives the connection without blocking: posts work requests, collects completions, reads the TCP
     /// stream. Returns how many events it handled.
     std::size_t poll();
+
+    /// A descriptor for an event loop: it becomes readable when poll() has something to do, after arm()
+    /// returned true. It belongs to the connection. errc::setting_malformed where the connection was made
+    /// with wait_mode::poll, whose credits arrive without an event; descriptors_exhausted.
+    [[nodiscard]] result<int> event_fd();
+    /// Before sleeping on that descriptor. False: something has happened already; poll, and arm again.
+    [[nodiscard]] bool arm();
 
     /// Sends a note over the TCP stream: up to 64 KiB, in order with other notes. More than 64 MiB that the
     /// receiver has not read end the connection.

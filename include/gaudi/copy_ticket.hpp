@@ -30,7 +30,7 @@ public:
     [[nodiscard]] bool finished() const { return !copy_ || look(false); }
     /// Blocks until the copy has completed and returns its outcome. errc::device_lost, peer_gone,
     /// copy_timeout (the copy continues).
-    result<void> wait(std::chrono::milliseconds limit = std::chrono::hours(1));
+    result<void> wait(std::chrono::milliseconds limit = no_limit);
     [[nodiscard]] copy_path path() const { return path_; }
     [[nodiscard]] std::uint64_t bytes() const { return bytes_; }
 

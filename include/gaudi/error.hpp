@@ -5,6 +5,8 @@
 #error "gaudi-direct needs C++20: compile with -std=c++20"
 #endif
 
+#include <chrono>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -138,12 +140,28 @@ private:
 template <typename T>
 using result = tl::expected<T, error>;
 
-/// For programs that cannot continue without the value: returns it, or throws std::runtime_error with the
-/// error's message.
+/// The limit of a wait that ends only with the operation. An operation whose device or peer is lost ends too.
+constexpr std::chrono::milliseconds no_limit = std::chrono::milliseconds::max();
+
+/// An error as an exception. what() is its message.
+class failure : public std::runtime_error {
+public:
+    explicit failure(error why)
+        : std::runtime_error(why.message()), why_(std::make_shared<const error>(std::move(why))) {}
+
+    [[nodiscard]] const error& why() const noexcept { return *why_; }
+    [[nodiscard]] errc code() const noexcept { return why_->code(); }
+    [[nodiscard]] error_kind kind() const { return why_->kind(); }
+
+private:
+    std::shared_ptr<const error> why_; // shared: copies of an exception must not throw
+};
+
+/// For programs that cannot continue without the value: returns it, or throws gaudi::failure.
 template <typename T>
 T expect(result<T> outcome) {
     if (!outcome)
-        throw std::runtime_error(outcome.error().message());
+        throw failure(std::move(outcome).error());
     if constexpr (!std::is_void_v<T>)
         return std::move(*outcome);
 }

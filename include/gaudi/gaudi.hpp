@@ -23,3 +23,4 @@
 #include <gaudi/nic_distance.hpp>
 #include <gaudi/region.hpp>
 #include <gaudi/version.hpp>
+#include <gaudi/wait.hpp>

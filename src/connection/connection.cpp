@@ -86,6 +86,14 @@ std::size_t connection::poll() {
     return core()->progress();
 }
 
+result<int> connection::event_fd() {
+    return core()->event_fd();
+}
+
+bool connection::arm() {
+    return core()->arm();
+}
+
 result<void> connection::send_note(std::span<const std::byte> note) {
     return core()->send_frame(frame_kind::note, note);
 }

@@ -2,13 +2,18 @@
 #include "src/connection/connection_core.hpp"
 
 #include "src/error/try.hpp"
+#include "src/os/deadline.hpp"
 #include "src/rdma/completion_status.hpp"
 #include "src/rdma/staging_source.hpp"
 
 #include <algorithm>
+#include <cerrno>
 #include <fmt/format.h>
 #include <poll.h>
 #include <sched.h>
+#include <sys/epoll.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
 
 namespace gaudi {
 namespace {
@@ -137,9 +142,49 @@ bool connection_core::done(std::uint32_t slot) {
     return operations_[slot].state == operation::state::finished;
 }
 
+result<int> connection_core::event_fd() {
+    GAUDI_CHECK(check_usable());
+    if (link_->options.wait != wait_mode::events)
+        return tl::unexpected(
+            error(errc::setting_malformed,
+                  "a descriptor of a connection that polls: connect with wait_mode::events"));
+    if (events_)
+        return events_.get();
+    unique_fd events(::epoll_create1(EPOLL_CLOEXEC));
+    unique_fd timer(::timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC));
+    if (!events || !timer)
+        return tl::unexpected(error(errc::descriptors_exhausted, "the descriptor of a connection", errno));
+    for (const int fd : {link_->pair.descriptor(), link_->control.descriptor(), timer.get()}) {
+        epoll_event wanted{};
+        wanted.events = EPOLLIN;
+        if (::epoll_ctl(events.get(), EPOLL_CTL_ADD, fd, &wanted) != 0)
+            return tl::unexpected(error(errc::system_call_failed, "epoll_ctl of a connection", errno));
+    }
+    events_ = std::move(events);
+    timer_ = std::move(timer);
+    return events_.get();
+}
+
+bool connection_core::arm() {
+    if (failure_ || !events_ || !link_->nic().valid_in_this_process())
+        return false;
+    link_->pair.drain_events();
+    link_->pair.arm();
+    std::uint64_t expirations = 0;
+    (void)!::read(timer_.get(), &expirations, sizeof(expirations));
+    if (progress() != 0 || failure_)
+        return false;
+    // Nothing wakes the descriptor when a copy of staged memory ends: a timer does while there are any.
+    itimerspec when{};
+    if (stagings_.copying() || offers_.copying())
+        when.it_value.tv_nsec = std::chrono::nanoseconds(copy_poll_interval).count();
+    ::timerfd_settime(timer_.get(), 0, &when, nullptr);
+    return true;
+}
+
 result<completion> connection_core::wait(std::uint32_t slot, milliseconds limit) {
     const auto& waited = operations_[slot];
-    const auto deadline = steady_clock::now() + limit;
+    const auto deadline = deadline_after(limit);
     if (!link_->nic().valid_in_this_process())
         return tl::unexpected(link_->nic().forked_error());
     unsigned polls = 0; // without progress
@@ -335,7 +380,7 @@ result<void> connection_core::send_frame(frame_kind kind, std::span<const std::b
 result<std::vector<std::byte>> connection_core::receive_frame(frame_kind kind, milliseconds limit) {
     if (!link_->nic().valid_in_this_process())
         return tl::unexpected(link_->nic().forked_error());
-    const auto deadline = steady_clock::now() + limit;
+    const auto deadline = deadline_after(limit);
     for (;;) {
         if (auto body = inbox_.take(kind))
             return std::move(*body);

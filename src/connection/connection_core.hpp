@@ -27,6 +27,9 @@ public:
     result<std::uint32_t> start(const transfer_request& request);
     std::size_t progress();
     [[nodiscard]] bool done(std::uint32_t slot);
+    // A descriptor to sleep on after arm() returned true. errc::setting_malformed, descriptors_exhausted.
+    result<int> event_fd();
+    [[nodiscard]] bool arm();
     result<completion> wait(std::uint32_t slot, std::chrono::milliseconds limit);
     void drop(std::uint32_t slot) { operations_.drop(slot); }
 
@@ -78,6 +81,7 @@ private:
     std::optional<error> failure_;
     bool closing_ = false;
     time_point last_read_{};
+    unique_fd events_, timer_; // of event_fd(), once it was called
 };
 
 } // namespace gaudi

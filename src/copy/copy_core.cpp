@@ -4,6 +4,7 @@
 #include "src/copy/queue_core.hpp"
 #include "src/copy/synapse_core.hpp"
 #include "src/error/try.hpp"
+#include "src/os/deadline.hpp"
 
 #include <fmt/format.h>
 
@@ -103,7 +104,7 @@ bool copy_core::done(std::uint32_t slot) {
 
 result<void> copy_core::wait(std::uint32_t slot, std::chrono::milliseconds limit) {
     using clock = std::chrono::steady_clock;
-    const auto deadline = clock::now() + limit;
+    const auto deadline = deadline_after(limit);
     if (!device_->valid_in_this_process())
         return tl::unexpected(error(errc::forked, fmt::format("a copy on {}", device_->identity().bus_id)));
     for (;; poll()) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "src/transfer/pending_copy.hpp"
 
+#include "src/os/deadline.hpp"
 #include "src/os/fork_count.hpp"
 
 #include <algorithm>
@@ -50,7 +51,7 @@ bool pending_copy::finished(std::uint32_t) {
 
 result<void> pending_copy::wait(std::uint32_t slot, std::chrono::milliseconds limit) {
     using clock = std::chrono::steady_clock;
-    const auto deadline = clock::now() + limit;
+    const auto deadline = deadline_after(limit);
     while (!done(slot)) {
         const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - clock::now());
         if (left.count() <= 0)
@@ -65,7 +66,7 @@ result<void> pending_copy::wait(std::uint32_t slot, std::chrono::milliseconds li
 }
 
 void pending_copy::drop(std::uint32_t slot) {
-    (void)wait(slot, std::chrono::hours(1));
+    (void)wait(slot, no_limit);
 }
 
 copy_ticket pending_copies::add(const std::shared_ptr<pending_copy>& started, copy_path path,

@@ -2,6 +2,7 @@
 #include "tests/rdma/rdma_test.hpp"
 
 #include <fmt/format.h>
+#include <poll.h>
 
 namespace {
 
@@ -180,6 +181,62 @@ TEST_F(connection_test, events_wake_both_sides) {
     EXPECT_EQ(other.get(), 1U);
     EXPECT_EQ(answer[0], data[0]);
     EXPECT_EQ(right.get(), data);
+}
+
+// A program's own event loop: it sleeps on the descriptor and drives the connection when it wakes.
+TEST_F(connection_test, a_descriptor_wakes_an_event_loop) {
+    connection_options sleepy;
+    sleepy.wait = wait_mode::events;
+    make_pair(memory_path::zero_copy, memory_path::staged, 5 << 20, sleepy);
+    const auto data = pattern(5 << 20, 4);
+    left.put(data);
+    const auto run = [](connection& link, transfer& pending) {
+        pollfd waiting{expect(link.event_fd()), POLLIN, 0};
+        while (!pending.done()) {
+            if (link.arm()) {
+                ASSERT_EQ(::poll(&waiting, 1, static_cast<int>(soon.count())), 1) << "nothing woke it";
+            }
+        }
+    };
+    auto into = expect(right.link->receive(right.region));
+    auto receiving = std::async(std::launch::async, [&] { run(*right.link, into); });
+    auto out = expect(left.link->send(left.region));
+    run(*left.link, out);
+    receiving.get();
+    EXPECT_EQ(expect(into.wait(soon)).bytes, data.size());
+    EXPECT_EQ(right.get(), data);
+
+    // The end of the peer wakes it too.
+    pollfd waiting{expect(right.link->event_fd()), POLLIN, 0};
+    while (!right.link->arm())
+        ASSERT_TRUE(right.link->alive());
+    left.link.reset();
+    EXPECT_EQ(::poll(&waiting, 1, static_cast<int>(soon.count())), 1);
+    while (right.link->alive())
+        right.link->poll();
+    EXPECT_FALSE(right.link->arm()) << "nothing to sleep for";
+}
+
+TEST_F(connection_test, a_connection_that_polls_has_no_descriptor) {
+    make_pair(memory_path::host, memory_path::host, 8);
+    const auto refused = left.link->event_fd();
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code(), errc::setting_malformed);
+    EXPECT_NE(refused.error().message().find("wait_mode::events"), std::string::npos);
+}
+
+TEST_F(connection_test, several_operations_are_waited_for_at_once) {
+    make_pair(memory_path::host, memory_path::host, 4096);
+    std::vector<transfer> all;
+    for (int i = 0; i < 8; ++i)
+        all.push_back(
+            expect(right.link->receive(expect(right.region.part(512U * static_cast<unsigned>(i), 512)))));
+    for (int i = 0; i < 8; ++i)
+        all.push_back(expect(left.link->send(expect(left.region.part(0, 512)))));
+    EXPECT_LT(expect(wait_any(std::span(all), soon)), all.size());
+    expect(wait_all(std::span(all), soon)); // also both ends of one thread
+    for (auto& each : all)
+        EXPECT_EQ(expect(each.wait()).bytes, 512U);
 }
 
 TEST_F(connection_test, a_wrong_remote_region_is_refused_by_the_nic) {
