@@ -12,6 +12,9 @@ namespace gaudi {
 // A connection: dispatches the caller's operations, the NIC's completions and the peer's frames to its parts,
 // and ends them together. For one thread at a time. The connection and its tickets share it by a reference
 // count without atomics.
+//
+// It has more than thirty functions, half of them accessors and entry points of the public class: whatever
+// can end a connection (a completion, a frame, a copy, a call) has to come through one place.
 class connection_core {
 public:
     explicit connection_core(std::unique_ptr<connection_link> link);

@@ -37,6 +37,8 @@ private:
 // An interface, as UCX calls it: its operations are copies of one copier. Transports derive from this class;
 // iface.cpp and ep.cpp fill UCX's tables, the same for all transports. For one thread at a time, except
 // drop_lost().
+//
+// It has more than thirty functions because UCX's table of an interface has about as many.
 class gaudi_iface : public loss_listener {
 public:
     // `copies_are`: the name of its copies in the log. `after_failure`: what a failed copy may mean for other
