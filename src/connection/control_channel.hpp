@@ -15,7 +15,7 @@ enum class frame_kind : std::uint16_t {
     offer = 2,
     credits = 3,
     goodbye = 4,
-    access_request = 5, // one-sided access to staged memory, see remote_staging.hpp
+    access_request = 5, // one-sided access to staged memory, see staging_protocol.hpp
     slab_grant = 6,
     slab_return = 7,
     access_end = 8
