@@ -23,14 +23,8 @@ client::client(unique_fd connected, const ucred& peer)
       process(unique_fd(peer.pid > 0 ? static_cast<int>(::syscall(SYS_pidfd_open, peer.pid, 0)) : -1)),
       credentials(peer), since(clock::now()) {}
 
-bool client::send(answer_head head, std::span<const std::byte> body, std::span<const int> descriptors) {
-    const auto message = [&] {
-        message_bytes bytes(sizeof(head) + body.size());
-        std::memcpy(bytes.data(), &head, sizeof(head));
-        std::copy(body.begin(), body.end(), bytes.begin() + sizeof(head));
-        return bytes;
-    };
-    const auto sent = send_message(socket.get(), message(), descriptors, {});
+bool client::send_or_park(answer_head head, message_bytes message, std::span<const int> descriptors) {
+    const auto sent = send_message(socket.get(), message, descriptors, {});
     if (sent && !descriptors.empty())
         parked.clear(); // the kernel holds its own references now
     if (sent || descriptors.empty())
@@ -40,7 +34,8 @@ bool client::send(answer_head head, std::span<const std::byte> body, std::span<c
         parked.emplace_back(::fcntl(descriptors[i], F_DUPFD_CLOEXEC, 0));
         head.numbers[i] = parked.back().get();
     }
-    return send_message(socket.get(), message(), {}, {}).has_value();
+    std::memcpy(message.data(), &head, sizeof(head));
+    return send_message(socket.get(), message, {}, {}).has_value();
 }
 
 bool client::is_harmless() const {

@@ -36,11 +36,11 @@ struct client {
 
     // Sends an answer. Descriptors that cannot be passed at the moment are parked, where the importer may
     // fetch them with pidfd_getfd. False where the connection is broken.
-    bool send(answer_head head, std::span<const std::byte> body, std::span<const int> descriptors);
     template <typename Answer>
     bool send(const answer_head& head, const Answer& body, std::span<const int> descriptors = {}) {
-        return send(head, std::as_bytes(std::span(&body, 1)), descriptors);
+        return send_or_park(head, message_of(head, body), descriptors);
     }
+    bool send_or_park(answer_head head, message_bytes message, std::span<const int> descriptors);
     // Whether no copy that the importer started can access memory any more.
     [[nodiscard]] bool is_harmless() const;
     // After disconnection: releases the client's memberships in shared contexts and its pins. False while
