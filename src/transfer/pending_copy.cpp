@@ -69,8 +69,7 @@ void pending_copy::drop(std::uint32_t slot) {
     (void)wait(slot, no_limit);
 }
 
-copy_ticket pending_copies::add(const std::shared_ptr<pending_copy>& started, copy_path path,
-                                std::uint64_t bytes) {
+copy_ticket pending_copies::add(const std::shared_ptr<pending_copy>& started) {
     const std::lock_guard guard(mutex_);
     if (all_.size() == all_.capacity()) // a caller that only waits for tickets never polls
         std::erase_if(all_, [](const auto& each) {
@@ -80,7 +79,7 @@ copy_ticket pending_copies::add(const std::shared_ptr<pending_copy>& started, co
     all_.push_back(started);
     if (when_added_)
         when_added_();
-    return {started, 0, path, bytes};
+    return {started, 0, started->path(), started->bytes()};
 }
 
 void pending_copies::when_added(std::function<void()> call) {

@@ -28,6 +28,8 @@ public:
     void drop(std::uint32_t slot) override;
     // Drives the copy; true if this call ended it.
     bool drive();
+    [[nodiscard]] copy_path path() const { return path_; }
+    [[nodiscard]] std::uint64_t bytes() const { return bytes_; }
 
 protected:
     // Advances the copy; returns nothing while it has not ended. With the mutex held.
@@ -54,7 +56,7 @@ private:
 // The copies of a copier that have not ended.
 class pending_copies {
 public:
-    copy_ticket add(const std::shared_ptr<pending_copy>& started, copy_path path, std::uint64_t bytes);
+    copy_ticket add(const std::shared_ptr<pending_copy>& started);
     // Drives all of them.
     void poll();
     [[nodiscard]] bool any();

@@ -273,8 +273,7 @@ result<copy_ticket> nic_loopback::start(const copy_job& job) {
         const std::lock_guard guard(state_->mutex);
         GAUDI_TRY(number, made.copier->start(made.write, made.local.at, made.remote.at, job.length));
     }
-    return pending_.add(std::make_shared<nic_copy>(job, state_, std::move(made), number), which(),
-                        job.length);
+    return pending_.add(std::make_shared<nic_copy>(job, state_, std::move(made), number));
 }
 
 // Drops whole NICs: a NIC may serve several devices and keeps the registrations of each.

@@ -44,8 +44,7 @@ public:
         GAUDI_TRY(auto core, engine_for(job));
         GAUDI_TRY(const auto slot, begin(*core, job));
         copy_ticket ticket(std::move(core), slot, which(), job.length);
-        return pending_.add(std::make_shared<engine_copy>(std::move(ticket), job.lease, nullptr), which(),
-                            job.length);
+        return pending_.add(std::make_shared<engine_copy>(std::move(ticket), job.lease, nullptr));
     }
 
 private:

@@ -106,8 +106,7 @@ public:
             job.lease, job.end_of(kind::leased).offset, !to_owner, std::span(offsets).first(room.count));
         return tools_.pending.add(std::make_shared<pipeline>(which(), job.length, job.lease, std::move(room),
                                                              std::move(to_owner ? here : there),
-                                                             std::move(to_owner ? there : here)),
-                                  which(), job.length);
+                                                             std::move(to_owner ? there : here)));
     }
 
 private:

@@ -92,8 +92,7 @@ public:
                                        job.length, reads ? copy_direction::down : copy_direction::up,
                                        job.hints, which()));
         copy_ticket ticket(std::move(core), slot, which(), job.length);
-        return pending_.add(std::make_shared<engine_copy>(std::move(ticket), job.lease, other.kept), which(),
-                            job.length);
+        return pending_.add(std::make_shared<engine_copy>(std::move(ticket), job.lease, other.kept));
     }
     void forget(unsigned index) override {
         cache_->drop([&](const hl_device& by) { return by.identity().index == index; });

@@ -39,8 +39,7 @@ public:
         return tools_.pending.add(
             std::make_shared<pipeline>(which(), job.length, job.lease, std::move(room),
                                        engine_step(std::move(source.engine), job.from.address, true),
-                                       engine_step(std::move(destination.engine), job.to.address, false)),
-            which(), job.length);
+                                       engine_step(std::move(destination.engine), job.to.address, false)));
     }
     void forget(unsigned index) override {
         tools_.slabs->drop_pins([&](copy_core& of) { return of.device().identity().index == index; });
