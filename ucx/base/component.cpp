@@ -6,10 +6,19 @@
 #include <cstring>
 
 namespace gaudi_ucx {
+namespace {
+
+void fill(ucs_config_global_list_entry_t& entry, const settings_table& settings) {
+    entry.name = settings.title;
+    entry.prefix = settings.prefix;
+    entry.table = settings.fields;
+    entry.size = settings.size;
+}
+
+} // namespace
 
 void register_component(uct_gaudi_module& module, uct_component_t& component, const char* name,
-                        const char* title, const char* prefix, ucs_config_field_t* settings,
-                        std::size_t config_size, const component_functions& functions) {
+                        const settings_table& settings, const component_functions& functions) {
     component = {};
     std::strcpy(component.name, name);
     component.query_md_resources = query_if_any_gaudi;
@@ -23,10 +32,7 @@ void register_component(uct_gaudi_module& module, uct_component_t& component, co
     };
     component.rkey_release = functions.rkey_release;
     component.rkey_compare = functions.rkey_compare;
-    component.md_config.name = title;
-    component.md_config.prefix = prefix;
-    component.md_config.table = settings;
-    component.md_config.size = config_size;
+    fill(component.md_config, settings);
     component.cm_config.name = "";
     component.cm_config.prefix = "";
     component.tl_list = {&component.tl_list, &component.tl_list};
@@ -35,16 +41,12 @@ void register_component(uct_gaudi_module& module, uct_component_t& component, co
 }
 
 void register_transport(uct_gaudi_module& module, uct_component_t& component, uct_tl_t& tl, const char* name,
-                        const char* title, const char* prefix, ucs_config_field_t* settings,
-                        std::size_t config_size, const transport_functions& functions) {
+                        const settings_table& settings, const transport_functions& functions) {
     tl = {};
     std::strcpy(tl.name, name);
     tl.query_devices = functions.query_devices;
     tl.iface_open = functions.iface_open;
-    tl.config.name = title;
-    tl.config.prefix = prefix;
-    tl.config.table = settings;
-    tl.config.size = config_size;
+    fill(tl.config, settings);
     module.ucx.uct_tl_register(&component, &tl);
 }
 

@@ -6,6 +6,14 @@
 
 namespace gaudi_ucx {
 
+// The settings of a domain or transport. `prefix`: of their environment variables, such as "GAUDI_COPY_".
+struct settings_table {
+    const char* title;
+    const char* prefix;
+    ucs_config_field_t* fields;
+    std::size_t size; // of the structure that they fill
+};
+
 // A component: one memory domain for all Gaudis, with its keys.
 struct component_functions {
     decltype(uct_component_t::md_open) md_open;
@@ -14,17 +22,14 @@ struct component_functions {
     decltype(uct_component_t::rkey_compare) rkey_compare;
     decltype(uct_component_t::md_vfs_init) md_vfs_init;
 };
-// `prefix`: of the environment variables of its settings, such as "GAUDI_COPY_".
 void register_component(uct_gaudi_module& module, uct_component_t& component, const char* name,
-                        const char* title, const char* prefix, ucs_config_field_t* settings,
-                        std::size_t config_size, const component_functions& functions);
+                        const settings_table& settings, const component_functions& functions);
 
 struct transport_functions {
     decltype(uct_tl_t::query_devices) query_devices;
     decltype(uct_tl_t::iface_open) iface_open;
 };
 void register_transport(uct_gaudi_module& module, uct_component_t& component, uct_tl_t& tl, const char* name,
-                        const char* title, const char* prefix, ucs_config_field_t* settings,
-                        std::size_t config_size, const transport_functions& functions);
+                        const settings_table& settings, const transport_functions& functions);
 
 } // namespace gaudi_ucx

@@ -227,8 +227,9 @@ ucs_config_field_t* iface_settings(const ucx_api& ucx) {
 } // namespace
 
 void register_copy_iface(uct_gaudi_module& module) {
-    register_transport(module, module.copy_component(), module.copy_tl, "gaudi_cpy", "gaudi_cpy transport",
-                       "GAUDI_COPY_", iface_settings(module.ucx), sizeof(uct_gaudi_copy_iface_config_t),
+    register_transport(module, module.copy_component(), module.copy_tl, "gaudi_cpy",
+                       {"gaudi_cpy transport", "GAUDI_COPY_", iface_settings(module.ucx),
+                        sizeof(uct_gaudi_copy_iface_config_t)},
                        {uct_gaudi_copy_query_devices, uct_gaudi_copy_iface_open});
 }
 

@@ -150,8 +150,9 @@ ucs_status_t uct_gaudi_copy_md_open(uct_component_t* component, const char*, con
 } // namespace
 
 void register_copy_md(uct_gaudi_module& module) {
-    register_component(module, module.copy_component(), "gaudi_copy", "Gaudi copy memory domain",
-                       "GAUDI_COPY_", copy_md_settings(module.ucx), sizeof(uct_gaudi_copy_md_config_t),
+    register_component(module, module.copy_component(), "gaudi_copy",
+                       {"Gaudi copy memory domain", "GAUDI_COPY_", copy_md_settings(module.ucx),
+                        sizeof(uct_gaudi_copy_md_config_t)},
                        {uct_gaudi_copy_md_open, uct_gaudi_copy_rkey_unpack, uct_gaudi_copy_rkey_release,
                         uct_gaudi_copy_rkey_compare, uct_gaudi_copy_md_vfs_init});
 }

@@ -192,8 +192,9 @@ ucs_config_field_t* iface_settings(const ucx_api& ucx) {
 } // namespace
 
 void register_dma_iface(uct_gaudi_module& module) {
-    register_transport(module, module.copy_component(), module.dma_tl, "gaudi_dma", "gaudi_dma transport",
-                       "GAUDI_DMA_", iface_settings(module.ucx), sizeof(uct_gaudi_dma_iface_config_t),
+    register_transport(module, module.copy_component(), module.dma_tl, "gaudi_dma",
+                       {"gaudi_dma transport", "GAUDI_DMA_", iface_settings(module.ucx),
+                        sizeof(uct_gaudi_dma_iface_config_t)},
                        {uct_gaudi_dma_query_devices, uct_gaudi_dma_iface_open});
 }
 

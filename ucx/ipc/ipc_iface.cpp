@@ -282,8 +282,9 @@ void register_ipc_iface(uct_gaudi_module& module) {
         return ipc_md(md).module->ucx.uct_single_device_resource(
             md, "gaudi_ipc", UCT_DEVICE_TYPE_SHM, UCS_SYS_DEVICE_ID_UNKNOWN, devices_p, num_devices_p);
     };
-    register_transport(module, module.ipc_component(), module.ipc_tl, "gaudi_ipc", "gaudi_ipc transport",
-                       "GAUDI_IPC_", iface_settings(module.ucx), sizeof(uct_gaudi_ipc_iface_config_t),
+    register_transport(module, module.ipc_component(), module.ipc_tl, "gaudi_ipc",
+                       {"gaudi_ipc transport", "GAUDI_IPC_", iface_settings(module.ucx),
+                        sizeof(uct_gaudi_ipc_iface_config_t)},
                        {query_devices, uct_gaudi_ipc_iface_open});
 }
 

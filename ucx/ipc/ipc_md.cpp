@@ -270,10 +270,11 @@ void register_ipc_md(uct_gaudi_module& module) {
         auto& owner = *ipc_md(md).module;
         owner.ucx.ucs_vfs_obj_add_ro_file(md, show_counters, &owner, 0, "counters");
     };
-    register_component(module, module.ipc_component(), "gaudi_ipc", "Gaudi IPC memory domain", "GAUDI_IPC_",
-                       md_settings(module.ucx), sizeof(uct_gaudi_ipc_md_config_t),
-                       {uct_gaudi_ipc_md_open, uct_gaudi_ipc_rkey_unpack, uct_gaudi_ipc_rkey_release,
-                        uct_gaudi_ipc_rkey_compare, vfs_init});
+    register_component(
+        module, module.ipc_component(), "gaudi_ipc",
+        {"Gaudi IPC memory domain", "GAUDI_IPC_", md_settings(module.ucx), sizeof(uct_gaudi_ipc_md_config_t)},
+        {uct_gaudi_ipc_md_open, uct_gaudi_ipc_rkey_unpack, uct_gaudi_ipc_rkey_release,
+         uct_gaudi_ipc_rkey_compare, vfs_init});
 }
 
 } // namespace gaudi_ucx
