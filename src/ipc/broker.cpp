@@ -4,7 +4,8 @@
 #include "src/error/try.hpp"
 #include "src/hl/hl_device.hpp"
 #include "src/ipc/importer.hpp"
-#include "src/os/fork_count.hpp"
+#include "src/os/deadline.hpp"
+#include "src/os/per_process.hpp"
 #include "src/os/signal_free_thread.hpp"
 
 #include <algorithm>
@@ -21,20 +22,12 @@ using clock = std::chrono::steady_clock;
 struct current_broker {
     std::mutex mutex;
     std::shared_ptr<broker> instance;
-    unsigned forks = fork_count();
-
-    static current_broker& of_process() {
-        static auto* current = new current_broker;
-        if (current->forks != fork_count())
-            current = new current_broker;
-        return *current;
-    }
 };
 
 // Checks the condition with growing pauses. False on timeout.
 template <typename F>
 bool wait_until(std::chrono::milliseconds limit, F&& condition) {
-    const auto deadline = clock::now() + limit;
+    const auto deadline = deadline_after(limit);
     for (auto pause = std::chrono::microseconds(20); !condition();
          pause = std::min(pause * 2, std::chrono::microseconds(1000))) {
         if (clock::now() >= deadline)
@@ -50,7 +43,7 @@ broker::broker(poller events, ipc_settings settings)
     : events_(std::move(events)), settings_(std::move(settings)) {}
 
 result<std::shared_ptr<broker>> broker::self() {
-    auto& current = current_broker::of_process();
+    auto& current = per_process<current_broker>();
     const std::lock_guard guard(current.mutex);
     if (current.instance)
         return current.instance;
@@ -68,13 +61,13 @@ result<std::shared_ptr<broker>> broker::self() {
 }
 
 std::shared_ptr<broker> broker::running() {
-    auto& current = current_broker::of_process();
+    auto& current = per_process<current_broker>();
     const std::lock_guard guard(current.mutex);
     return current.instance;
 }
 
 void broker::stop() {
-    auto& current = current_broker::of_process();
+    auto& current = per_process<current_broker>();
     std::shared_ptr<broker> last;
     {
         const std::lock_guard guard(current.mutex);

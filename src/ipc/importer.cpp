@@ -2,7 +2,7 @@
 #include "src/ipc/importer.hpp"
 
 #include "src/error/try.hpp"
-#include "src/os/fork_count.hpp"
+#include "src/os/per_process.hpp"
 
 #include <algorithm>
 #include <fmt/format.h>
@@ -10,20 +10,7 @@
 namespace gaudi {
 
 importer& importer::self() {
-    static std::mutex mutex;
-    static std::atomic<importer*> instance{nullptr};
-    static std::atomic<unsigned> forks{0};
-    auto* found = instance.load(std::memory_order_acquire);
-    if (found != nullptr && forks.load(std::memory_order_relaxed) == fork_count())
-        return *found;
-    if (forks.load() != fork_count()) // no other thread can hold the mutex: fork left one thread
-        new (&mutex) std::mutex;
-    const std::lock_guard guard(mutex);
-    if (instance.load() == nullptr || forks.load() != fork_count()) { // the parent's instance stays untouched
-        forks.store(fork_count());
-        instance.store(new importer, std::memory_order_release);
-    }
-    return *instance.load();
+    return per_process<importer>();
 }
 
 result<std::shared_ptr<owner_link>> importer::link_to(const process_identity& owner,

@@ -3,6 +3,7 @@
 
 #include "src/error/try.hpp"
 #include "src/os/fork_count.hpp"
+#include "src/os/per_process.hpp"
 #include "src/os/system_error.hpp"
 #include "src/transfer/paths/nic_loopback.hpp"
 
@@ -19,8 +20,11 @@ using kind = copy_end::kind;
 // Longest copy that a NIC makes while the caller waits in copy(): longer ones would block it too long.
 constexpr std::uint64_t most_now = 64 * 1024;
 
-std::mutex process_mutex;
-std::shared_ptr<copier_core> process_copier;
+// The copier of imported buffers.
+struct process_copier {
+    std::mutex mutex;
+    std::shared_ptr<copier_core> instance;
+};
 
 // Whether trying another path is useless: the request is invalid, or one of its ends is gone. A broken
 // connection does not count: it is a NIC's loopback connection.
@@ -36,26 +40,21 @@ bool allows(const copy_policy& policy, copy_path which) {
 } // namespace
 
 std::shared_ptr<copier_core> copier_core::of_process() {
-    static std::atomic<unsigned> forks{fork_count()};
-    if (forks.load() != fork_count()) { // no other thread can hold the mutex: fork left one thread
-        new (&process_mutex) std::mutex;
-        // The parent's copier is leaked on purpose.
-        (void)new std::shared_ptr<copier_core>(std::move(process_copier));
-        forks.store(fork_count());
-    }
-    const std::lock_guard guard(process_mutex);
-    if (!process_copier) {
+    auto& own = per_process<process_copier>();
+    const std::lock_guard guard(own.mutex);
+    if (!own.instance) {
         copier_options options;
         options.keep = false;
-        process_copier = std::make_shared<copier_core>(options);
+        own.instance = std::make_shared<copier_core>(options);
     }
-    return process_copier;
+    return own.instance;
 }
 
 void copier_core::drop_of_process() {
-    const auto current = of_process(); // destroyed after unlocking
-    const std::lock_guard guard(process_mutex);
-    process_copier.reset();
+    auto& own = per_process<process_copier>();
+    std::shared_ptr<copier_core> last; // destroyed after unlocking
+    const std::lock_guard guard(own.mutex);
+    last.swap(own.instance);
 }
 
 copier_core::copier_core(const copier_options& options)
