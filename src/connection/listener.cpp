@@ -3,6 +3,7 @@
 
 #include "src/connection/connection_core.hpp"
 #include "src/error/try.hpp"
+#include "src/os/deadline.hpp"
 
 #include <utility>
 
@@ -18,7 +19,7 @@ void listener::socket::close() noexcept {
 }
 
 result<pending_connection> listener::next(std::chrono::milliseconds limit) const {
-    GAUDI_TRY(auto joined, accept_from(socket_->fd, std::chrono::steady_clock::now() + limit));
+    GAUDI_TRY(auto joined, accept_from(socket_->fd, deadline_after(limit)));
     return pending_connection(std::make_unique<stream>(std::move(joined)));
 }
 
