@@ -14,7 +14,7 @@ virtual_device* by_bus_id(const char* text) {
     const std::string wanted = std::strlen(text) == 7 ? std::string("0000:") + text : text;
     if (const auto* all = process::self().devices(); all != nullptr)
         for (const auto& device : *all)
-            if (device->card.bus_id == wanted)
+            if (device->description.bus_id == wanted)
                 return device.get();
     return nullptr;
 }
@@ -22,7 +22,7 @@ virtual_device* by_bus_id(const char* text) {
 virtual_device* by_module_id(std::uint32_t module_id) {
     if (const auto* all = process::self().devices(); all != nullptr)
         for (const auto& device : *all)
-            if (device->card.module_id == module_id)
+            if (device->description.module_id == module_id)
                 return device.get();
     return nullptr;
 }
@@ -131,8 +131,8 @@ LAB_EXPORT(int, hlthunk_get_pci_bus_id_from_fd, (int fd, char* pci_bus_id, int l
         return failure<int>(EINVAL);
     return on_either<int>(fd, [&](virtual_device& device) {
         std::memset(pci_bus_id, 0, static_cast<std::size_t>(len));
-        std::memcpy(pci_bus_id, device.card.bus_id.c_str(),
-                    std::min(device.card.bus_id.size(), static_cast<std::size_t>(len)));
+        std::memcpy(pci_bus_id, device.description.bus_id.c_str(),
+                    std::min(device.description.bus_id.size(), static_cast<std::size_t>(len)));
         return 0;
     });
 })

@@ -21,7 +21,7 @@ void fill_hw_ip(virtual_device& device, hlthunk_hw_ip_info& out) {
     out.device_id = type.pci_id;
     out.dram_enabled = 1;
     std::snprintf(reinterpret_cast<char*>(out.cpucp_version), sizeof(out.cpucp_version), "gaudi-direct lab");
-    out.module_id = device.card.module_id;
+    out.module_id = device.description.module_id;
     std::memcpy(out.card_name, type.card_name.data(), type.card_name.size());
     out.dram_page_size = type.dram_page;
     out.device_mem_alloc_default_page_size = type.dram_page;
@@ -48,7 +48,7 @@ hlthunk_dram_usage_info usage_of(virtual_device& device) {
 }
 
 hl_device_status status_of(virtual_device& device) {
-    if (device.card.broken)
+    if (device.description.broken)
         return HL_DEVICE_STATUS_MALFUNCTION;
     if (device.state().resetting != 0)
         return HL_DEVICE_STATUS_IN_RESET_AFTER_DEVICE_RELEASE;

@@ -38,7 +38,7 @@ bool mapped_here(const virtual_device& device, std::uint64_t handle) {
     return found;
 }
 
-void give_back(virtual_device& device, const command_buffer& gone) {
+void release(virtual_device& device, const command_buffer& gone) {
     const int fd = ::open(device.node.c_str(), O_RDWR | O_CLOEXEC);
     if (fd < 0)
         return;
@@ -53,7 +53,7 @@ void sweep_destroyed(virtual_device& device, context& state) {
         auto& entry = state.buffers[i];
         if (entry.destroyed != 0 && entry.in_flight == 0 &&
             !mapped_here(device, buffer_space | entry.id * host_page)) {
-            give_back(device, entry);
+            release(device, entry);
             entry = state.buffers[--state.buffer_count];
         } else
             ++i;

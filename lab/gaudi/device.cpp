@@ -53,7 +53,7 @@ std::vector<std::filesystem::path> states_beside(const lab::folder& where, unsig
 } // namespace
 
 virtual_device::virtual_device(const lab::folder& where, unsigned number)
-    : index(number), card(where.contents().gaudis[number]), type(personality_of(card)),
+    : index(number), description(where.contents().gaudis[number]), type(personality_of(description)),
       node(where.device_node(number)), control(where.control_node(number)),
       directory(where.device_folder(number)), other_states(states_beside(where, number)) {
     ::stat(node.c_str(), &node_status_);
@@ -77,7 +77,7 @@ bool virtual_device::is_control(const struct stat& status) const {
 }
 
 int virtual_device::open_compute() {
-    if (card.broken)
+    if (description.broken)
         return -EPERM;
     auto& shared = state();
     // Mapped now, so that a failure is an errno of open and not a fault in the middle of a copy.
@@ -116,7 +116,7 @@ int virtual_device::open_compute() {
 }
 
 int virtual_device::open_control() const {
-    if (card.broken)
+    if (description.broken)
         return -EPERM;
     const int fd = ::open(control.c_str(), O_RDWR | O_CLOEXEC);
     return fd < 0 ? -errno : fd;
@@ -288,7 +288,7 @@ queue_worker& virtual_device::worker(unsigned queue) {
     return *worker;
 }
 
-bool virtual_device::lend() {
+bool virtual_device::help() {
     std::array<queue_worker*, 16> all{};
     std::size_t count = 0;
     {
@@ -297,7 +297,7 @@ bool virtual_device::lend() {
             if (count < all.size())
                 all[count++] = worker.get(); // workers live as long as the device
     }
-    return std::any_of(all.begin(), all.begin() + count, [](queue_worker* each) { return each->lend(); });
+    return std::any_of(all.begin(), all.begin() + count, [](queue_worker* each) { return each->help(); });
 }
 
 bool virtual_device::buffer_awaited(std::uint64_t begin, std::uint64_t end) {

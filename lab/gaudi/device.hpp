@@ -49,7 +49,7 @@ public:
     virtual_device& operator=(const virtual_device&) = delete;
 
     const unsigned index;
-    const gaudi_card card;
+    const gaudi_description description;
     const personality type;
     const std::filesystem::path node, control, directory;
     const std::vector<std::filesystem::path> other_states; // of the lab's other devices
@@ -71,7 +71,7 @@ public:
     [[nodiscard]] backing& sram();
     [[nodiscard]] queue_worker& worker(unsigned queue);
     // The calling thread executes a waiting short copy. False: there was none.
-    bool lend();
+    bool help();
     // Whether a submission is waiting whose command buffer is in that range and was not fetched yet.
     [[nodiscard]] bool buffer_awaited(std::uint64_t begin, std::uint64_t end);
     [[nodiscard]] bool has_running_work() const;
@@ -86,7 +86,7 @@ public:
     void forget_export(std::uint64_t id) const;
 
     [[nodiscard]] unsigned cs_timeout_ms() const {
-        return card.cs_timeout_ms != 0 ? card.cs_timeout_ms : type.cs_timeout_ms;
+        return description.cs_timeout_ms != 0 ? description.cs_timeout_ms : type.cs_timeout_ms;
     }
 
 private:

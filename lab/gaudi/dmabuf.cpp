@@ -94,7 +94,7 @@ answer<int> export_mapped(virtual_device& device, std::uint64_t address, std::ui
     const context_lock lock(state);
     const auto* entry = find_mapping(state, address);
     if (entry == nullptr || entry->address != address || entry->kind != mapping_kind::device ||
-        offset + size < offset || offset + size > entry->size || device.card.small_bar)
+        offset + size < offset || offset + size > entry->size || device.description.small_bar)
         return tl::unexpected(EINVAL);
     for (const auto& from : state.allocations)
         if (from.handle == entry->handle)
@@ -106,14 +106,14 @@ answer<int> export_physical(virtual_device& device, std::uint64_t address, std::
     const auto& type = device.type;
     const address_range user{type.dram_base, type.hbm_size};
     if (type.dram_mmu || size == 0 || !page_multiple(address) || !page_multiple(size) ||
-        !user.contains(address, size) || device.card.small_bar)
+        !user.contains(address, size) || device.description.small_bar)
         return tl::unexpected(EINVAL);
     const context_lock lock(device.state());
     return make_dmabuf(device, address, size, {{address, size}});
 }
 
 answer<std::uint64_t> import_dmabuf(virtual_device& device, int fd, std::uint64_t length) {
-    if (!device.card.dmabuf_import) // the upstream driver does not support the operation
+    if (!device.description.dmabuf_import) // the upstream driver does not support the operation
         return tl::unexpected(EINVAL);
     gaudi_lab_dmabuf head{};
     import_record record{};

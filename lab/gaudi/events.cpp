@@ -63,22 +63,22 @@ void kill_opener_later(virtual_device& device, unsigned grace_ms) {
 
 void fail_device(virtual_device& device, std::uint64_t events) {
     auto& state = device.state();
-    bool told = false;
+    bool notified = false;
     {
         const context_lock lock(state);
         if (state.status != HL_DEVICE_STATUS_OPERATIONAL || state.watchdog != 0)
             return; // already failing: the first error counts
-        told = state.notifier_fd >= 0;
+        notified = state.notifier_fd >= 0;
         state.hard_resets++;
         state.events |=
-            events | (told ? HL_NOTIFIER_EVENT_DEVICE_UNAVAILABLE : 0) | HL_NOTIFIER_EVENT_DEVICE_RESET;
-        state.status = told ? HL_DEVICE_STATUS_NEEDS_RESET : HL_DEVICE_STATUS_IN_RESET;
+            events | (notified ? HL_NOTIFIER_EVENT_DEVICE_UNAVAILABLE : 0) | HL_NOTIFIER_EVENT_DEVICE_RESET;
+        state.status = notified ? HL_DEVICE_STATUS_NEEDS_RESET : HL_DEVICE_STATUS_IN_RESET;
         // The order matters: waiters that already wait get EIO, later ones EBUSY.
         abort_all(device);
-        state.watchdog = told ? 1 : 0;
+        state.watchdog = notified ? 1 : 0;
         signal_notifier(state);
     }
-    kill_opener_later(device, told ? device.card.watchdog_ms : device.card.reset_grace_ms);
+    kill_opener_later(device, notified ? device.description.watchdog_ms : device.description.reset_grace_ms);
 }
 
 std::int64_t stamp() {

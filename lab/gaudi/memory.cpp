@@ -83,8 +83,8 @@ struct listed_mapping {
 };
 
 // Calls `look` for each mapping in /proc/self/maps until it returns false.
-template <typename Look>
-void each_mapping(Look&& look) {
+template <typename Visitor>
+void each_mapping(Visitor&& update) {
     std::FILE* maps = std::fopen("/proc/self/maps", "re");
     char line[4352];
     while (maps != nullptr && std::fgets(line, sizeof(line), maps) != nullptr) {
@@ -98,7 +98,7 @@ void each_mapping(Look&& look) {
         listed_mapping next{low, high, access[1] == 'w', {}, path_at > 0 ? line + path_at : ""};
         next.file.st_dev = makedev(major, minor);
         next.file.st_ino = inode;
-        if (!look(next))
+        if (!update(next))
             break;
     }
     if (maps != nullptr)

@@ -104,12 +104,12 @@ constexpr personality gaudi3 = {
 
 } // namespace
 
-personality personality_of(const gaudi_card& card) {
-    auto made = card.generation == generation::gaudi    ? gaudi1
-                : card.generation == generation::gaudi3 ? gaudi3
-                                                        : gaudi2;
-    if (card.hbm_pages != 0 && made.dram_mmu)
-        made.hbm_size = made.dram_size = std::min(made.hbm_size, card.hbm_pages * made.dram_page);
+personality personality_of(const gaudi_description& description) {
+    auto made = description.generation == generation::gaudi    ? gaudi1
+                : description.generation == generation::gaudi3 ? gaudi3
+                                                               : gaudi2;
+    if (description.hbm_pages != 0 && made.dram_mmu)
+        made.hbm_size = made.dram_size = std::min(made.hbm_size, description.hbm_pages * made.dram_page);
     return made;
 }
 

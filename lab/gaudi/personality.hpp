@@ -58,6 +58,6 @@ struct personality {
 };
 
 // The row of the generation, with the changes of the lab description.
-[[nodiscard]] personality personality_of(const gaudi_card& card);
+[[nodiscard]] personality personality_of(const gaudi_description& description);
 
 } // namespace lab::gaudi

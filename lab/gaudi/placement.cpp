@@ -41,12 +41,12 @@ bool placement::went_on(other_device& which) {
            now.submitter != ::getpid();
 }
 
-void placement::look() {
+void placement::update() {
     constexpr std::uint64_t interval_ns = 4000000;
     const auto now = now_ns();
-    if (others_.empty() || now < next_look_ns_)
+    if (others_.empty() || now < next_update_ns_)
         return;
-    next_look_ns_ = now + interval_ns;
+    next_update_ns_ = now + interval_ns;
     note(1 + static_cast<unsigned>(std::count_if(others_.begin(), others_.end(), went_on)));
 }
 

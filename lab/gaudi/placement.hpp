@@ -17,7 +17,7 @@ public:
     placement(unsigned engine, const std::vector<std::filesystem::path>& others);
 
     // Call before each job of the thread.
-    void look();
+    void update();
     // Records a check: so many devices, each of a different program, worked since the last check.
     void note(unsigned devices);
 
@@ -34,7 +34,7 @@ private:
     std::vector<other_device> others_;
     double average_ = 0; // of the recorded checks
     bool at_home_ = false;
-    std::uint64_t next_look_ns_ = 0;
+    std::uint64_t next_update_ns_ = 0;
 };
 
 } // namespace lab::gaudi

@@ -74,7 +74,7 @@ void queue_worker::run() {
         jobs_.pop_front();
         busy_ = true;
         lock.unlock();
-        where.look();
+        where.update();
         carry_out(current);
         current = {};
         lock.lock();
@@ -82,13 +82,13 @@ void queue_worker::run() {
     }
 }
 
-bool queue_worker::lend() {
+bool queue_worker::help() {
     std::unique_lock lock(mutex_, std::try_to_lock);
     constexpr std::uint32_t few_packets = 8192; // bytes
     if (!lock || busy_ || jobs_.empty() || jobs_.front().size > few_packets)
         return false;
     auto& next = jobs_.front(); // its address stays valid when jobs are added
-    if (next.lent_from_ns > now_ns())
+    if (next.help_from_ns > now_ns())
         return false;
     busy_ = true;
     lock.unlock();
@@ -112,7 +112,7 @@ bool queue_worker::lend() {
         current = {};
         lock.lock();
     } else
-        next.lent_from_ns = copied <= more ? next.since_ns + while_ns : UINT64_MAX;
+        next.help_from_ns = copied <= more ? next.since_ns + while_ns : UINT64_MAX;
     busy_ = false;
     const bool more_to_do = !jobs_.empty();
     lock.unlock();

@@ -32,7 +32,7 @@ struct job {
     bool fetched = kernel_buffer;
     std::vector<unsigned char> bytes = {};
     std::uint64_t since_ns = 0;     // when it was queued
-    std::uint64_t lent_from_ns = 0; // no other thread may execute it before this time
+    std::uint64_t help_from_ns = 0; // no other thread may execute it before this time
 };
 
 // One stream of an engine: runs jobs in order, in its own thread, which starts with the first job and ends
@@ -50,7 +50,7 @@ public:
     void wake() { wake_.notify_one(); }
     // Executes the next job in the caller's thread if it is a short copy and no other job is running. False:
     // nothing done.
-    bool lend();
+    bool help();
     [[nodiscard]] bool awaits(std::uint64_t begin, std::uint64_t end);
 
 private:

@@ -209,7 +209,7 @@ answer<wait_result> wait_for(virtual_device& device, std::uint64_t sequence, std
         timeout_us &= 0xffffffff; // the kernel's field has 32 bits: larger values wrap
     const auto deadline = timeout_us == infinite ? ~0ULL : now_ns() + timeout_us * 1000;
     auto& slot = slot_of(device, sequence);
-    bool lent = false;
+    bool helped = false;
     for (unsigned round = 0;; ++round) {
         const auto seen = state.completions.load();
         const auto outcome = slot.state.load();
@@ -223,8 +223,8 @@ answer<wait_result> wait_for(virtual_device& device, std::uint64_t sequence, std
             return tl::unexpected(EIO);
         const auto now = now_ns();
         const bool over = now >= deadline;
-        if (slot.process == ::getpid() && !(over && lent) && device.lend()) {
-            lent = true;
+        if (slot.process == ::getpid() && !(over && helped) && device.help()) {
+            helped = true;
             continue;
         }
         if ((over || round % 16 == 15) && slot.process != ::getpid() &&

@@ -19,12 +19,12 @@ route route_of(const ibv_ah_attr& address) {
 }
 
 int check_address(const context& where, const ibv_ah_attr& address) {
-    const auto& card = where.card->card;
-    if (address.port_num < 1 || address.port_num > card.ports)
+    const auto& limits = where.hca->description;
+    if (address.port_num < 1 || address.port_num > limits.ports)
         return EINVAL;
     if (address.is_global != 0 && address.grh.sgid_index >= gid_table_length)
         return EINVAL;
-    if (card.link == link_layer::ethernet && address.is_global == 0)
+    if (limits.link == link_layer::ethernet && address.is_global == 0)
         return EINVAL; // RoCE has no LIDs
     return 0;
 }
@@ -67,10 +67,10 @@ VERB(int, ibv_init_ah_from_wc,
          into->is_global = 1;
          into->grh.dgid = grh->sgid;
          const auto& where = context::of(handle);
-         if (port < 1 || port > where.card->card.ports)
+         if (port < 1 || port > where.hca->description.ports)
              return fails(EINVAL);
          for (uint8_t index = 0; index < gid_table_length; ++index)
-             if (std::memcmp(where.card->gids[port - 1][index], grh->dgid.raw, 16) == 0) {
+             if (std::memcmp(where.hca->gids[port - 1][index], grh->dgid.raw, 16) == 0) {
                  into->grh.sgid_index = index;
                  break;
              }

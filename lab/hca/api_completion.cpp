@@ -28,17 +28,17 @@ struct cq_request {
 answer<completion_queue*> make_cq(ibv_context* handle, const cq_request& wanted) {
     auto& where = context::of(handle);
     auto& home = *where.home;
-    if (!home.present() || wanted.entries == 0 || wanted.entries > where.card->card.max_cqe ||
+    if (!home.present() || wanted.entries == 0 || wanted.entries > where.hca->description.max_cqe ||
         wanted.vector < 0 || wanted.vector >= handle->num_comp_vectors)
         return tl::unexpected(EINVAL);
-    if (home.cqs_made.fetch_add(1) >= where.card->card.max_cq) {
+    if (home.cqs_made.fetch_add(1) >= where.hca->description.max_cq) {
         home.cqs_made.fetch_sub(1);
         return tl::unexpected(ENOMEM);
     }
     const auto place = home.cq_places.take();
     const auto give_up = [&](int error) {
         if (place)
-            home.cq_places.give_back(*place);
+            home.cq_places.release(*place);
         home.cqs_made.fetch_sub(1);
         return tl::unexpected(error);
     };
@@ -51,7 +51,7 @@ answer<completion_queue*> make_cq(ibv_context* handle, const cq_request& wanted)
     const auto ring = home.own().allocate(std::uint64_t{capacity} * sizeof(completion));
     if (!ring)
         return give_up(ring.error());
-    cq.device = where.card->index;
+    cq.device = where.hca->index;
     cq.ring = *ring;
     cq.capacity = capacity;
     cq.channel = wanted.channel != nullptr ? completion_channel::of(wanted.channel).index : no_index;
@@ -121,10 +121,10 @@ bool is_empty(const completion_queue& cq) {
 
 // Yields the processor after many empty polls: two pollers on one core would spend each other's time.
 void found_nothing(completion_queue& cq) {
-    constexpr std::uint32_t patience = 4096;
+    constexpr std::uint32_t poll_burst = 4096;
     const auto polls = cq.empty_polls.load(std::memory_order_relaxed) + 1;
     cq.empty_polls.store(polls, std::memory_order_relaxed);
-    if (polls % patience == 0)
+    if (polls % poll_burst == 0)
         ::sched_yield();
 }
 
@@ -307,7 +307,7 @@ VERB(ibv_comp_channel*, ibv_create_comp_channel, (ibv_context * handle), (handle
     if (made->seen.fd < 0) {
         const int error = errno;
         ::unlink(made->path.c_str());
-        home.channel_places.give_back(*place);
+        home.channel_places.release(*place);
         return fails(error);
     }
     made->seen.context = handle;
@@ -322,7 +322,7 @@ VERB(int, ibv_destroy_comp_channel, (ibv_comp_channel * handle), (handle), {
     ::close(handle->fd);
     if (home.present()) {
         ::unlink(channel.path.c_str());
-        home.channel_places.give_back(channel.index);
+        home.channel_places.release(channel.index);
     }
     delete &channel;
     return 0;
@@ -341,7 +341,7 @@ VERB(int, ibv_resize_cq, (ibv_cq * handle, int entries), (handle, entries), {
     auto& cq = completion_queue::of(handle);
     auto& home = *cq.home;
     if (!home.present() || entries <= 0 ||
-        static_cast<uint32_t>(entries) > context::of(handle->context).card->card.max_cqe)
+        static_cast<uint32_t>(entries) > context::of(handle->context).hca->description.max_cqe)
         return fails(EINVAL);
     const auto capacity = std::bit_ceil(static_cast<uint32_t>(entries));
     const auto ring = home.own().allocate(uint64_t{capacity} * sizeof(completion));
@@ -386,7 +386,7 @@ VERB(int, ibv_destroy_cq, (ibv_cq * handle), (handle), {
         cq.cq->in_use = 0;
         forget_events(cq);
         home.own().release(cq.cq->ring);
-        home.cq_places.give_back(cq.index);
+        home.cq_places.release(cq.index);
         home.cqs_made.fetch_sub(1);
     }
     if (handle->channel != nullptr) {

@@ -14,14 +14,14 @@ namespace lab::hca {
 namespace {
 
 bool valid_port(const context& where, unsigned port) {
-    return port >= 1 && port <= where.card->card.ports;
+    return port >= 1 && port <= where.hca->description.ports;
 }
 
 int query_port(ibv_context* handle, std::uint8_t port, ibv_port_attr* into, std::size_t size) {
     const auto& where = context::of(handle);
     if (!valid_port(where, port))
         return failure<int>(EINVAL, answers::with_errno);
-    const auto made = attributes_of(*where.card, port, where.home->ports().is_up(where.card->index, port));
+    const auto made = attributes_of(*where.hca, port, where.home->ports().is_up(where.hca->index, port));
     // The caller's structure may be older and shorter, or newer and longer.
     std::memset(into, 0, size);
     std::memcpy(into, &made, std::min(size, sizeof(made)));
@@ -33,7 +33,7 @@ int query_device_ex(ibv_context* handle, const ibv_query_device_ex_input* input,
     if (input != nullptr && input->comp_mask != 0)
         return failure<int>(EINVAL, answers::with_errno);
     ibv_device_attr_ex made{};
-    made.orig_attr = attributes_of(*context::of(handle).card);
+    made.orig_attr = attributes_of(*context::of(handle).hca);
     made.completion_timestamp_mask = UINT64_MAX;
     made.hca_core_clock = 1000000; // kHz: timestamps are nanoseconds
     made.phys_port_cnt_ex = made.orig_attr.phys_port_cnt;
@@ -51,7 +51,7 @@ int query_rt_values(ibv_context*, ibv_values_ex* values) {
 }
 
 int compat_query_device(ibv_context* handle, ibv_device_attr* into) {
-    *into = attributes_of(*context::of(handle).card);
+    *into = attributes_of(*context::of(handle).hca);
     return 0;
 }
 
@@ -68,7 +68,7 @@ void close_pipe(context& where) {
             ::close(fd);
 }
 
-answer<ibv_context*> open_context(device& card) {
+answer<ibv_context*> open_context(device& hca) {
     decide_watching();
     decide_modes();
     auto home = process::join();
@@ -76,7 +76,7 @@ answer<ibv_context*> open_context(device& card) {
         return tl::unexpected(home.error());
     auto made = make_zeroed<context>();
     made->home = *home;
-    made->card = &card;
+    made->hca = &hca;
     auto& seen = made->seen;
     seen.sz = sizeof(seen);
     auto& inner = seen.context;
@@ -90,7 +90,7 @@ answer<ibv_context*> open_context(device& card) {
         close_pipe(*made);
         return tl::unexpected(error);
     }
-    inner.device = &card.seen;
+    inner.device = &hca.seen;
     inner.async_fd = made->async_pipe[0];
     inner.num_comp_vectors = vectors;
     ::pthread_mutex_init(&inner.mutex, nullptr);
@@ -121,13 +121,13 @@ answer<ibv_context*> open_context(device& card) {
     return made.release()->handle();
 }
 
-std::uint8_t gid_type(const device& card) {
-    return card.card.link == link_layer::ethernet ? IBV_GID_TYPE_ROCE_V2 : IBV_GID_TYPE_IB;
+std::uint8_t gid_type(const device& hca) {
+    return hca.description.link == link_layer::ethernet ? IBV_GID_TYPE_ROCE_V2 : IBV_GID_TYPE_IB;
 }
 
-bool gid_is_there(const device& card, unsigned port, unsigned index) {
+bool gid_is_there(const device& hca, unsigned port, unsigned index) {
     constexpr std::uint8_t nothing_at_all[16]{};
-    return index < gid_table_length && std::memcmp(card.gids[port - 1][index], nothing_at_all, 16) != 0;
+    return index < gid_table_length && std::memcmp(hca.gids[port - 1][index], nothing_at_all, 16) != 0;
 }
 
 } // namespace
@@ -204,7 +204,7 @@ VERB_AS(with_minus_one, int, ibv_close_device, (ibv_context * handle), (handle),
 })
 
 VERB(int, ibv_query_device, (ibv_context * handle, ibv_device_attr* into), (handle, into), {
-    *into = attributes_of(*context::of(handle).card);
+    *into = attributes_of(*context::of(handle).hca);
     return 0;
 })
 
@@ -216,7 +216,7 @@ VERB_AS(with_minus_one, int, ibv_query_gid, (ibv_context * handle, uint8_t port,
             const auto& where = context::of(handle);
             if (!valid_port(where, port) || index < 0 || index >= gid_table_length)
                 return fails(EINVAL);
-            std::memcpy(into->raw, where.card->gids[port - 1][index], 16);
+            std::memcpy(into->raw, where.hca->gids[port - 1][index], 16);
             return 0;
         })
 
@@ -242,13 +242,13 @@ VERB(int, _ibv_query_gid_ex,
          if (!valid_port(where, port) || index >= gid_table_length || flags != 0 ||
              size < sizeof(ibv_gid_entry))
              return fails(EINVAL);
-         if (!gid_is_there(*where.card, port, index))
+         if (!gid_is_there(*where.hca, port, index))
              return fails(ENODATA);
          *into = {};
-         std::memcpy(into->gid.raw, where.card->gids[port - 1][index], 16);
+         std::memcpy(into->gid.raw, where.hca->gids[port - 1][index], 16);
          into->gid_index = index;
          into->port_num = port;
-         into->gid_type = gid_type(*where.card);
+         into->gid_type = gid_type(*where.hca);
          return 0;
      })
 
@@ -259,18 +259,18 @@ _ibv_query_gid_table(ibv_context* handle, ibv_gid_entry* into, size_t room, uint
     if (flags != 0 || size < sizeof(ibv_gid_entry))
         return -EINVAL;
     std::size_t count = 0;
-    for (unsigned port = 1; port <= where.card->card.ports; ++port)
+    for (unsigned port = 1; port <= where.hca->description.ports; ++port)
         for (unsigned index = 0; index < gid_table_length; ++index)
-            if (gid_is_there(*where.card, port, index)) {
+            if (gid_is_there(*where.hca, port, index)) {
                 if (count == room)
                     return -EINVAL;
                 auto& entry =
                     *reinterpret_cast<ibv_gid_entry*>(reinterpret_cast<std::byte*>(into) + size * count++);
                 entry = {};
-                std::memcpy(entry.gid.raw, where.card->gids[port - 1][index], 16);
+                std::memcpy(entry.gid.raw, where.hca->gids[port - 1][index], 16);
                 entry.gid_index = index;
                 entry.port_num = port;
-                entry.gid_type = gid_type(*where.card);
+                entry.gid_type = gid_type(*where.hca);
             }
     return static_cast<ssize_t>(count);
 }
@@ -280,6 +280,6 @@ NEWER_VERB(int, ibv_query_port_speed, (ibv_context * handle, uint32_t port, uint
                const auto& where = context::of(handle);
                if (!valid_port(where, port))
                    return fails(EINVAL);
-               *speed = std::uint64_t{where.card->card.speed_gbps} * 10; // units of 100 Mbit/s
+               *speed = std::uint64_t{where.hca->description.speed_gbps} * 10; // units of 100 Mbit/s
                return 0;
            })

@@ -86,13 +86,13 @@ answer<ibv_mr*> make_region(ibv_pd* pd, const wanted_region& wanted) {
     auto& home = *where.home;
     if (!home.present())
         return tl::unexpected(EINVAL);
-    if (home.regions_in_use.fetch_add(1) >= where.card->card.max_mr) {
+    if (home.regions_in_use.fetch_add(1) >= where.hca->description.max_mr) {
         home.regions_in_use.fetch_sub(1);
         return tl::unexpected(ENOMEM);
     }
     const auto give_up = [&](std::optional<std::uint32_t> place, int error) {
         if (place)
-            home.region_places.give_back(*place);
+            home.region_places.release(*place);
         home.regions_in_use.fetch_sub(1);
         return tl::unexpected(error);
     };
@@ -164,7 +164,7 @@ answer<ibv_mr*> register_host(ibv_pd* pd, void* address, std::size_t length, std
 answer<ibv_mr*> register_dmabuf(ibv_pd* pd, std::uint64_t offset, std::size_t length, std::uint64_t iova,
                                 int fd, unsigned access) {
     const auto& where = context::of(pd->context);
-    if (!where.card->card.dmabuf)
+    if (!where.hca->description.dmabuf)
         return tl::unexpected(EOPNOTSUPP);
     // Checked before everything else: programs probe with a bad descriptor whether DMA-BUF registration is
     // supported.
@@ -242,7 +242,7 @@ int drop_region(ibv_mr* handle) {
         home.own().release(mr.pieces);
     if (region.dmabuf >= 0)
         ::close(region.dmabuf);
-    home.region_places.give_back(region.index);
+    home.region_places.release(region.index);
     home.regions_in_use.fetch_sub(1);
     protection_domain::of(handle->pd).users.fetch_sub(1);
     delete &region;

@@ -82,16 +82,16 @@ void write_request(send_request& into, const shared_qp& qp, const ibv_send_wr& w
                      wr.wr.atomic.rkey};
     else
         into.rdma = {wr.wr.rdma.remote_addr, 0, 0, wr.wr.rdma.rkey};
-    auto* behind = reinterpret_cast<std::byte*>(&into + 1);
+    auto* trailing = reinterpret_cast<std::byte*>(&into + 1);
     if ((wr.send_flags & IBV_SEND_INLINE) != 0) {
         for (int i = 0; i < wr.num_sge; ++i) {
-            std::memcpy(behind + into.inline_length, reinterpret_cast<const void*>(wr.sg_list[i].addr),
+            std::memcpy(trailing + into.inline_length, reinterpret_cast<const void*>(wr.sg_list[i].addr),
                         wr.sg_list[i].length);
             into.inline_length += wr.sg_list[i].length;
         }
         return;
     }
-    write_entries(reinterpret_cast<scatter_entry*>(behind), wr.sg_list, wr.num_sge);
+    write_entries(reinterpret_cast<scatter_entry*>(trailing), wr.sg_list, wr.num_sge);
 }
 
 void write_request(receive_request& into, const ibv_recv_wr& wr) {
@@ -155,7 +155,7 @@ int post_receives(queue_pair& pair, ibv_recv_wr* wr, ibv_recv_wr** bad) {
         error = append(pair.home->own(), qp.rq, wr, bad);
     }
     if (qp.state.load() == IBV_QPS_ERR)
-        flush_receives(pair.near());
+        flush_receives(pair.local());
     else if (qp.rq.sender_waits.load() != 0 && qp.rq.sender_waits.exchange(0) != 0)
         run_waiting_sender(pair);
     return error;
@@ -224,12 +224,12 @@ int post_sends(queue_pair& pair, ibv_send_wr* wr, ibv_send_wr** bad, takes which
         *bad = wr;
         return EINVAL;
     }
-    const auto near = pair.near();
-    std::uint64_t look_at = UINT64_MAX;
+    const auto local = pair.local();
+    std::uint64_t run_at = UINT64_MAX;
     int error = 0;
     {
-        const send_queue_guard guard(near);
-        const auto far = pair.far(); // the peer may change; read it under the lock
+        const send_queue_guard guard(local);
+        const auto remote = pair.remote(); // the peer may change; read it under the lock
         if (which == takes::all_or_none)
             if (error = check_all(qp, wr); error != 0) {
                 *bad = wr;
@@ -243,19 +243,19 @@ int post_sends(queue_pair& pair, ibv_send_wr* wr, ibv_send_wr** bad, takes which
             }
             const auto posted = qp.sq.posted.load(std::memory_order_relaxed);
             if (qp.sq.done.load(std::memory_order_relaxed) == posted &&
-                move_at_once(*pair.home, near, far, pair.way, *wr))
+                move_at_once(*pair.home, local, remote, pair.cached, *wr))
                 continue;
-            write_request(near.request<send_request>(qp.sq, posted), qp, *wr);
+            write_request(local.request<send_request>(qp.sq, posted), qp, *wr);
             qp.sq.posted.store(posted + 1, std::memory_order_release);
         }
         // In this mode the guard thread runs the requests, never this call.
         if (runs_later())
-            look_at = 0;
+            run_at = 0;
         else
-            look_at = run_locked_send_queue(*pair.home, near, far);
+            run_at = run_locked_send_queue(*pair.home, local, remote);
     }
-    if (look_at != UINT64_MAX)
-        pair.home->look_at(look_at);
+    if (run_at != UINT64_MAX)
+        pair.home->run_at(run_at);
     return error;
 }
 

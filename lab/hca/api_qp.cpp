@@ -23,10 +23,10 @@ constexpr std::uint32_t mtu_bytes(ibv_mtu code) {
     return 128U << code;
 }
 
-bool within_limits(const ibv_qp_cap& asked, const hca_card& card) {
-    return asked.max_send_wr <= card.max_qp_wr && asked.max_recv_wr <= card.max_qp_wr &&
-           asked.max_send_sge <= card.max_sge && asked.max_recv_sge <= card.max_sge &&
-           asked.max_inline_data <= card.max_inline;
+bool within_limits(const ibv_qp_cap& asked, const hca_description& limits) {
+    return asked.max_send_wr <= limits.max_qp_wr && asked.max_recv_wr <= limits.max_qp_wr &&
+           asked.max_send_sge <= limits.max_sge && asked.max_recv_sge <= limits.max_sge &&
+           asked.max_inline_data <= limits.max_inline;
 }
 
 // Allocates a ring for `requests` requests of `stride` bytes.
@@ -49,8 +49,9 @@ std::uint32_t round_up(std::size_t bytes) {
 answer<void> make_queues(segment& own, shared_qp& qp, const ibv_qp_cap& cap, bool with_receives) {
     qp.sq.max_entries = cap.max_send_sge;
     qp.sq.max_inline = cap.max_inline_data;
-    const auto behind = std::max<std::size_t>(cap.max_send_sge * sizeof(scatter_entry), cap.max_inline_data);
-    if (const auto made = make_queue(own, qp.sq, cap.max_send_wr, round_up(sizeof(send_request) + behind));
+    const auto trailing =
+        std::max<std::size_t>(cap.max_send_sge * sizeof(scatter_entry), cap.max_inline_data);
+    if (const auto made = make_queue(own, qp.sq, cap.max_send_wr, round_up(sizeof(send_request) + trailing));
         !made)
         return made;
     qp.rq.max_entries = cap.max_recv_sge;
@@ -75,7 +76,7 @@ void clear_connection(shared_qp& qp) {
     qp.rq.taken_sequence = 0;
     qp.remote = qp.established = 0;
     qp.sent = qp.expected = qp.tries = 0;
-    qp.drains_to = qp.tell_drained = 0;
+    qp.drains_to = qp.notify_drained = 0;
     qp.next_try_ns = 0;
     qp.rq.receives_polled = 0;
 }
@@ -91,7 +92,7 @@ int check_init(const context& where, const ibv_context* handle, const ibv_qp_ini
         return EINVAL;
     if (asked.srq != nullptr && asked.qp_type == IBV_QPT_UC)
         return EOPNOTSUPP;
-    return within_limits(asked.cap, where.card->card) ? 0 : EINVAL;
+    return within_limits(asked.cap, where.hca->description) ? 0 : EINVAL;
 }
 
 answer<queue_pair*> make_qp(ibv_pd* pd, ibv_qp_init_attr& asked) {
@@ -101,14 +102,14 @@ answer<queue_pair*> make_qp(ibv_pd* pd, ibv_qp_init_attr& asked) {
         return tl::unexpected(EINVAL);
     if (const int error = check_init(where, pd->context, asked); error != 0)
         return tl::unexpected(error);
-    if (home.qps_made.fetch_add(1) >= where.card->card.max_qp) {
+    if (home.qps_made.fetch_add(1) >= where.hca->description.max_qp) {
         home.qps_made.fetch_sub(1);
         return tl::unexpected(ENOMEM);
     }
     const auto place = home.qp_places.take();
     const auto give_up = [&](int error) {
         if (place)
-            home.qp_places.give_back(*place);
+            home.qp_places.release(*place);
         home.qps_made.fetch_sub(1);
         return tl::unexpected(error);
     };
@@ -122,14 +123,14 @@ answer<queue_pair*> make_qp(ibv_pd* pd, ibv_qp_init_attr& asked) {
     if (const auto made = make_queues(home.own(), qp, cap, asked.srq == nullptr); !made)
         return give_up(made.error());
     qp.number = home.own().slot() << index_bits | *place;
-    qp.device = where.card->index;
+    qp.device = where.hca->index;
     qp.type = asked.qp_type;
     qp.pd = protection_domain::of(pd).id;
     qp.send_cq = completion_queue::of(asked.send_cq).index;
     qp.receive_cq = completion_queue::of(asked.recv_cq).index;
     qp.srq = asked.srq != nullptr ? shared_receive_queue::of(asked.srq).index : no_index;
     qp.signal_all = asked.sq_sig_all != 0;
-    qp.path_mtu = where.card->card.mtu;
+    qp.path_mtu = where.hca->description.mtu;
     qp.counted.clear();
     clear_connection(qp);
     qp.state = IBV_QPS_RESET;
@@ -199,9 +200,9 @@ ibv_qp* create_qp_ex(ibv_context*, ibv_qp_init_attr_ex* asked) {
 }
 
 int check_values(const context& where, const ibv_qp_attr& values, int mask) {
-    const auto& card = where.card->card;
+    const auto& limits = where.hca->description;
     const auto has = [mask](int bit) { return (mask & bit) != 0; };
-    if (has(IBV_QP_PORT) && (values.port_num < 1 || values.port_num > card.ports))
+    if (has(IBV_QP_PORT) && (values.port_num < 1 || values.port_num > limits.ports))
         return EINVAL;
     if (has(IBV_QP_PKEY_INDEX) && values.pkey_index != 0)
         return EINVAL;
@@ -209,11 +210,11 @@ int check_values(const context& where, const ibv_qp_attr& values, int mask) {
         if (const int error = check_address(where, values.ah_attr); error != 0)
             return error;
     if (has(IBV_QP_PATH_MTU) && (values.path_mtu < IBV_MTU_256 || values.path_mtu > IBV_MTU_4096 ||
-                                 mtu_bytes(values.path_mtu) > card.mtu))
+                                 mtu_bytes(values.path_mtu) > limits.mtu))
         return EINVAL;
-    if (has(IBV_QP_MAX_QP_RD_ATOMIC) && values.max_rd_atomic > card.max_rd_atomic)
+    if (has(IBV_QP_MAX_QP_RD_ATOMIC) && values.max_rd_atomic > limits.max_rd_atomic)
         return EINVAL;
-    if (has(IBV_QP_MAX_DEST_RD_ATOMIC) && values.max_dest_rd_atomic > card.max_rd_atomic)
+    if (has(IBV_QP_MAX_DEST_RD_ATOMIC) && values.max_dest_rd_atomic > limits.max_rd_atomic)
         return EINVAL;
     if ((has(IBV_QP_TIMEOUT) && values.timeout > 31) || (has(IBV_QP_RETRY_CNT) && values.retry_cnt > 7) ||
         (has(IBV_QP_RNR_RETRY) && values.rnr_retry > 7) ||
@@ -227,10 +228,10 @@ int check_values(const context& where, const ibv_qp_attr& values, int mask) {
 
 void take_port(queue_pair& pair, unsigned port) {
     auto& qp = *pair.qp;
-    const auto& card = *context::of(pair.handle()->context).card;
+    const auto& hca = *context::of(pair.handle()->context).hca;
     qp.port = port;
-    qp.own_lid = card.card.link == link_layer::infiniband ? lid_of(card.index, port) : std::uint16_t{0};
-    std::memcpy(qp.own_gids, card.gids[port - 1], sizeof(qp.own_gids));
+    qp.own_lid = hca.description.link == link_layer::infiniband ? lid_of(hca.index, port) : std::uint16_t{0};
+    std::memcpy(qp.own_gids, hca.gids[port - 1], sizeof(qp.own_gids));
     if (qp.own_gids[1][0] == 0) // an empty GID entry matches no address
         std::memcpy(qp.own_gids[1], qp.own_gids[0], 16);
 }
@@ -283,7 +284,7 @@ void reset(queue_pair& pair) {
     qp.state.store(IBV_QPS_RESET);
     wait_for_both_sides(pair);
     const std::lock_guard objects(pair.home->objects); // the guard thread reads the peer
-    const send_queue_guard sends(pair.near());
+    const send_queue_guard sends(pair.local());
     const receive_queue_guard receives(pair.home->own(), qp.rq);
     // All locks are held, so no executor adds a completion meanwhile.
     purge(completion_queue::of(pair.handle()->send_cq), qp.number, true);
@@ -296,8 +297,8 @@ void reset(queue_pair& pair) {
         pair.home->own()->srqs[qp.srq].queue.released.fetch_add(1);
     clear_connection(qp);
     pair.other.reset();
-    pair.way = {};
-    pair.last_receive_told = false;
+    pair.cached = {};
+    pair.last_receive_reported = false;
     pair.flushed = false;
     pair.found_broken_ns = 0;
     pair.attributes = {};
@@ -320,12 +321,12 @@ bool change(queue_pair& pair, const ibv_qp_attr& values, int mask, ibv_qp_state 
                          values.dest_qp_num);
     }
     const std::lock_guard objects(pair.home->objects); // the guard thread reads the peer
-    const send_queue_guard sends(pair.near());
+    const send_queue_guard sends(pair.local());
     const receive_queue_guard receives(pair.home->own(), qp.rq);
     if (qp.state.load() != static_cast<std::uint32_t>(from))
         return false; // a peer moved it to the error state meanwhile
     take_values(pair, values, mask);
-    pair.way = {};
+    pair.cached = {};
     if (remote)
         qp.remote = 1;
     if (other) {
@@ -370,12 +371,12 @@ int modify(queue_pair& pair, const ibv_qp_attr& values, int mask) {
         return EINVAL;
     // From now on a peer that dies can leave work unfinished on this queue pair.
     if (to == IBV_QPS_RTR)
-        pair.home->look_at(now_ns() + look_around_ns);
+        pair.home->run_at(now_ns() + check_interval_ns);
     if (to == IBV_QPS_RTR && qp.rq.sender_waits.exchange(0) != 0)
         run_waiting_sender(pair);
     // Runs the requests that SQD held back. A queue with no request outstanding is drained at once.
     if ((to == IBV_QPS_RTS && from != IBV_QPS_RTR) || to == IBV_QPS_SQD)
-        run_send_queue(*pair.home, pair.near(), pair.far());
+        run_send_queue(*pair.home, pair.local(), pair.remote());
     return 0;
 }
 
@@ -398,7 +399,7 @@ void destroy(queue_pair& pair) {
     ::pthread_mutex_unlock(&seen.mutex);
     home.own().release(qp.sq.ring);
     home.own().release(qp.rq.ring);
-    home.qp_places.give_back(pair.index);
+    home.qp_places.release(pair.index);
     home.qps_made.fetch_sub(1);
 }
 

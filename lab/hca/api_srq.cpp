@@ -11,17 +11,18 @@ namespace {
 answer<ibv_srq*> make_srq(ibv_pd* pd, void* cookie, ibv_srq_attr& asked) {
     auto& where = context::of(pd->context);
     auto& home = *where.home;
-    const auto& card = where.card->card;
-    if (!home.present() || asked.max_wr == 0 || asked.max_wr > card.max_qp_wr || asked.max_sge > card.max_sge)
+    const auto& limits = where.hca->description;
+    if (!home.present() || asked.max_wr == 0 || asked.max_wr > limits.max_qp_wr ||
+        asked.max_sge > limits.max_sge)
         return tl::unexpected(EINVAL);
-    if (home.srqs_made.fetch_add(1) >= card.max_srq) {
+    if (home.srqs_made.fetch_add(1) >= limits.max_srq) {
         home.srqs_made.fetch_sub(1);
         return tl::unexpected(ENOMEM);
     }
     const auto place = home.srq_places.take();
     const auto give_up = [&](int error) {
         if (place)
-            home.srq_places.give_back(*place);
+            home.srq_places.release(*place);
         home.srqs_made.fetch_sub(1);
         return tl::unexpected(error);
     };
@@ -42,7 +43,7 @@ answer<ibv_srq*> make_srq(ibv_pd* pd, void* cookie, ibv_srq_attr& asked) {
     if (!ring)
         return give_up(ring.error());
     queue.ring = *ring;
-    srq.device = where.card->index;
+    srq.device = where.hca->index;
     srq.pd = protection_domain::of(pd).id;
     srq.limit = srq.limit_event = srq.senders_wait = 0; // only ibv_modify_srq arms a limit
     auto made = make_zeroed<shared_receive_queue>();
@@ -131,7 +132,7 @@ VERB(int, ibv_destroy_srq, (ibv_srq * handle), (handle), {
             ::pthread_cond_wait(&handle->cond, &handle->mutex);
         ::pthread_mutex_unlock(&handle->mutex);
         home.own().release(srq.srq->queue.ring);
-        home.srq_places.give_back(srq.index);
+        home.srq_places.release(srq.index);
         home.srqs_made.fetch_sub(1);
     }
     protection_domain::of(handle->pd).users.fetch_sub(1);

@@ -47,21 +47,21 @@ in_addr host_address() {
     return found;
 }
 
-void fill_gids(device& card) {
+void fill_gids(device& hca) {
     for (unsigned port = 0; port < 2; ++port) {
         std::uint8_t link_local[16] = {0xfe, 0x80};
-        const auto guid = guid_of(card.index, port + 1);
+        const auto guid = guid_of(hca.index, port + 1);
         for (unsigned i = 0; i < 8; ++i)
             link_local[8 + i] = static_cast<std::uint8_t>(guid >> (56 - 8 * i));
-        auto& table = card.gids[port];
+        auto& table = hca.gids[port];
         std::memset(table, 0, sizeof(table));
-        if (card.card.link == link_layer::infiniband) {
+        if (hca.description.link == link_layer::infiniband) {
             std::memcpy(table[0], link_local, 16);
             continue;
         }
         in_addr address = host_address();
-        if (!card.card.address.empty())
-            ::inet_pton(AF_INET, card.card.address.c_str(), &address);
+        if (!hca.description.address.empty())
+            ::inet_pton(AF_INET, hca.description.address.c_str(), &address);
         table[0][10] = table[0][11] = 0xff;
         std::memcpy(&table[0][12], &address, 4);
         std::memcpy(table[1], link_local, 16);
@@ -89,31 +89,31 @@ tl::expected<std::vector<device*>, int> list_devices() {
     }
     std::vector<device*> found;
     for (unsigned i = 0; i < entered->contents().hcas.size(); ++i) {
-        auto& card = slot_for(i);
-        card.index = i;
-        if (card.seen.name[0] == '\0' || !(card.card == entered->contents().hcas[i])) {
-            card.card = entered->contents().hcas[i];
-            card.seen.node_type = IBV_NODE_CA;
-            card.seen.transport_type = IBV_TRANSPORT_IB;
-            std::snprintf(card.seen.name, sizeof(card.seen.name), "vhca%u", i);
-            std::snprintf(card.seen.dev_name, sizeof(card.seen.dev_name), "uverbs-vhca%u", i);
+        auto& hca = slot_for(i);
+        hca.index = i;
+        if (hca.seen.name[0] == '\0' || !(hca.description == entered->contents().hcas[i])) {
+            hca.description = entered->contents().hcas[i];
+            hca.seen.node_type = IBV_NODE_CA;
+            hca.seen.transport_type = IBV_TRANSPORT_IB;
+            std::snprintf(hca.seen.name, sizeof(hca.seen.name), "vhca%u", i);
+            std::snprintf(hca.seen.dev_name, sizeof(hca.seen.dev_name), "uverbs-vhca%u", i);
             const auto base = entered->path() / "sys";
-            std::snprintf(card.seen.dev_path, sizeof(card.seen.dev_path),
+            std::snprintf(hca.seen.dev_path, sizeof(hca.seen.dev_path),
                           "%s/class/infiniband_verbs/uverbs-vhca%u", base.c_str(), i);
-            std::snprintf(card.seen.ibdev_path, sizeof(card.seen.ibdev_path), "%s/class/infiniband/vhca%u",
+            std::snprintf(hca.seen.ibdev_path, sizeof(hca.seen.ibdev_path), "%s/class/infiniband/vhca%u",
                           base.c_str(), i);
-            fill_gids(card);
+            fill_gids(hca);
         }
-        found.push_back(&card);
+        found.push_back(&hca);
     }
     return found;
 }
 
-ibv_device_attr attributes_of(const device& card) {
-    const auto& limits = card.card;
+ibv_device_attr attributes_of(const device& hca) {
+    const auto& limits = hca.description;
     ibv_device_attr made{};
     std::snprintf(made.fw_ver, sizeof(made.fw_ver), "0.1.0");
-    made.node_guid = __builtin_bswap64(guid_of(card.index, 0));
+    made.node_guid = __builtin_bswap64(guid_of(hca.index, 0));
     made.sys_image_guid = made.node_guid;
     made.max_mr_size = UINT64_MAX;
     made.page_size_cap = 0xfffffffffffff000;
@@ -140,21 +140,21 @@ ibv_device_attr attributes_of(const device& card) {
     return made;
 }
 
-ibv_port_attr attributes_of(const device& card, unsigned port, bool up) {
+ibv_port_attr attributes_of(const device& hca, unsigned port, bool up) {
     ibv_port_attr made{};
-    const bool ethernet = card.card.link == link_layer::ethernet;
+    const bool ethernet = hca.description.link == link_layer::ethernet;
     made.state = up ? IBV_PORT_ACTIVE : IBV_PORT_DOWN;
-    made.max_mtu = made.active_mtu = mtu_code(card.card.mtu);
+    made.max_mtu = made.active_mtu = mtu_code(hca.description.mtu);
     made.gid_tbl_len = gid_table_length;
     made.port_cap_flags =
         ethernet ? IBV_PORT_CM_SUP | IBV_PORT_IP_BASED_GIDS : IBV_PORT_CM_SUP | IBV_PORT_SYS_IMAGE_GUID_SUP;
     made.max_msg_sz = 1U << 31;
     made.pkey_tbl_len = 1;
-    made.lid = ethernet ? std::uint16_t{0} : lid_of(card.index, port);
+    made.lid = ethernet ? std::uint16_t{0} : lid_of(hca.index, port);
     made.sm_lid = ethernet ? 0 : 1;
     made.max_vl_num = 1;
     for (const auto& rate : rates)
-        if (rate.gbps == card.card.speed_gbps) {
+        if (rate.gbps == hca.description.speed_gbps) {
             made.active_width = rate.width;
             made.active_speed = rate.speed;
         }

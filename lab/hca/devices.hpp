@@ -9,8 +9,8 @@ namespace lab::hca {
 [[nodiscard]] tl::expected<std::vector<device*>, int> list_devices();
 
 [[nodiscard]] std::uint64_t guid_of(unsigned device, unsigned port); // port 0: the node GUID
-[[nodiscard]] ibv_device_attr attributes_of(const device& card);
-[[nodiscard]] ibv_port_attr attributes_of(const device& card, unsigned port, bool up);
+[[nodiscard]] ibv_device_attr attributes_of(const device& hca);
+[[nodiscard]] ibv_port_attr attributes_of(const device& hca, unsigned port, bool up);
 constexpr int gid_table_length = 2;
 
 // The operations that programs call through the context; each group is defined in the file of its verbs.

@@ -25,24 +25,24 @@ producer_guard::producer_guard(const segment& owner, shared_cq& cq) : lock_(cq.p
         publish(entry_of(owner, cq, at), at);
 }
 
-void signal(peer& who, std::uint32_t index) {
-    auto& cq = who.memory()->cqs[index];
+void signal(peer& owner, std::uint32_t index) {
+    auto& cq = owner.memory()->cqs[index];
     if (cq.channel == no_index)
         return;
     cq.reported = cq.produced.load();
-    if (who.signal(cq.channel, std::uint64_t{cq.serial} << 32 | index)) {
+    if (owner.signal(cq.channel, std::uint64_t{cq.serial} << 32 | index)) {
         cq.signal_owed = 0;
         return;
     }
     cq.signal_owed = 1;
-    who.memory()->head.cq_attention = 1;
-    who.memory().ring();
+    owner.memory()->head.cq_attention = 1;
+    owner.memory().ring();
 }
 
-void push(peer& who, std::uint32_t index, const completion& entry) {
-    auto& cq = who.memory()->cqs[index];
+void push(peer& owner, std::uint32_t index, const completion& entry) {
+    auto& cq = owner.memory()->cqs[index];
     {
-        const producer_guard guard(who.memory(), cq);
+        const producer_guard guard(owner.memory(), cq);
         const auto produced = cq.produced.load(std::memory_order_relaxed);
         if (cq.overrun.load(std::memory_order_relaxed) != 0)
             return;
@@ -50,11 +50,11 @@ void push(peer& who, std::uint32_t index, const completion& entry) {
             cq.consumed_seen = cq.consumed.load(std::memory_order_acquire);
         if (produced - cq.consumed_seen >= cq.capacity) {
             cq.overrun = 1;
-            who.memory()->head.cq_attention = 1;
-            who.memory().ring();
+            owner.memory()->head.cq_attention = 1;
+            owner.memory().ring();
             return;
         }
-        auto& place = entry_of(who.memory(), cq, produced);
+        auto& place = entry_of(owner.memory(), cq, produced);
         fill(place, entry);
         if (cq.timestamps != 0)
             place.time_ns = now_ns();
@@ -71,7 +71,7 @@ void push(peer& who, std::uint32_t index, const completion& entry) {
     while (armed == anything || (armed == solicited_only && special)) {
         cq.signal_owed = 1; // if this process dies before it signals, the owner's guard thread does
         if (cq.armed.compare_exchange_weak(armed, nothing)) {
-            signal(who, index);
+            signal(owner, index);
             break;
         }
         cq.signal_owed = 0;

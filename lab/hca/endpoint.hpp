@@ -8,12 +8,12 @@
 
 namespace lab::hca {
 
-// A queue pair in any process. A borrowed view: the owner of `who` keeps both pointers valid.
+// A queue pair in any process. A borrowed view: the caller keeps both pointers valid.
 struct endpoint {
-    peer* who = nullptr;
+    peer* owner = nullptr;
     shared_qp* qp = nullptr;
 
-    [[nodiscard]] segment& memory() const { return who->memory(); }
+    [[nodiscard]] segment& memory() const { return owner->memory(); }
     [[nodiscard]] shared_cq& cq(std::uint32_t index) const { return memory()->cqs[index]; }
     template <typename Request>
     [[nodiscard]] Request& request(const shared_queue& queue, std::uint32_t place) const {
@@ -49,13 +49,13 @@ private:
 };
 // Adds a completion; raises an event if the queue is armed. A full queue is marked as overrun and its owner
 // is woken.
-void push(peer& who, std::uint32_t cq, const completion& entry);
+void push(peer& owner, std::uint32_t cq, const completion& entry);
 // Whether the queue holds unpolled entries that no event has reported; with `special_only`, solicited ones or
 // errors.
 [[nodiscard]] bool has_unreported(const segment& owner, const shared_cq& cq, bool special_only);
 // Raises an event of an armed queue: at once, or by its owner's guard thread if the channel cannot be
 // written.
-void signal(peer& who, std::uint32_t cq);
+void signal(peer& owner, std::uint32_t cq);
 
 // Sets attention bits on a queue pair and wakes its owner's guard thread.
 void call_attention(const endpoint& which, std::uint32_t attention_bits);

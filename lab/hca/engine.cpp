@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::uint64_t largest_message = 1ULL << 31;
 // While a request waits: how often to check that the peer is alive.
-constexpr std::uint64_t look_again_ns = 100 * 1000 * 1000;
+constexpr std::uint64_t recheck_ns = 100 * 1000 * 1000;
 
 // Receiver-not-ready timer, in units of 10 microseconds, by its code.
 constexpr std::uint32_t rnr_units[32] = {
@@ -65,21 +65,21 @@ bool given_up(const endpoint& requester, const endpoint& responder, wait_reason 
     return now >= deadline_of(qp, responder.qp);
 }
 
-void tell_if_drained(const endpoint& requester) {
+void notify_if_drained(const endpoint& requester) {
     auto& qp = *requester.qp;
-    if (qp.tell_drained == 0 || qp.state.load() != IBV_QPS_SQD || is_draining(qp, qp.sq.done.load()))
+    if (qp.notify_drained == 0 || qp.state.load() != IBV_QPS_SQD || is_draining(qp, qp.sq.done.load()))
         return;
-    qp.tell_drained = 0;
+    qp.notify_drained = 0;
     call_attention(requester, event_drained);
 }
 
 } // namespace
 
-void begin_drain(shared_qp& qp, bool tell) {
+void begin_drain(shared_qp& qp, bool raise_event) {
     const auto done = qp.sq.done.load();
     const bool waits = qp.waits.load() != 0 && done != qp.sq.posted.load();
     qp.drains_to = qp.remote != 0 && qp.sent != done ? qp.sent : done + (waits ? 1U : 0U);
-    qp.tell_drained = tell ? 1 : 0;
+    qp.notify_drained = raise_event ? 1 : 0;
 }
 
 bool is_draining(const shared_qp& qp, std::uint32_t place) {
@@ -88,12 +88,12 @@ bool is_draining(const shared_qp& qp, std::uint32_t place) {
 }
 
 std::uint32_t gather_local(process& here, const endpoint& requester, const send_request& request, side& to) {
-    const auto* behind = reinterpret_cast<const std::byte*>(&request + 1);
+    const auto* trailing = reinterpret_cast<const std::byte*>(&request + 1);
     if ((request.flags & IBV_SEND_INLINE) != 0) {
-        to.add(behind, request.inline_length);
+        to.add(trailing, request.inline_length);
         return IBV_WC_SUCCESS;
     }
-    const auto* entries = reinterpret_cast<const scatter_entry*>(behind);
+    const auto* entries = reinterpret_cast<const scatter_entry*>(trailing);
     const std::uint32_t rights = reads_back(request.opcode) ? std::uint32_t{IBV_ACCESS_LOCAL_WRITE} : 0;
     switch (find_entries(here, requester.memory(), entries, request.entries, requester.qp->pd, rights, to)) {
     case reach::denied:
@@ -119,7 +119,7 @@ void complete_send(const endpoint& requester, std::uint32_t place, const ended_s
     entry.qp_number = requester.qp->number;
     entry.place = place;
     entry.of_send_queue = 1;
-    push(*requester.who, requester.qp->send_cq, entry);
+    push(*requester.owner, requester.qp->send_cq, entry);
 }
 
 void finish_request(const endpoint& requester, std::uint32_t place, std::uint32_t status,
@@ -166,21 +166,21 @@ send_queue_guard::send_queue_guard(const endpoint& requester) : lock_(requester.
 }
 
 void run_send_queue(process& here, const endpoint& requester, const endpoint& responder) {
-    std::uint64_t look_at = UINT64_MAX;
+    std::uint64_t run_at = UINT64_MAX;
     {
         const send_queue_guard guard(requester);
-        look_at = run_locked_send_queue(here, requester, responder);
+        run_at = run_locked_send_queue(here, requester, responder);
     }
-    if (look_at != UINT64_MAX && &requester.memory() == &here.own())
-        here.look_at(look_at);
+    if (run_at != UINT64_MAX && &requester.memory() == &here.own())
+        here.run_at(run_at);
 }
 
 namespace {
 
-std::uint64_t run_near_send_queue(process& here, const endpoint& requester, const endpoint& responder) {
+std::uint64_t run_local_send_queue(process& here, const endpoint& requester, const endpoint& responder) {
     auto& qp = *requester.qp;
     auto& queue = qp.sq;
-    std::uint64_t look_at = UINT64_MAX;
+    std::uint64_t run_at = UINT64_MAX;
     for (;;) {
         const auto place = queue.done.load(std::memory_order_relaxed);
         if (qp.in_use.load(std::memory_order_relaxed) == 0 ||
@@ -195,17 +195,17 @@ std::uint64_t run_near_send_queue(process& here, const endpoint& requester, cons
             break;
         const auto& request = requester.request<send_request>(queue, place);
         if (request.due_ns != 0 && now_ns() < request.due_ns) {
-            look_at = request.due_ns;
+            run_at = request.due_ns;
             break;
         }
         auto end = execute(here, requester, responder, request);
         if (end.waits != wait_reason::none) {
             if (!given_up(requester, responder, end.waits)) {
-                look_at = std::min(deadline_of(qp, responder.qp), now_ns() + look_again_ns);
+                run_at = std::min(deadline_of(qp, responder.qp), now_ns() + recheck_ns);
                 // A receive is posted already (mode rnr), so no later post will run the request: retry by
                 // timer.
                 if (mode_is_set && end.waits == wait_reason::receive)
-                    look_at = std::min(look_at, now_ns() + rnr_time_ns(responder.qp->min_rnr_timer));
+                    run_at = std::min(run_at, now_ns() + rnr_time_ns(responder.qp->min_rnr_timer));
                 break;
             }
             end.status = end.waits == wait_reason::receive ? IBV_WC_RNR_RETRY_EXC_ERR : IBV_WC_RETRY_EXC_ERR;
@@ -217,16 +217,16 @@ std::uint64_t run_near_send_queue(process& here, const endpoint& requester, cons
         else
             finish_request(requester, place, IBV_WC_SUCCESS, end.bytes);
     }
-    return look_at;
+    return run_at;
 }
 
 } // namespace
 
 std::uint64_t run_locked_send_queue(process& here, const endpoint& requester, const endpoint& responder) {
-    const auto look_at = requester.qp->remote != 0 ? run_remote_send_queue(here, requester)
-                                                   : run_near_send_queue(here, requester, responder);
-    tell_if_drained(requester);
-    return look_at;
+    const auto run_at = requester.qp->remote != 0 ? run_remote_send_queue(here, requester)
+                                                  : run_local_send_queue(here, requester, responder);
+    notify_if_drained(requester);
+    return run_at;
 }
 
 } // namespace lab::hca

@@ -7,7 +7,7 @@
 namespace lab::hca {
 
 // Executes the executable requests of a send queue, in order. The process that makes a request executable
-// calls this: the poster, or the peer that posts the receive it waited for. `responder.who` may be null: no
+// calls this: the poster, or the peer that posts the receive it waited for. `responder.owner` may be null: no
 // peer process exists. Datagram queue pairs find their responder for each request.
 void run_send_queue(process& here, const endpoint& requester, const endpoint& responder);
 
@@ -28,7 +28,7 @@ private:
 
 // Records which requests had begun when the queue pair goes to SQD: these complete, the next ones wait. The
 // caller holds the send queue's lock.
-void begin_drain(shared_qp& qp, bool tell);
+void begin_drain(shared_qp& qp, bool raise_event);
 // Whether the request at `place` is one that had begun.
 [[nodiscard]] bool is_draining(const shared_qp& qp, std::uint32_t place);
 

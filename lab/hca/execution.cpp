@@ -240,13 +240,13 @@ private:
             send_remote_datagram(here_, requester_, request_, local());
             return {};
         }
-        const auto who = here_.find_peer(slot_of(target.qp_number));
+        const auto target_peer = here_.find_peer(slot_of(target.qp_number));
         // From here on the datagram is sent: if it does not arrive, it is dropped silently.
-        if (!who || !who->memory().alive())
+        if (!target_peer || !target_peer->memory().alive())
             return {};
-        if (index_of(target.qp_number) >= who->memory()->head.qps_used.load())
+        if (index_of(target.qp_number) >= target_peer->memory()->head.qps_used.load())
             return {};
-        responder_ = {who.get(), &who->memory()->qps[index_of(target.qp_number)]};
+        responder_ = {target_peer.get(), &target_peer->memory()->qps[index_of(target.qp_number)]};
         auto& qp = *responder_.qp;
         const inbound_guard guard(responder_);
         const auto qkey = (target.qkey & 0x80000000) != 0 ? requester_.qp->qkey : target.qkey;
@@ -322,7 +322,7 @@ std::byte* find_kept(stretch& kept, process& here, const segment& owner, std::ui
 
 } // namespace
 
-bool move_at_once(process& here, const endpoint& requester, const endpoint& responder, short_way& way,
+bool move_at_once(process& here, const endpoint& requester, const endpoint& responder, lookup_cache& cached,
                   const ibv_send_wr& wr) {
     auto& qp = *requester.qp;
     constexpr std::uint32_t small = 32768;
@@ -332,34 +332,34 @@ bool move_at_once(process& here, const endpoint& requester, const endpoint& resp
         qp.remote.load(std::memory_order_relaxed) != 0 ||
         qp.state.load(std::memory_order_acquire) != IBV_QPS_RTS || !is_there(requester, responder))
         return false;
-    const auto& far = *responder.qp;
+    const auto& remote = *responder.qp;
     const std::uint32_t right = reads ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_REMOTE_WRITE;
-    if (far.state.load(std::memory_order_acquire) != IBV_QPS_RTS || (far.access & right) == 0 ||
-        (reads && (qp.rd_atomic == 0 || far.dest_rd_atomic == 0)) || !answers_to(far, qp.destination) ||
+    if (remote.state.load(std::memory_order_acquire) != IBV_QPS_RTS || (remote.access & right) == 0 ||
+        (reads && (qp.rd_atomic == 0 || remote.dest_rd_atomic == 0)) || !answers_to(remote, qp.destination) ||
         here.ports().down() != 0) // some port is down: the general path checks which
         return false;
-    if (!way.connected || way.life != far.life.load(std::memory_order_relaxed)) {
+    if (!cached.connected || cached.life != remote.life.load(std::memory_order_relaxed)) {
         if (!are_connected(requester, responder))
             return false;
-        way = {true, far.life.load(std::memory_order_relaxed), {}, {}};
+        cached = {true, remote.life.load(std::memory_order_relaxed), {}, {}};
     }
-    auto& kept = reads ? way.reads : way.writes;
+    auto& kept = reads ? cached.reads : cached.writes;
     const auto& sge = *wr.sg_list;
-    auto* const there = find_kept(kept.far, here, responder.memory(), wr.wr.rdma.rkey, wr.wr.rdma.remote_addr,
-                                  sge.length, far.pd, right);
+    auto* const there = find_kept(kept.remote, here, responder.memory(), wr.wr.rdma.rkey,
+                                  wr.wr.rdma.remote_addr, sge.length, remote.pd, right);
     const bool inlined = (wr.send_flags & IBV_SEND_INLINE) != 0;
     auto* const own = inlined ? reinterpret_cast<std::byte*>(sge.addr)
-                              : find_kept(kept.near, here, requester.memory(), sge.lkey, sge.addr, sge.length,
-                                          qp.pd, reads ? IBV_ACCESS_LOCAL_WRITE : 0);
+                              : find_kept(kept.local, here, requester.memory(), sge.lkey, sge.addr,
+                                          sge.length, qp.pd, reads ? IBV_ACCESS_LOCAL_WRITE : 0);
     const bool apart = there + sge.length <= own || own + sge.length <= there;
     if (there == nullptr || own == nullptr || !apart) // overlapping memory is copied through the ring
         return false;
     copy_local(reads ? own : there, reads ? there : own, sge.length);
     moved sum;
     sum.mapped = sge.length;
-    const bool near_hbm = !inlined && kept.near.hbm;
-    sum.to_hbm = (reads ? near_hbm : kept.far.hbm) ? sge.length : 0;
-    sum.from_hbm = (reads ? kept.far.hbm : near_hbm) ? sge.length : 0;
+    const bool local_hbm = !inlined && kept.local.hbm;
+    sum.to_hbm = (reads ? local_hbm : kept.remote.hbm) ? sge.length : 0;
+    sum.from_hbm = (reads ? kept.remote.hbm : local_hbm) ? sge.length : 0;
     count(qp, sum);
     const auto place = qp.sq.posted.load(std::memory_order_relaxed);
     if (qp.signal_all != 0 || (wr.send_flags & IBV_SEND_SIGNALED) != 0)

@@ -16,9 +16,9 @@ struct verdict {
 
 // What the last small write and read of a queue pair looked up, kept for the next ones. Guarded by the lock
 // of its send queue; cleared when the queue pair is modified or reset.
-struct short_way {
+struct lookup_cache {
     struct ends {
-        stretch near, far;
+        stretch local, remote;
     };
     bool connected = false;
     std::uint32_t life = 0; // of the responder: it has not been reset since
@@ -30,7 +30,7 @@ struct short_way {
 // empty, and the caller holds its lock. False: nothing was done; the request takes the general path, which
 // also finds out what is wrong with it.
 [[nodiscard]] bool move_at_once(process& here, const endpoint& requester, const endpoint& responder,
-                                short_way& way, const ibv_send_wr& wr);
+                                lookup_cache& cached, const ibv_send_wr& wr);
 
 // Executes one request of a send queue whose peer is on this host, or a datagram. The caller holds the
 // queue's lock.

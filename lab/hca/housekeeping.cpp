@@ -11,22 +11,22 @@
 namespace lab::hca {
 namespace {
 
-void tell(queue_pair& qp, ibv_event_type type) {
+void raise_event(queue_pair& qp, ibv_event_type type) {
     raise(context::of(qp.handle()->context), {static_cast<std::uint32_t>(type), qp.index, qp.serial, 0});
 }
 
 void attend(queue_pair& qp) {
     const auto bits = qp.qp->attention.exchange(0);
     if ((bits & event_access_error) != 0)
-        tell(qp, IBV_EVENT_QP_ACCESS_ERR);
+        raise_event(qp, IBV_EVENT_QP_ACCESS_ERR);
     if ((bits & event_request_error) != 0)
-        tell(qp, IBV_EVENT_QP_REQ_ERR);
+        raise_event(qp, IBV_EVENT_QP_REQ_ERR);
     if ((bits & event_fatal) != 0)
-        tell(qp, IBV_EVENT_QP_FATAL);
+        raise_event(qp, IBV_EVENT_QP_FATAL);
     if ((bits & event_established) != 0)
-        tell(qp, IBV_EVENT_COMM_EST);
+        raise_event(qp, IBV_EVENT_COMM_EST);
     if ((bits & event_drained) != 0)
-        tell(qp, IBV_EVENT_SQ_DRAINED);
+        raise_event(qp, IBV_EVENT_SQ_DRAINED);
     if ((bits & needs_flush) != 0)
         flush(qp);
 }
@@ -64,7 +64,7 @@ void attend_cqs(process& home) {
         raise(context::of(cq->handle()->context), {IBV_EVENT_CQ_ERR, cq->index, cq->cq->serial, 0});
         for (auto* qp : home.qps)
             if (qp != nullptr && (qp->qp->send_cq == cq->index || qp->qp->receive_cq == cq->index))
-                break_down(qp->near(), event_fatal);
+                break_down(qp->local(), event_fatal);
     }
 }
 
@@ -79,13 +79,13 @@ void attend_srqs(process& home) {
 // Raises an event for a link that went down or came up. Two changes since the last check raise two events.
 void attend_ports(process& home) {
     const auto seen = home.ports().seen();
-    const auto told = std::exchange(home.ports_told, seen);
+    const auto reported = std::exchange(home.ports_reported, seen);
     for (unsigned i = 0; i < seen.size(); ++i)
-        for (auto each = seen[i] - std::min(seen[i] - told[i], 2U); each != seen[i];) {
+        for (auto each = seen[i] - std::min(seen[i] - reported[i], 2U); each != seen[i];) {
             const auto type = ++each % 2 != 0 ? IBV_EVENT_PORT_ERR : IBV_EVENT_PORT_ACTIVE;
-            const auto card = i / port_states::ports_of_card, port = i % port_states::ports_of_card + 1;
+            const auto hca = i / port_states::ports_of_hca, port = i % port_states::ports_of_hca + 1;
             for (auto* context : home.contexts)
-                if (context->card->index == card)
+                if (context->hca->index == hca)
                     raise(*context, {static_cast<std::uint32_t>(type), 0, 0, port});
         }
 }
@@ -97,12 +97,12 @@ bool was_left_alone(queue_pair& qp) {
     const auto now = now_ns();
     if (qp.found_broken_ns == 0)
         qp.found_broken_ns = now;
-    return now - qp.found_broken_ns >= look_around_ns;
+    return now - qp.found_broken_ns >= check_interval_ns;
 }
 
 // Finishes what a peer that was killed half-way left undone. Runs once a second, while any queue pair is
 // connected.
-bool look_around(process& home) {
+bool check_all(process& home) {
     bool anything = false;
     for (std::uint32_t i = 0; i < home.qps_in_use; ++i)
         if (auto* qp = home.qps[i]; qp != nullptr && qp->qp->state.load() >= IBV_QPS_RTR) {
@@ -117,7 +117,7 @@ bool look_around(process& home) {
             continue;
         // The entry was counted but never published: its producer died in between.
         if (cq->cq->produced.load() != cq->cq->consumed.load())
-            const producer_guard mends(home.own(), *cq->cq);
+            const producer_guard guard(home.own(), *cq->cq);
         if (cq->cq->channel == no_index)
             continue;
         const bool owed = cq->cq->signal_owed.exchange(0) != 0;
@@ -142,14 +142,14 @@ std::uint64_t keep_house(process& home) {
     attend_srqs(home);
     attend_ports(home);
     std::uint64_t next = UINT64_MAX;
-    if (look_around(home)) {
+    if (check_all(home)) {
         attend_cqs(home);
-        next = now_ns() + look_around_ns;
+        next = now_ns() + check_interval_ns;
     }
     // Requests that wait: run_send_queue() schedules the next check itself.
     for (std::uint32_t i = 0; i < home.qps_in_use; ++i)
         if (auto* qp = home.qps[i]; qp != nullptr && qp->qp->sq.done.load() != qp->qp->sq.posted.load())
-            run_send_queue(home, qp->near(), qp->far());
+            run_send_queue(home, qp->local(), qp->remote());
     return next;
 }
 

@@ -5,7 +5,7 @@
 
 namespace lab::hca {
 
-constexpr std::uint64_t look_around_ns = 1000000000;
+constexpr std::uint64_t check_interval_ns = 1000000000;
 
 // The work of the guard thread when it wakes: flushes queue pairs that a peer moved to the error state,
 // raises asynchronous events, runs requests that are due or have timed out. Returns the latest time of the

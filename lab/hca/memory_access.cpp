@@ -69,25 +69,25 @@ class across {
 public:
     across(int process, bool writing) : process_(process), writing_(writing) {}
 
-    bool add(std::uint64_t near, std::uint64_t far, std::uint64_t length, moved& sum) {
+    bool add(std::uint64_t local, std::uint64_t remote, std::uint64_t length, moved& sum) {
         if (count_ + 2 > limit && !flush(sum))
             return false;
         // The last bytes get an entry of their own: the kernel copies entries in order.
         if (writing_ && length > 8) {
-            put(near, far, length - 8);
-            put(near + length - 8, far + length - 8, 8);
+            put(local, remote, length - 8);
+            put(local + length - 8, remote + length - 8, 8);
         } else
-            put(near, far, length);
+            put(local, remote, length);
         return true;
     }
 
     bool flush(moved& sum) {
         std::size_t first = 0;
         while (first < count_) {
-            const auto rc = writing_ ? ::process_vm_writev(process_, near_ + first, count_ - first,
-                                                           far_ + first, count_ - first, 0)
-                                     : ::process_vm_readv(process_, near_ + first, count_ - first,
-                                                          far_ + first, count_ - first, 0);
+            const auto rc = writing_ ? ::process_vm_writev(process_, local_ + first, count_ - first,
+                                                           remote_ + first, count_ - first, 0)
+                                     : ::process_vm_readv(process_, local_ + first, count_ - first,
+                                                          remote_ + first, count_ - first, 0);
             if (rc < 0 && errno == EINTR)
                 continue;
             if (rc <= 0) {
@@ -98,11 +98,11 @@ public:
             auto left = static_cast<std::uint64_t>(rc);
             sum.across += left;
             while (left > 0 && first < count_) {
-                const auto part = std::min<std::uint64_t>(left, near_[first].iov_len);
-                advance(near_[first], part);
-                advance(far_[first], part);
+                const auto part = std::min<std::uint64_t>(left, local_[first].iov_len);
+                advance(local_[first], part);
+                advance(remote_[first], part);
                 left -= part;
-                if (near_[first].iov_len == 0)
+                if (local_[first].iov_len == 0)
                     ++first;
             }
         }
@@ -113,9 +113,9 @@ public:
 private:
     static constexpr std::size_t limit = 64;
 
-    void put(std::uint64_t near, std::uint64_t far, std::uint64_t length) {
-        near_[count_] = {reinterpret_cast<void*>(near), length};
-        far_[count_++] = {reinterpret_cast<void*>(far), length};
+    void put(std::uint64_t local, std::uint64_t remote, std::uint64_t length) {
+        local_[count_] = {reinterpret_cast<void*>(local), length};
+        remote_[count_++] = {reinterpret_cast<void*>(remote), length};
     }
     static void advance(iovec& entry, std::uint64_t by) {
         entry.iov_base = static_cast<std::byte*>(entry.iov_base) + by;
@@ -125,7 +125,7 @@ private:
     int process_;
     bool writing_;
     std::size_t count_ = 0;
-    iovec near_[limit], far_[limit];
+    iovec local_[limit], remote_[limit];
 };
 
 void note_hbm(const piece& target, const piece& source, std::uint64_t length, moved& sum) {

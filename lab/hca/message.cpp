@@ -18,12 +18,12 @@ moved exchange(const segment& owner, const side& cell, const atomic_operation& w
     }
     const lock_guard guard(owner->head.atomics[at.address / 8 % 64]);
     std::uint64_t value = 0;
-    const auto near = side::of(&value, sizeof(value));
-    if (auto sum = copy(near, cell); !sum.fine)
+    const auto local = side::of(&value, sizeof(value));
+    if (auto sum = copy(local, cell); !sum.fine)
         return sum;
     before = value;
     value = what.on(value);
-    return copy(cell, near);
+    return copy(cell, local);
 }
 
 completion completion_of(const message_head& message, const taken_receive& taken) {

@@ -69,7 +69,7 @@ struct message_head {
 
 // Whether the responder's process is alive and still the one that the requester connected to.
 [[nodiscard]] inline bool is_there(const endpoint& requester, const endpoint& responder) {
-    return responder.who != nullptr && responder.memory().alive() &&
+    return responder.owner != nullptr && responder.memory().alive() &&
            requester.qp->peer_incarnation.load(std::memory_order_relaxed) ==
                responder.memory()->head.incarnation &&
            responder.qp->in_use.load(std::memory_order_acquire) != 0;

@@ -30,7 +30,7 @@ void run_waiting_sender(queue_pair& qp) {
     if (theirs.in_use.load(std::memory_order_acquire) == 0 || theirs.peer_number != qp.qp->number ||
         theirs.peer_incarnation.load() != qp.home->own()->head.incarnation)
         return;
-    run_send_queue(*qp.home, {other.get(), &theirs}, qp.near());
+    run_send_queue(*qp.home, {other.get(), &theirs}, qp.local());
 }
 
 void purge(completion_queue& cq, std::uint32_t qp_number, bool also_receives_of_srq) {
@@ -60,13 +60,13 @@ void flush(queue_pair& qp) {
     if (qp.qp->state.load() != IBV_QPS_ERR)
         return;
     qp.flushed = true;
-    run_send_queue(*qp.home, qp.near(), qp.far());
+    run_send_queue(*qp.home, qp.local(), qp.remote());
     wait_for_both_sides(qp); // an executor that is alive completes the receive it took
     if (qp.qp->remote == 0)
-        complete_orphan(qp.near());
-    flush_receives(qp.near());
-    if (qp.qp->srq != no_index && !qp.last_receive_told) {
-        qp.last_receive_told = true;
+        complete_orphan(qp.local());
+    flush_receives(qp.local());
+    if (qp.qp->srq != no_index && !qp.last_receive_reported) {
+        qp.last_receive_reported = true;
         raise(context::of(qp.handle()->context), {IBV_EVENT_QP_LAST_WQE_REACHED, qp.index, qp.serial, 0});
     }
 }
@@ -74,8 +74,8 @@ void flush(queue_pair& qp) {
 void wait_for_both_sides(queue_pair& pair) {
     pair.qp->sq.lock.wait_for_turn();
     pair.qp->inbound.wait_for_turn();
-    if (const auto far = pair.far(); far.who != nullptr)
-        far.qp->sq.lock.wait_for_turn();
+    if (const auto remote = pair.remote(); remote.owner != nullptr)
+        remote.qp->sq.lock.wait_for_turn();
 }
 
 void wait_for_executors(process& home) {
@@ -86,8 +86,8 @@ void wait_for_executors(process& home) {
             continue;
         qp->qp->sq.lock.wait_for_turn();
         qp->qp->inbound.wait_for_turn();
-        if (const auto far = qp->far(); far.who != nullptr)
-            far.qp->sq.lock.wait_for_turn();
+        if (const auto remote = qp->remote(); remote.owner != nullptr)
+            remote.qp->sq.lock.wait_for_turn();
     }
 }
 

@@ -19,14 +19,14 @@ struct device {
     // libmlx5 and libefa read past ibv_device to find a driver of their own and must find none.
     std::byte slack[1024];
     unsigned index;
-    hca_card card;
+    hca_description description;
     std::uint8_t gids[2][2][16]; // port, index
 };
 
 struct context {
     verbs_context seen;
     std::shared_ptr<process> home;
-    device* card;
+    device* hca;
     int async_pipe[2] = {-1, -1};
 
     static context& of(ibv_context* handle) {
@@ -131,9 +131,9 @@ struct queue_pair {
     std::shared_ptr<peer> other;
     ibv_qp_init_attr made_with;
     ibv_qp_attr attributes;
-    short_way way; // what its last small write and read looked up
+    lookup_cache cached; // what its last small write and read looked up
     std::uint32_t events_read = 0;
-    bool last_receive_told = false;
+    bool last_receive_reported = false;
     std::atomic<bool> flushed{false};  // in the error state, and all requests are flushed
     std::uint64_t found_broken_ns = 0; // when the guard thread found it in the error state; 0: not found yet
     std::mutex building;
@@ -144,8 +144,8 @@ struct queue_pair {
     static queue_pair& of(ibv_qp* handle) { return *reinterpret_cast<queue_pair*>(handle); }
     static queue_pair& of(ibv_qp_ex* handle) { return *reinterpret_cast<queue_pair*>(handle); }
     [[nodiscard]] ibv_qp* handle() { return &seen.qp_base; }
-    [[nodiscard]] endpoint near() const { return {home->self().get(), qp}; }
-    [[nodiscard]] endpoint far() const {
+    [[nodiscard]] endpoint local() const { return {home->self().get(), qp}; }
+    [[nodiscard]] endpoint remote() const {
         if (!other)
             return {};
         return {other.get(), &other->memory()->qps[index_of(qp->peer_number)]};

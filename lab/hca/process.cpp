@@ -24,11 +24,11 @@ namespace {
 thread_local bool is_guard = false;
 
 // The addresses on which the Ethernet nics listen.
-std::set<std::uint32_t> ethernet_addresses(const std::vector<device*>& cards) {
+std::set<std::uint32_t> ethernet_addresses(const std::vector<device*>& hcas) {
     std::set<std::uint32_t> found;
-    for (const auto* card : cards)
-        if (card->card.link == link_layer::ethernet)
-            found.insert(ipv4_of(card->gids[0][0]));
+    for (const auto* hca : hcas)
+        if (hca->description.link == link_layer::ethernet)
+            found.insert(ipv4_of(hca->gids[0][0]));
     return found;
 }
 
@@ -63,7 +63,7 @@ bool peer::signal(std::uint32_t channel, std::uint64_t event) {
 }
 
 process::process(folder lab, port_states ports, std::shared_ptr<segment> own, std::unique_ptr<wire> network)
-    : qps(max_qps), cqs(max_cqs), srqs(max_srqs), ports_told(ports.seen()), lab_(std::move(lab)),
+    : qps(max_qps), cqs(max_cqs), srqs(max_srqs), ports_reported(ports.seen()), lab_(std::move(lab)),
       ports_(std::move(ports)), own_(std::move(own)),
       self_(std::make_shared<peer>(own_, lab_.path() / "hca")), network_(std::move(network)) {}
 
@@ -80,10 +80,10 @@ tl::expected<std::shared_ptr<process>, int> process::join() {
         return tl::unexpected(ENODEV);
     }
     // A slot is a file and, with Ethernet, a TCP port, which another user's lab may have in use.
-    const auto cards = list_devices();
-    if (!cards)
-        return tl::unexpected(cards.error());
-    const auto addresses = ethernet_addresses(*cards);
+    const auto hcas = list_devices();
+    if (!hcas)
+        return tl::unexpected(hcas.error());
+    const auto addresses = ethernet_addresses(*hcas);
     std::unique_ptr<wire> network;
     int error = 0;
     auto memory = segment::make(entered->path() / "hca", [&](std::uint32_t slot) {
@@ -99,21 +99,21 @@ tl::expected<std::shared_ptr<process>, int> process::join() {
     });
     if (!memory) {
         if (error == EADDRNOTAVAIL)
-            for (const auto* card : *cards)
-                if (card->card.link == link_layer::ethernet)
+            for (const auto* hca : *hcas)
+                if (hca->description.link == link_layer::ethernet)
                     std::fprintf(stderr,
                                  "gaudi-lab: %s of lab '%s' cannot listen on %u.%u.%u.%u: is it an address "
                                  "of this host? It "
                                  "is `address` in the lab description\n",
-                                 card->seen.name, selected_name().c_str(), card->gids[0][0][12],
-                                 card->gids[0][0][13], card->gids[0][0][14], card->gids[0][0][15]);
+                                 hca->seen.name, selected_name().c_str(), hca->gids[0][0][12],
+                                 hca->gids[0][0][13], hca->gids[0][0][14], hca->gids[0][0][15]);
         return tl::unexpected(memory.error() == EAGAIN && error != 0 ? error : memory.error());
     }
     std::shared_ptr<process> made(
         new process(std::move(*entered), std::move(*ports), *memory, std::move(network)));
-    for (const auto* card : *cards)
-        for (unsigned port = 0; port < card->card.ports; ++port)
-            for (const auto& gid : card->gids[port]) {
+    for (const auto* hca : *hcas)
+        for (unsigned port = 0; port < hca->description.ports; ++port)
+            for (const auto& gid : hca->gids[port]) {
                 made->gids_.emplace_back();
                 std::memcpy(made->gids_.back().data(), gid, 16);
             }
@@ -137,13 +137,13 @@ namespace {
 
 // GAUDI_LAB_HCA_REPORT=FILE: what this process moved, one line of JSON for each nic that moved anything.
 // Written when the process closes its last device, or exits with one open.
-void report(const segment& own, unsigned cards) {
+void report(const segment& own, unsigned hcas) {
     const char* path = std::getenv("GAUDI_LAB_HCA_REPORT");
     if (path == nullptr || *path == 0)
         return;
     std::string text;
-    for (unsigned i = 0; i < cards; ++i) {
-        way_counters sum{};
+    for (unsigned i = 0; i < hcas; ++i) {
+        traffic_counters sum{};
         sum.add(own->head.counted[i]);
         for (std::uint32_t each = 0; each < own->head.qps_used; ++each) // queue pairs that were not destroyed
             if (const auto& qp = own->qps[each]; qp.in_use != 0 && qp.device == i)
@@ -152,7 +152,7 @@ void report(const segment& own, unsigned cards) {
             continue;
         text += R"({"process":)" + std::to_string(own->head.process) + R"(,"device":"vhca)" +
                 std::to_string(i) + '"';
-        for (const auto& each : way_counters::all())
+        for (const auto& each : traffic_counters::all())
             text += std::string(",\"") + each.name + "\":" + std::to_string((sum.*each.counter).load());
         text += "}\n";
     }
@@ -166,7 +166,7 @@ void report(const segment& own, unsigned cards) {
         ::close(fd);
 }
 
-__attribute__((destructor)) void tell_what_is_left() {
+__attribute__((destructor)) void report_leftovers() {
     process::report_left();
 }
 
@@ -267,22 +267,22 @@ const hbm_view* process::hbm(std::uint32_t gaudi, std::uint64_t size) {
     return nullptr;
 }
 
-bool process::party_is_dead(party who) {
-    const auto slot = who & (max_slots - 1);
+bool process::party_is_dead(party holder) {
+    const auto slot = holder & (max_slots - 1);
     auto* here = current_.load();
-    if (here == nullptr || who == shared_lock::self)
+    if (here == nullptr || holder == shared_lock::self)
         return false;
     int error = 0;
     const auto found = here->find_peer(slot, &error);
     if (!found)
         return error == ENOENT; // a process that cannot be checked counts as alive
-    return found->memory().party() != who || !found->memory().alive();
+    return found->memory().party() != holder || !found->memory().alive();
 }
 
-void process::look_at(std::uint64_t when_ns) {
-    auto seen = look_at_ns_.load();
+void process::run_at(std::uint64_t when_ns) {
+    auto seen = run_at_ns_.load();
     while (when_ns < seen)
-        if (look_at_ns_.compare_exchange_weak(seen, when_ns)) {
+        if (run_at_ns_.compare_exchange_weak(seen, when_ns)) {
             if (!is_guard)
                 ring();
             return;
@@ -297,12 +297,12 @@ void process::guard() {
     guarding_ = true;
     while (!ending_) {
         const auto seen = head.doorbell.load(std::memory_order_acquire);
-        look_at_ns_ = UINT64_MAX;
+        run_at_ns_ = UINT64_MAX;
         const auto next = keep_house(*this);
-        auto limit = look_at_ns_.load();
-        while (next < limit && !look_at_ns_.compare_exchange_weak(limit, next)) {
+        auto limit = run_at_ns_.load();
+        while (next < limit && !run_at_ns_.compare_exchange_weak(limit, next)) {
         }
-        limit = look_at_ns_.load();
+        limit = run_at_ns_.load();
         const auto now = now_ns();
         constexpr std::uint64_t long_time = 3600ULL * 1000000000;
         if (ending_ || limit <= now)

@@ -91,8 +91,8 @@ public:
     std::vector<completion_queue*> cqs;
     std::vector<shared_receive_queue*> srqs;
     std::vector<context*> contexts;
-    port_states::changes ports_told; // changes for which events were raised
-    std::uint32_t qps_in_use = 0;    // one past the highest index ever used
+    port_states::changes ports_reported; // changes for which events were raised
+    std::uint32_t qps_in_use = 0;        // one past the highest index ever used
     std::uint32_t next_serial = 1;
     std::atomic<std::uint32_t> next_pd{1};
     place_table qp_places{max_qps}, cq_places{max_cqs}, srq_places{max_srqs}, region_places{max_mrs, 1},
@@ -101,13 +101,13 @@ public:
         ahs_made{0};
 
     // Makes the guard thread run the waiting requests at this time at the latest.
-    void look_at(std::uint64_t when_ns);
+    void run_at(std::uint64_t when_ns);
     void ring() { own_->ring(); }
 
 private:
     process(folder lab, port_states ports, std::shared_ptr<segment> own, std::unique_ptr<wire> network);
     void guard();
-    static bool party_is_dead(party who);
+    static bool party_is_dead(party holder);
     static void after_fork();
 
     static inline std::atomic<process*> current_{nullptr};
@@ -126,7 +126,7 @@ private:
     std::vector<std::shared_ptr<peer>> recent_; // keeps the peers of datagrams mapped for a while
     std::mutex hbm_mutex_;
     std::array<std::atomic<const hbm_view*>, lab::max_gaudis> hbm_{};
-    std::atomic<std::uint64_t> look_at_ns_{UINT64_MAX};
+    std::atomic<std::uint64_t> run_at_ns_{UINT64_MAX};
     std::atomic<bool> ending_{false};
     std::atomic<bool> guarding_{false};
     std::thread guard_;

@@ -118,7 +118,7 @@ reach find_buffers(process& here, const endpoint& responder, const taken_receive
 void complete_receive(const endpoint& responder, const taken_receive& taken, completion& entry) {
     entry.of_srq = taken.of_srq;
     entry.place = responder.qp->rq.taken_sequence;
-    push(*responder.who, responder.qp->receive_cq, entry);
+    push(*responder.owner, responder.qp->receive_cq, entry);
     responder.qp->rq.taken.store(0, std::memory_order_release);
 }
 
@@ -133,7 +133,7 @@ void complete_orphan(const endpoint& which) {
     entry.qp_number = qp.number;
     entry.of_srq = qp.srq != no_index;
     entry.place = qp.rq.taken_sequence;
-    push(*which.who, qp.receive_cq, entry);
+    push(*which.owner, qp.receive_cq, entry);
 }
 
 void flush_receives(const endpoint& which) {
@@ -153,7 +153,7 @@ void flush_receives(const endpoint& which) {
         read_request(which, qp.rq, place, taken);
         qp.rq.done = place + 1;
         entry.wr_id = taken.wr_id;
-        push(*which.who, qp.receive_cq, entry);
+        push(*which.owner, qp.receive_cq, entry);
     }
 }
 

@@ -29,8 +29,8 @@ struct segment_head {
     std::atomic<std::uint32_t> doorbell;           // the owner's guard thread sleeps on this
     std::atomic<std::uint64_t> qp_attention[max_qps / 64];
     std::atomic<std::uint32_t> srq_attention, cq_attention; // the guard thread must check all of them
-    shared_lock atomics[64];           // around atomic operations on host memory, by address
-    way_counters counted[max_devices]; // of the queue pairs that were destroyed
+    shared_lock atomics[64];               // around atomic operations on host memory, by address
+    traffic_counters counted[max_devices]; // of the queue pairs that were destroyed
 };
 
 struct segment_layout {

@@ -6,8 +6,8 @@
 namespace lab::hca {
 namespace {
 
-constexpr int spins = 200;                                // about as long as a short critical section
-constexpr std::uint64_t look_after_ns = 10 * 1000 * 1000; // how soon a dead holder is detected
+constexpr int spins = 200;                                  // about as long as a short critical section
+constexpr std::uint64_t holder_check_ns = 10 * 1000 * 1000; // how soon a dead holder is detected
 
 void relax() {
 #if defined(__x86_64__)
@@ -35,7 +35,7 @@ bool shared_lock::wait_and_lock() {
         if ((seen & contended) == 0 && !word_.compare_exchange_weak(seen, seen | contended))
             continue;
         seen |= contended;
-        futex_wait(word_, seen, look_after_ns);
+        futex_wait(word_, seen, holder_check_ns);
         const auto now = word_.load(std::memory_order_relaxed);
         if (now == seen && is_dead(seen & party_mask) &&
             word_.compare_exchange_strong(seen, self | contended))

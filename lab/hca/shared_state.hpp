@@ -124,7 +124,7 @@ enum attention_bit : std::uint32_t {
     event_drained = 32,
 };
 
-struct way_counters {
+struct traffic_counters {
     std::atomic<std::uint64_t> messages, bytes, errors;
     std::atomic<std::uint64_t> bytes_mapped, bytes_copied_across, bytes_tcp;
     std::atomic<std::uint64_t> bytes_from_dmabuf, bytes_to_dmabuf; // between hosts: only local memory
@@ -133,7 +133,7 @@ struct way_counters {
         for (const auto& each : all())
             this->*each.counter = 0;
     }
-    void add(const way_counters& more) {
+    void add(const traffic_counters& more) {
         for (const auto& each : all())
             this->*each.counter += (more.*each.counter).load();
     }
@@ -141,20 +141,21 @@ struct way_counters {
     // All counters, with the names under which they are printed.
     struct named {
         const char* name;
-        std::atomic<std::uint64_t> way_counters::*counter;
+        std::atomic<std::uint64_t> traffic_counters::*counter;
     };
     static const std::array<named, 8>& all();
 };
 
-inline const std::array<way_counters::named, 8>& way_counters::all() {
-    static constexpr std::array<named, 8> list = {{{"messages", &way_counters::messages},
-                                                   {"bytes", &way_counters::bytes},
-                                                   {"errors", &way_counters::errors},
-                                                   {"bytes_mapped", &way_counters::bytes_mapped},
-                                                   {"bytes_process_vm", &way_counters::bytes_copied_across},
-                                                   {"bytes_tcp", &way_counters::bytes_tcp},
-                                                   {"bytes_from_dmabuf", &way_counters::bytes_from_dmabuf},
-                                                   {"bytes_to_dmabuf", &way_counters::bytes_to_dmabuf}}};
+inline const std::array<traffic_counters::named, 8>& traffic_counters::all() {
+    static constexpr std::array<named, 8> list = {
+        {{"messages", &traffic_counters::messages},
+         {"bytes", &traffic_counters::bytes},
+         {"errors", &traffic_counters::errors},
+         {"bytes_mapped", &traffic_counters::bytes_mapped},
+         {"bytes_process_vm", &traffic_counters::bytes_copied_across},
+         {"bytes_tcp", &traffic_counters::bytes_tcp},
+         {"bytes_from_dmabuf", &traffic_counters::bytes_from_dmabuf},
+         {"bytes_to_dmabuf", &traffic_counters::bytes_to_dmabuf}}};
     return list;
 }
 
@@ -197,11 +198,11 @@ struct shared_qp {
     // In state SQD: requests before this one had begun and still complete. tell_drained: the program asked
     // for an event when they have.
     std::atomic<std::uint32_t> drains_to;
-    std::uint32_t tell_drained;
+    std::uint32_t notify_drained;
     std::atomic<std::uint32_t> attention;
     shared_lock inbound; // held during a delivery that is not under a local send queue's lock
     shared_queue sq, rq;
-    alignas(64) way_counters counted; // written under the send queue's lock
+    alignas(64) traffic_counters counted; // written under the send queue's lock
 };
 
 struct completion {

@@ -28,7 +28,7 @@ public:
         }
         return place;
     }
-    void give_back(std::uint32_t place) {
+    void release(std::uint32_t place) {
         const std::lock_guard guard(mutex_);
         free_.push_back(place);
     }

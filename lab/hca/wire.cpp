@@ -22,7 +22,7 @@ constexpr std::uint32_t version = 1;
 constexpr std::uint64_t hello_limit_ns =
     5ULL * 1000000000;                // a connection without a hello is closed after this
 constexpr std::size_t strangers = 64; // maximum number of such connections
-constexpr int patience_ms = 5000;     // a peer that does not acknowledge for this long is gone
+constexpr int peer_timeout_ms = 5000; // a peer that does not acknowledge for this long is gone
 
 sockaddr_in address_of(std::uint32_t ip, std::uint16_t port) {
     sockaddr_in made{};
@@ -42,7 +42,7 @@ void tune(int fd) {
     set(fd, IPPROTO_TCP, TCP_KEEPIDLE, 1);
     set(fd, IPPROTO_TCP, TCP_KEEPINTVL, 1);
     set(fd, IPPROTO_TCP, TCP_KEEPCNT, 3);
-    set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, patience_ms);
+    set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, peer_timeout_ms);
     set(fd, SOL_SOCKET, SO_SNDBUF, 4 << 20);
     set(fd, SOL_SOCKET, SO_RCVBUF, 4 << 20);
 }
@@ -197,7 +197,7 @@ bool wire::take_head(link& from) {
             return false;
         if (head.sequence != version) {
             std::fprintf(stderr,
-                         "gaudi-lab: a virtual HCA of protocol version %u was refused; this one speaks %u\n",
+                         "gaudi-lab: a virtual HCA of protocol version %u was refused; this one has %u\n",
                          head.sequence, version);
             return false;
         }
@@ -314,7 +314,7 @@ void wire::expire() {
         const auto now = now_ns();
         for (const auto& [fd, each] : by_fd_)
             if ((!each->said_hello_ && now - each->since_ns_ > hello_limit_ns) ||
-                (!each->established_ && now - each->since_ns_ > std::uint64_t{patience_ms} * 1000000))
+                (!each->established_ && now - each->since_ns_ > std::uint64_t{peer_timeout_ms} * 1000000))
                 old.push_back(each);
     }
     for (const auto& each : old)
@@ -323,7 +323,7 @@ void wire::expire() {
 
 void wire::run() {
     ::pthread_setname_np(::pthread_self(), "vhca-wire");
-    auto looked = now_ns();
+    auto last_check = now_ns();
     while (!ending_) {
         epoll_event events[64];
         const int count = ::epoll_wait(epoll_, events, 64, 1000);
@@ -349,8 +349,8 @@ void wire::run() {
                 lose(from);
             }
         }
-        if (const auto now = now_ns(); now - looked > 1000000000) {
-            looked = now;
+        if (const auto now = now_ns(); now - last_check > 1000000000) {
+            last_check = now;
             expire();
         }
     }

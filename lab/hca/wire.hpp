@@ -84,7 +84,7 @@ public:
 
     // Sends what the socket accepts now, and the rest when it accepts more. The caller may hold the send
     // queue's lock.
-    void send(const frame& head, payload behind);
+    void send(const frame& head, payload body);
 
     [[nodiscard]] std::uint64_t id() const { return id_; }
     [[nodiscard]] bool lost() const { return lost_.load(); }
@@ -94,7 +94,7 @@ private:
     friend class wire;
     struct outgoing {
         frame head;
-        payload behind;
+        payload body;
         std::uint64_t sent = 0;
     };
     enum class progress { done, later, broken };
@@ -181,7 +181,7 @@ private:
     void lose(const std::shared_ptr<link>& gone);
     void expire();
     endpoint own_qp(std::uint32_t number) const;
-    void answer(link& to, std::uint32_t status, payload behind = {}, std::uint64_t length = 0,
+    void answer(link& to, std::uint32_t status, payload body = {}, std::uint64_t length = 0,
                 std::uint64_t value = 0);
 
     process* home_ = nullptr;

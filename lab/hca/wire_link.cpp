@@ -74,40 +74,40 @@ link::progress link::transmit(outgoing& what, bool holds_queue) {
         side memory;
         shared_lock* held = nullptr;
         auto& own = home_.home().own();
-        auto& behind = what.behind;
-        auto& qp = own->qps[behind.qp];
+        auto& body = what.body;
+        auto& qp = own->qps[body.qp];
         const endpoint mine{home_.home().self().get(), &qp};
         bool found = true;
         if (what.head.length == 0)
             found = true;
-        else if (behind.from == payload::source::bytes) {
-            memory.add(behind.bytes.data(), behind.bytes.size());
-        } else if (behind.from == payload::source::request) {
+        else if (body.from == payload::source::bytes) {
+            memory.add(body.bytes.data(), body.bytes.size());
+        } else if (body.from == payload::source::request) {
             if (!holds_queue) {
                 qp.sq.lock.lock();
                 held = &qp.sq.lock;
             }
-            found = qp.in_use.load() != 0 && qp.number == what.head.source_qp && qp.life == behind.life &&
-                    is_outstanding(qp, behind.place) &&
-                    gather_local(home_.home(), mine, mine.request<send_request>(qp.sq, behind.place),
-                                 memory) == IBV_WC_SUCCESS;
+            found = qp.in_use.load() != 0 && qp.number == what.head.source_qp && qp.life == body.life &&
+                    is_outstanding(qp, body.place) &&
+                    gather_local(home_.home(), mine, mine.request<send_request>(qp.sq, body.place), memory) ==
+                        IBV_WC_SUCCESS;
         } else {
             qp.inbound.lock();
             held = &qp.inbound;
             found = qp.in_use.load() != 0 &&
-                    find_memory(home_.home(), own, behind.key, behind.address, what.head.length, qp.pd,
+                    find_memory(home_.home(), own, body.key, body.address, what.head.length, qp.pd,
                                 IBV_ACCESS_REMOTE_READ, memory) == reach::fine;
         }
         if (!found || memory.length < what.head.length) {
             // The region of a read was deregistered before the answer was sent: refuse as for a region that
             // never existed.
-            if (behind.from == payload::source::region && qp.in_use.load() != 0 && qp.life == behind.life)
+            if (body.from == payload::source::region && qp.in_use.load() != 0 && qp.life == body.life)
                 break_down(mine, event_access_error);
             if (held != nullptr)
                 held->unlock();
             if (what.sent != 0)
                 return progress::broken; // half a message is sent: never send wrong bytes with a good status
-            if (behind.from == payload::source::request)
+            if (body.from == payload::source::request)
                 return progress::done; // the queue pair was reset since: do not send it
             what.head.status = IBV_WC_REM_ACCESS_ERR;
             what.head.length = 0;
@@ -132,8 +132,8 @@ link::progress link::transmit(outgoing& what, bool holds_queue) {
     return progress::done;
 }
 
-void link::send(const frame& head, payload behind) {
-    outgoing what{head, std::move(behind), 0};
+void link::send(const frame& head, payload body) {
+    outgoing what{head, std::move(body), 0};
     what.head.magic = frame_magic;
     {
         const std::lock_guard guard(mutex_);
@@ -150,7 +150,7 @@ void link::send(const frame& head, payload behind) {
         }
         sending_ = true;
     }
-    const auto outcome = transmit(what, what.behind.from == payload::source::request);
+    const auto outcome = transmit(what, what.body.from == payload::source::request);
     const std::lock_guard guard(mutex_);
     sending_ = false;
     if (outcome == progress::later)

@@ -200,17 +200,17 @@ std::uint64_t run_remote_send_queue(process& here, const endpoint& requester) {
             return qp.next_try_ns;
         }
         const auto head = frame_of(qp, request, place, memory.length);
-        payload behind;
+        payload body;
         if (head.length != 0) {
-            behind.from = payload::source::request;
-            behind.qp = index_of(qp.number);
-            behind.place = place;
-            behind.life = qp.life;
+            body.from = payload::source::request;
+            body.qp = index_of(qp.number);
+            body.place = place;
+            body.life = qp.life;
         }
         qp.sent = place + 1;
         qp.link = over->id();
         qp.progress_ns = now_ns();
-        over->send(head, std::move(behind));
+        over->send(head, std::move(body));
     }
 }
 
@@ -229,7 +229,7 @@ void wire::finish_answer(link& from) {
     if (requester.qp == nullptr)
         return;
     auto& qp = *requester.qp;
-    std::uint64_t look_at = UINT64_MAX;
+    std::uint64_t run_at = UINT64_MAX;
     {
         const lock_guard guard(qp.sq.lock);
         const auto done = qp.sq.done.load();
@@ -277,10 +277,10 @@ void wire::finish_answer(link& from) {
                        : std::uint32_t{IBV_WC_SUCCESS});
         } else
             settle(head.status);
-        look_at = run_locked_send_queue(*home_, requester, {});
+        run_at = run_locked_send_queue(*home_, requester, {});
     }
-    if (look_at != UINT64_MAX)
-        home_->look_at(look_at);
+    if (run_at != UINT64_MAX)
+        home_->run_at(run_at);
 }
 
 // The connection is closed: its outstanding requests fail if it was established; otherwise they are sent
@@ -301,7 +301,7 @@ void wire::lose(const std::shared_ptr<link>& gone) {
         if (qp.in_use.load() == 0)
             continue;
         const endpoint requester{home_->self().get(), &qp};
-        std::uint64_t look_at = UINT64_MAX;
+        std::uint64_t run_at = UINT64_MAX;
         {
             const lock_guard guard(qp.sq.lock);
             const auto done = qp.sq.done.load();
@@ -314,10 +314,10 @@ void wire::lose(const std::shared_ptr<link>& gone) {
             } else {
                 wait_for(qp, wait_reason::peer, try_again_ns);
             }
-            look_at = run_locked_send_queue(*home_, requester, {});
+            run_at = run_locked_send_queue(*home_, requester, {});
         }
-        if (look_at != UINT64_MAX)
-            home_->look_at(look_at);
+        if (run_at != UINT64_MAX)
+            home_->run_at(run_at);
     }
 }
 

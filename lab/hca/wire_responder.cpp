@@ -23,7 +23,7 @@ completion completion_of(const frame& head, const taken_receive& taken) {
 
 } // namespace
 
-void wire::answer(link& to, std::uint32_t status, payload behind, std::uint64_t length, std::uint64_t value) {
+void wire::answer(link& to, std::uint32_t status, payload body, std::uint64_t length, std::uint64_t value) {
     frame made{};
     made.kind = static_cast<std::uint8_t>(frame_kind::answer);
     made.opcode = to.head_.opcode;
@@ -35,7 +35,7 @@ void wire::answer(link& to, std::uint32_t status, payload behind, std::uint64_t 
     made.compare_or_add = value;
     if (status == answer_no_receive)
         made.immediate = to.rnr_timer_;
-    to.send(made, std::move(behind));
+    to.send(made, std::move(body));
 }
 
 bool wire::is_from_peer(const link& from, const shared_qp& qp) const {

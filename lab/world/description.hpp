@@ -15,7 +15,7 @@ enum class generation { gaudi, gaudi2, gaudi3 };
 [[nodiscard]] result<generation> parse_generation(std::string_view text);
 
 // One virtual device, as described by its lines in the lab description.
-struct gaudi_card {
+struct gaudi_description {
     lab::generation generation = lab::generation::gaudi2;
     std::string bus_id;
     unsigned module_id = 0;
@@ -29,13 +29,13 @@ struct gaudi_card {
     unsigned reset_grace_ms = 1000; // without a notifier the process is killed this long after a reset
     unsigned watchdog_ms = 30000;   // with a notifier, this long after
 
-    bool operator==(const gaudi_card&) const = default;
+    bool operator==(const gaudi_description&) const = default;
 };
 
 enum class link_layer { infiniband, ethernet };
 
 // One virtual RDMA nic, named vhcaN.
-struct hca_card {
+struct hca_description {
     lab::link_layer link = lab::link_layer::infiniband;
     std::string bus_id;
     std::string
@@ -59,14 +59,14 @@ struct hca_card {
     unsigned max_inline = 1024;
     unsigned max_rd_atomic = 16;
 
-    bool operator==(const hca_card&) const = default;
+    bool operator==(const hca_description&) const = default;
 };
 
 // The contents of a lab. Text form: `key = value` lines, `#` comments, `[gaudi N]` and `[hca N]` for one
 // device or nic.
 struct description {
-    std::vector<gaudi_card> gaudis;
-    std::vector<hca_card> hcas;
+    std::vector<gaudi_description> gaudis;
+    std::vector<hca_description> hcas;
 
     bool operator==(const description&) const = default;
     // A text that parses to this description.

@@ -35,7 +35,7 @@ result<void> make_private_folder(const fs::path& path) {
         return failed("cannot make the folder", path);
     struct stat status {};
     if (::lstat(path.c_str(), &status) != 0)
-        return failed("cannot look at", path);
+        return failed("cannot inspect", path);
     if (!S_ISDIR(status.st_mode))
         return tl::unexpected(
             problem{fmt::format("{} is not a folder; remove it or set GAUDI_LAB_ROOT", path.string())});
@@ -83,15 +83,15 @@ result<void> make_sysfs(const fs::path& path, const description& wanted) {
     const auto classes = path / "sys" / "class" / "infiniband";
     fs::create_directories(classes);
     for (unsigned i = 0; i < wanted.hcas.size(); ++i) {
-        const auto& card = wanted.hcas[i];
+        const auto& hca = wanted.hcas[i];
         const auto name = fmt::format("vhca{}", i);
-        const auto pci = fs::path("devices") / fmt::format("pci{}", card.bus_id.substr(0, 7)) / card.bus_id;
+        const auto pci = fs::path("devices") / fmt::format("pci{}", hca.bus_id.substr(0, 7)) / hca.bus_id;
         const auto nic = path / "sys" / pci / "infiniband" / name;
         fs::create_directories(nic);
         fs::create_symlink(fs::path("../..") / pci / "infiniband" / name, classes / name);
-        fs::create_symlink(fs::path("../../../") / card.bus_id, nic / "device");
+        fs::create_symlink(fs::path("../../../") / hca.bus_id, nic / "device");
         const std::pair<fs::path, std::string> files[] = {
-            {path / "sys" / pci / "numa_node", fmt::format("{}\n", card.numa_node)},
+            {path / "sys" / pci / "numa_node", fmt::format("{}\n", hca.numa_node)},
             {path / "sys" / pci / "vendor", "0x6764\n"},
             {path / "sys" / pci / "device", "0x0001\n"},
             {nic / "node_type", "1: CA\n"},

@@ -57,15 +57,15 @@ result<port_states> port_states::open(const std::filesystem::path& lab) {
     return port_states(static_cast<contents*>(mapped));
 }
 
-void port_states::set(unsigned card, unsigned port, bool up) const {
-    auto& count = shared_->changes[index_of(card, port)];
+void port_states::set(unsigned hca, unsigned port, bool up) const {
+    auto& count = shared_->changes[index_of(hca, port)];
     auto seen = count.load();
     do
         if ((seen % 2 == 0) == up)
             return;
     while (!count.compare_exchange_weak(seen, seen + 1));
     // Another process may change it meanwhile: repeat until the bit matches the last change.
-    const auto bit = 1ULL << index_of(card, port);
+    const auto bit = 1ULL << index_of(hca, port);
     do {
         seen = count.load();
         if (seen % 2 == 0)

@@ -16,7 +16,7 @@ namespace lab {
 // and any process of the lab may change.
 class port_states {
 public:
-    static constexpr unsigned ports_of_card = 2, most = max_hcas * ports_of_card;
+    static constexpr unsigned ports_of_hca = 2, most = max_hcas * ports_of_hca;
 
     port_states(port_states&& other) noexcept : shared_(std::exchange(other.shared_, nullptr)) {}
     port_states& operator=(port_states&&) = delete;
@@ -29,10 +29,10 @@ public:
 
     // One bit per port.
     [[nodiscard]] std::uint64_t down() const { return shared_->down.load(std::memory_order_relaxed); }
-    [[nodiscard]] bool is_up(unsigned card, unsigned port) const {
-        return (down() >> index_of(card, port) & 1) == 0;
+    [[nodiscard]] bool is_up(unsigned hca, unsigned port) const {
+        return (down() >> index_of(hca, port) & 1) == 0;
     }
-    void set(unsigned card, unsigned port, bool up) const;
+    void set(unsigned hca, unsigned port, bool up) const;
 
     // How often each port has changed; odd: it is down.
     using changes = std::array<std::uint32_t, most>;
@@ -44,8 +44,8 @@ private:
         std::array<std::atomic<std::uint32_t>, most> changes;
     };
     explicit port_states(contents* shared) : shared_(shared) {}
-    [[nodiscard]] static constexpr unsigned index_of(unsigned card, unsigned port) {
-        return card * ports_of_card + (port - 1) % ports_of_card;
+    [[nodiscard]] static constexpr unsigned index_of(unsigned hca, unsigned port) {
+        return hca * ports_of_hca + (port - 1) % ports_of_hca;
     }
 
     contents* shared_;

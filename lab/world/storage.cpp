@@ -19,7 +19,7 @@ std::string explain_no_storage(const std::filesystem::path& folder, int error) {
     if (error != ENOSPC || ::statvfs(folder.c_str(), &system) != 0)
         return std::strerror(error);
     return fmt::format(
-        "{}: the tmpfs of {} has {} MiB in all; in a container give it more (docker and podman: "
+        "{}: the tmpfs of {} has {} MiB in all; in a container enlarge it (docker and podman: "
         "--shm-size=2g), else free some of it, or set GAUDI_LAB_ROOT to a folder on a larger one",
         std::strerror(error), folder.string(),
         static_cast<std::uint64_t>(system.f_blocks) * system.f_frsize >> 20);

@@ -24,7 +24,7 @@ struct place {
     const char* type; // PCI class and ids
 };
 // Devices and nics by switch; 0: no switch.
-using cards_by_switch = std::map<unsigned, std::vector<place>>;
+using devices_by_switch = std::map<unsigned, std::vector<place>>;
 
 class writer {
 public:
@@ -33,13 +33,13 @@ public:
     }
     void end() { text_ += "</object>\n"; }
 
-    void cards(const std::vector<place>& all) {
+    void devices(const std::vector<place>& all) {
         for (const auto& [bus_id, type] : all)
             line(fmt::format(R"(type="PCIDev" pci_busid="{}" pci_type="{}" pci_link_speed="0.000000"/>)",
                              bus_id, type));
     }
     // One core and one NUMA node with the devices and nics below its host bridge.
-    void node(unsigned index, const cards_by_switch& switches) {
+    void node(unsigned index, const devices_by_switch& switches) {
         const auto members = sets(only(index));
         line(fmt::format(R"(type="Package" os_index="{}" {}>)", index, members));
         line(fmt::format(R"(type="NUMANode" os_index="{}" {} local_memory="1073741824"/>)", index, members));
@@ -51,7 +51,7 @@ public:
                                  R"(pci_busid="0000:{:02x}:1f.0" pci_type="0604 [6764:0002] [0000:0000] 00" )"
                                  R"(pci_link_speed="0.000000">)",
                                  number));
-            cards(all);
+            devices(all);
             if (number != 0)
                 end();
         }
@@ -69,12 +69,14 @@ private:
 } // namespace
 
 std::string topology_xml(const description& machine) {
-    std::map<unsigned, cards_by_switch> nodes;
+    std::map<unsigned, devices_by_switch> nodes;
     nodes[0];
-    for (const auto& card : machine.gaudis)
-        nodes[card.numa_node][card.pci_switch].push_back({card.bus_id, "1200 [1da3:1020] [0000:0000] 01"});
-    for (const auto& card : machine.hcas)
-        nodes[card.numa_node][card.pci_switch].push_back({card.bus_id, "0207 [6764:0001] [0000:0000] 00"});
+    for (const auto& device : machine.gaudis)
+        nodes[device.numa_node][device.pci_switch].push_back(
+            {device.bus_id, "1200 [1da3:1020] [0000:0000] 01"});
+    for (const auto& device : machine.hcas)
+        nodes[device.numa_node][device.pci_switch].push_back(
+            {device.bus_id, "0207 [6764:0001] [0000:0000] 00"});
     writer out;
     std::vector<std::uint32_t> all(nodes.rbegin()->first / 32 + 1);
     for (const auto& [index, switches] : nodes) {

@@ -67,7 +67,7 @@ int main(void) {
     NEEDED(context != NULL);
     ibv_free_device_list(devices);
 
-    /* The card. */
+    /* The device. */
     uint64_t speed = 0;
     CHECK(newer_query_port_speed(context, 1, &speed) == 0 && speed == 4000); /* of 100 Mbit/s */
     CHECK(newer_query_port_speed(context, 9, &speed) == EINVAL);

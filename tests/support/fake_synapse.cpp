@@ -84,10 +84,10 @@ struct event {
 };
 
 // The descriptor is this library's: the helper must not close it.
-class borrowed_card : public testing_support::gaudi_device {
+class borrowed_device : public testing_support::gaudi_device {
 public:
-    explicit borrowed_card(int descriptor) : gaudi_device("none") { fd = descriptor; }
-    ~borrowed_card() { fd = -1; }
+    explicit borrowed_device(int descriptor) : gaudi_device("none") { fd = descriptor; }
+    ~borrowed_device() { fd = -1; }
 };
 
 } // namespace
@@ -159,7 +159,7 @@ FAKE synMemCopyAsync(void* on, std::uint64_t from, std::uint64_t size, std::uint
     if (source == 0 || target == 0)
         return 34; // host memory that was not mapped
     static_cast<stream*>(on)->push([=] {
-        const borrowed_card device(static_cast<int>(acquired.fd));
+        const borrowed_device device(static_cast<int>(acquired.fd));
         if (broken != 0)
             return;
         if (testing_support::copy(device, source, target, static_cast<std::uint32_t>(size),

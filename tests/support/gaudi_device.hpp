@@ -67,7 +67,7 @@ public:
     int fd;
 };
 
-// Host memory that a card can reach, for data or command buffers.
+// Host memory that a device can reach, for data or command buffers.
 class host_memory {
 public:
     host_memory(const gaudi_device& where, std::size_t size) : card_(where), bytes_(size) {

@@ -16,9 +16,9 @@ namespace {
 using json = nlohmann::ordered_json;
 namespace fs = std::filesystem;
 
-json counters_json(const lab::hca::way_counters& from) {
+json counters_json(const lab::hca::traffic_counters& from) {
     json shown;
-    for (const auto& each : lab::hca::way_counters::all())
+    for (const auto& each : lab::hca::traffic_counters::all())
         shown[each.name] = (from.*each.counter).load();
     return shown;
 }
@@ -55,20 +55,20 @@ json hcas_json(const fs::path& path, const lab::description& contents) {
     auto all = json::array();
     const auto links = lab::port_states::open(path);
     for (unsigned i = 0; i < contents.hcas.size(); ++i) {
-        const auto& card = contents.hcas[i];
+        const auto& hca = contents.hcas[i];
         auto down = json::array();
-        for (unsigned port = 1; port <= card.ports; ++port)
-            if (links ? !links->is_up(i, port) : !card.port_up)
+        for (unsigned port = 1; port <= hca.ports; ++port)
+            if (links ? !links->is_up(i, port) : !hca.port_up)
                 down.push_back(port);
         all.push_back({{"name", fmt::format("vhca{}", i)},
-                       {"link_layer", lab::name_of(card.link)},
-                       {"bus_id", card.bus_id},
-                       {"address", card.address.empty() ? json(nullptr) : json(card.address)},
-                       {"ports", card.ports},
+                       {"link_layer", lab::name_of(hca.link)},
+                       {"bus_id", hca.bus_id},
+                       {"address", hca.address.empty() ? json(nullptr) : json(hca.address)},
+                       {"ports", hca.ports},
                        {"port_up", down.empty()},
                        {"ports_down", down},
-                       {"speed_gbps", card.speed_gbps},
-                       {"dmabuf", card.dmabuf}});
+                       {"speed_gbps", hca.speed_gbps},
+                       {"dmabuf", hca.dmabuf}});
     }
     return all;
 }
@@ -87,11 +87,11 @@ std::vector<fs::path> entries_of(const fs::path& folder) {
     return all;
 }
 
-void give_back_memory_of(const std::string& name, const fs::path& path) {
+void reclaim_memory_of(const std::string& name, const fs::path& path) {
     if (!fs::exists(path / "description")) // entering would make it
         return;
     if (const auto entered = lab::folder::enter(name, std::nullopt))
-        give_back_memory(*entered, name);
+        reclaim_memory(*entered, name);
 }
 
 } // namespace
@@ -99,7 +99,7 @@ void give_back_memory_of(const std::string& name, const fs::path& path) {
 nlohmann::ordered_json lab_json(const std::string& name) {
     const auto top = lab::root();
     const auto path = *top / name;
-    give_back_memory_of(name, path);
+    reclaim_memory_of(name, path);
     json entry = {{"name", name}, {"in_use", lab::in_use(path)}, {"gaudis", json::array()}};
     const auto contents = lab::read_description(path / "description");
     std::uint64_t total = 0;
@@ -109,7 +109,7 @@ nlohmann::ordered_json lab_json(const std::string& name) {
     }
     if (contents)
         for (unsigned i = 0; i < contents->gaudis.size(); ++i) {
-            const auto& card = contents->gaudis[i];
+            const auto& gaudi = contents->gaudis[i];
             const auto device = path / fmt::format("gaudi{}", i);
             const auto stored = stored_bytes(device / "hbm") + stored_bytes(device / "sram") +
                                 stored_bytes(device / "context");
@@ -128,9 +128,9 @@ nlohmann::ordered_json lab_json(const std::string& name) {
                 if (file.extension() == ".ranges")
                     ++exports;
             entry["gaudis"].push_back({{"index", i},
-                                       {"generation", lab::name_of(card.generation)},
-                                       {"bus_id", card.bus_id},
-                                       {"module_id", card.module_id},
+                                       {"generation", lab::name_of(gaudi.generation)},
+                                       {"bus_id", gaudi.bus_id},
+                                       {"module_id", gaudi.module_id},
                                        {"holders", holders},
                                        {"dmabuf_files", exports},
                                        {"stored_bytes", stored}});

@@ -18,7 +18,7 @@ lab::problem no_such_lab(const std::string& name) {
     return {fmt::format("there is no lab '{}'; `gaudi-direct lab list` names those there are", name)};
 }
 
-void give_back_memory(const lab::folder& where, const std::string& name) {
+void reclaim_memory(const lab::folder& where, const std::string& name) {
     ::unsetenv("GAUDI_LAB_FAULTS"); // the tool's own calls must not count
     ::unsetenv("GAUDI_LAB_TRACE");
     lab::hca::sweep_segments(where.path() / "hca");

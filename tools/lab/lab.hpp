@@ -16,7 +16,7 @@ int complain(const lab::problem& what, int status = usage);
 [[nodiscard]] lab::problem no_such_lab(const std::string& name);
 // Frees the memory of programs that ended without closing their devices, as every program does that enters
 // the lab.
-void give_back_memory(const lab::folder& where, const std::string& name);
+void reclaim_memory(const lab::folder& where, const std::string& name);
 // A lab with its devices, their users and its storage, for `list` and `show`.
 [[nodiscard]] nlohmann::ordered_json lab_json(const std::string& name);
 

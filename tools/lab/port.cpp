@@ -26,12 +26,12 @@ int lab_port(const std::string& name, const std::string& port, bool up) {
         return complain(links.error(), failed);
     std::string known;
     bool found = false;
-    const auto& cards = entered->contents().hcas;
-    for (unsigned i = 0; i < cards.size(); ++i)
-        for (unsigned each = 1; each <= cards[i].ports; ++each) {
-            const auto card = fmt::format("vhca{}", i), one = fmt::format("{}/{}", card, each);
+    const auto& hcas = entered->contents().hcas;
+    for (unsigned i = 0; i < hcas.size(); ++i)
+        for (unsigned each = 1; each <= hcas[i].ports; ++each) {
+            const auto hca = fmt::format("vhca{}", i), one = fmt::format("{}/{}", hca, each);
             known += (known.empty() ? "" : ", ") + one;
-            if (port != card && port != one)
+            if (port != hca && port != one)
                 continue;
             links->set(i, each, up);
             found = true;

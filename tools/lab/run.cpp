@@ -89,7 +89,7 @@ void set_environment(const lab_run_options& options) {
 }
 
 bool has_several_nodes(const lab::description& machine) {
-    const auto elsewhere = [](const auto& card) { return card.numa_node != 0; };
+    const auto elsewhere = [](const auto& device) { return device.numa_node != 0; };
     return std::any_of(machine.gaudis.begin(), machine.gaudis.end(), elsewhere) ||
            std::any_of(machine.hcas.begin(), machine.hcas.end(), elsewhere);
 }
@@ -156,7 +156,7 @@ int lab_run(const lab_run_options& options) {
     if (entered->contents().hcas.size() > 1 || has_several_nodes(entered->contents()))
         ::setenv("HWLOC_XMLFILE", (entered->path() / "topology.xml").c_str(), 1);
     const int status = run_child(options.command);
-    give_back_memory(*entered, options.name);
+    reclaim_memory(*entered, options.name);
     return status;
 }
 

@@ -24,23 +24,23 @@ int lab_show(const std::string& name, bool as_json) {
     }
     fmt::print("gaudi-direct {}: lab '{}', {}\n", gaudi::version(), name,
                entry["in_use"].get<bool>() ? "in use" : "idle");
-    for (const auto& card : entry["gaudis"]) {
+    for (const auto& gaudi : entry["gaudis"]) {
         std::string holders;
-        for (const auto& process : card["holders"])
+        for (const auto& process : gaudi["holders"])
             holders += fmt::format(" {}", process.get<int>());
-        fmt::print("gaudi {}  {}  {}  module {}  {}  {} stored\n", card["index"].get<int>(),
-                   card["generation"].get<std::string>(), card["bus_id"].get<std::string>(),
-                   card["module_id"].get<int>(), holders.empty() ? "free" : "held by process" + holders,
-                   human_bytes(card["stored_bytes"]));
+        fmt::print("gaudi {}  {}  {}  module {}  {}  {} stored\n", gaudi["index"].get<int>(),
+                   gaudi["generation"].get<std::string>(), gaudi["bus_id"].get<std::string>(),
+                   gaudi["module_id"].get<int>(), holders.empty() ? "free" : "held by process" + holders,
+                   human_bytes(gaudi["stored_bytes"]));
     }
-    for (const auto& card : entry["hcas"]) {
+    for (const auto& hca : entry["hcas"]) {
         std::string down;
-        for (const auto& port : card["ports_down"])
+        for (const auto& port : hca["ports_down"])
             down += fmt::format("  port {} down", port.get<int>());
-        fmt::print("{}  {}, {} Gbit/s  {}  DMA-BUF {}{}{}\n", card["name"].get<std::string>(),
-                   card["link_layer"].get<std::string>(), card["speed_gbps"].get<int>(),
-                   card["bus_id"].get<std::string>(), card["dmabuf"].get<bool>() ? "yes" : "no",
-                   card["address"].is_null() ? "" : "  " + card["address"].get<std::string>(), down);
+        fmt::print("{}  {}, {} Gbit/s  {}  DMA-BUF {}{}{}\n", hca["name"].get<std::string>(),
+                   hca["link_layer"].get<std::string>(), hca["speed_gbps"].get<int>(),
+                   hca["bus_id"].get<std::string>(), hca["dmabuf"].get<bool>() ? "yes" : "no",
+                   hca["address"].is_null() ? "" : "  " + hca["address"].get<std::string>(), down);
     }
     for (const auto& user : entry["hca_users"]) {
         std::uint64_t messages = 0, bytes = 0;

@@ -92,7 +92,7 @@ TEST(placement_test, looks_whether_other_devices_go_on) {
             for (int i = 0; i < 60; ++i) {
                 if (submitter != 0)
                     other.submit(submitter);
-                stream.look();
+                stream.update();
                 std::this_thread::sleep_for(std::chrono::milliseconds(5));
             }
         };
@@ -110,7 +110,7 @@ TEST(placement_test, a_device_that_was_never_opened_is_not_at_work) {
     std::thread([&] {
         placement stream(0, std::vector<std::filesystem::path>(2 * all.size(), "/tmp/gaudi-no-such-file"));
         for (int i = 0; i < 60; ++i) {
-            stream.look();
+            stream.update();
             std::this_thread::sleep_for(std::chrono::milliseconds(5));
         }
         EXPECT_EQ(processors_of_this_thread(), all);

@@ -18,7 +18,7 @@ public:
         wait.fence(0, 1, 1);
         std::copy(wait.bytes().begin(), wait.bytes().end(), buffer_.bytes().begin());
     }
-    // The card goes first: it may still be reading the buffer.
+    // The device goes first: it may still be reading the buffer.
     ~blocked_queue() { card_.close(); }
     blocked_queue(const blocked_queue&) = delete;
     blocked_queue& operator=(const blocked_queue&) = delete;

@@ -72,7 +72,7 @@ TEST(description, problems_of_network_cards) {
               "my.lab:2: vendor_part_id = 65536: expected a number from 0 to 65535");
     EXPECT_EQ(problem_of("[hca 3]\n"), "my.lab:1: [hca 3]: this lab has only 1 (hcas = 1)");
     EXPECT_EQ(problem_of("[hca 0]\nbus_id = 0000:19:00.0\n"),
-              "my.lab: hca 0 has the bus_id 0000:19:00.0 of another card");
+              "my.lab: hca 0 has the bus_id 0000:19:00.0 of another device");
 }
 
 TEST(description, every_problem_names_line_and_expectation) {
