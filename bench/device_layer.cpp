@@ -4,6 +4,7 @@
 #include <gaudi/gaudi.hpp>
 
 #include "bench/table.hpp"
+#include "src/memory/editable_address_map.hpp"
 
 #include <algorithm>
 #include <benchmark/benchmark.h>
@@ -24,7 +25,7 @@ constexpr std::uint64_t mib = 1ULL << 20;
 void lookup(table& out) {
     constexpr std::uint64_t base = 0x1001500000000000, step = 65536;
     const auto measure = [&](std::size_t allocations, std::size_t asked) {
-        address_map map;
+        editable_address_map map;
         (void)map.add_window(device_address(base), 128ULL << 30, 0);
         for (std::size_t i = 0; i < allocations; ++i)
             (void)map.insert(device_address(base + i * step), step, i);
@@ -211,11 +212,12 @@ int main() {
     }
     auto& device = **opened;
     heap(out, device);
-    auto engine = *device.copies();
-    bandwidth(out, device, engine);
-    small_copies(out, device, engine);
+    {
+        auto engine = *device.copies();
+        bandwidth(out, device, engine);
+        small_copies(out, device, engine);
+    }
     opened = tl::unexpected(error(errc::no_device, "closed"));
-    engine = copy_engine(nullptr);
     cycles(out);
     out.print();
     return 0;

@@ -18,7 +18,8 @@ int main() {
     auto handle = expect(gaudi::share(buffer)); // 128 bytes, to send in any message
     std::fwrite(handle.bytes.data(), 1, handle.size, stdout);
     std::fflush(stdout);
-    for (int i = 0; i < 10000 && gaudi::ipc_counters().leases_given == 0; ++i) // until the first import
+    for (int i = 0; i < 10000 && gaudi::process_statistics().ipc.leases_given == 0;
+         ++i) // until the first import
         std::this_thread::sleep_for(1ms);
     expect(gaudi::wait_for_leases(buffer.address(), 60s)); // until every importer has closed it
     expect(expect(copies.read(bytes, buffer.address())).wait());

@@ -5,6 +5,7 @@
 #include <gaudi/version.hpp>
 
 #include "src/hl/hl_device.hpp"
+#include "src/os/internals.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -75,7 +76,7 @@ gaudi_status copy(gaudi_device& device, const gaudi::place& to, const gaudi::pla
 
 // Memory of this device; an address of another device is refused.
 gaudi::place memory_of(const gaudi_device& device, uint64_t address, uint64_t size) {
-    return {gaudi::device_address(address), size, device.open->core()->identity().index};
+    return {gaudi::device_address(address), size, core_of(*device.open)->identity().index};
 }
 
 } // namespace

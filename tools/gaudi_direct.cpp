@@ -23,12 +23,12 @@ struct chosen {
 };
 
 void add_info(CLI::App& program, chosen& options) {
-    auto* command =
-        program.add_subcommand("info", "Show the devices, what the driver says of them, and who holds them");
+    auto* command = program.add_subcommand(
+        "info", "Show the devices, what the driver reports, and which processes have them open");
     command->add_flag("--json", options.info.as_json, json_help);
     command->add_flag("--no-lab", options.info.no_lab, "Do not go to the lab when there is no hardware");
     command->add_flag("--no-probe", options.info.no_probe,
-                      "Do not open free devices to ask about DMA-BUF export");
+                      "Do not open free devices to check DMA-BUF export");
     command
         ->add_option(
             "--paths", options.info.places,
@@ -40,7 +40,7 @@ void add_info(CLI::App& program, chosen& options) {
 
 void add_measure(CLI::App& program, chosen& options) {
     auto* command = program.add_subcommand(
-        "measure", "Measure a device's copies on this machine, and tell UCX of them (takes a second)");
+        "measure", "Measure a device's copies on this machine and print settings for UCX (takes a second)");
     command->add_option("--device", options.measure.device,
                         "Index, PCI bus id or module:<id>; without it the first free one");
     auto* env = command->add_flag("--env", options.measure.as_environment,
@@ -66,7 +66,7 @@ void add_lab(CLI::App& program, chosen& options) {
     run->add_option("--faults", options.run.faults, "Fault script; see gaudi-lab-faults(5)");
     run->add_option("--ucx", options.run.ucx,
                     "Run with the UCX under this prefix: its bin and lib come first");
-    run->add_option("command", options.run.command, "The program and its arguments, behind --")->required();
+    run->add_option("command", options.run.command, "The program and its arguments, after --")->required();
     run->positionals_at_end();
     run->callback([&options] { options.outcome = tools::lab_run(options.run); });
 
@@ -87,7 +87,7 @@ void add_lab(CLI::App& program, chosen& options) {
     port->callback(
         [&options] { options.outcome = tools::lab_port(options.name, options.port, options.link == "up"); });
 
-    auto* clean = lab->add_subcommand("clean", "Remove a lab that nobody uses");
+    auto* clean = lab->add_subcommand("clean", "Remove a lab that no process uses");
     clean->add_option("name", options.name, "Which lab")->capture_default_str();
     clean->callback([&options] { options.outcome = tools::lab_clean(options.name); });
 }
@@ -123,7 +123,7 @@ int main(int argc, char** argv) {
     try {
         program.parse(argc, argv);
     } catch (const CLI::ParseError& error) {
-        return tools::tell(program, error, tools::usage);
+        return tools::report_error(program, error, tools::usage);
     } catch (const std::exception& error) {
         std::cerr << "gaudi-direct: " << error.what() << '\n';
         return tools::failed;

@@ -26,10 +26,10 @@ struct export_answer {
 export_answer ask_export(const gaudi::device_info& info) {
     auto opened = gaudi::open_device(gaudi::by_index{info.index});
     if (!opened)
-        return {fmt::format("not asked: {}", opened.error().observed()), false, false};
+        return {fmt::format("not checked: {}", opened.error().observed()), false, false};
     auto buffer = (*opened)->heap().allocate(4096);
     if (!buffer)
-        return {fmt::format("not asked: {}", buffer.error().message()), false, false};
+        return {fmt::format("not checked: {}", buffer.error().message()), false, false};
     const auto window = buffer->dmabuf();
     if (!window)
         return {fmt::format("refused: {}", window.error().message()), true, false};
@@ -61,7 +61,7 @@ json device_json(const gaudi::device_info& info, bool probe) {
         entry["dmabuf_export_detail"] = answer.text;
     } else {
         entry["dmabuf_export"] = nullptr;
-        entry["dmabuf_export_detail"] = probe ? "not asked: the device is busy" : "not asked: --no-probe";
+        entry["dmabuf_export_detail"] = probe ? "not checked: the device is busy" : "not checked: --no-probe";
     }
     return entry;
 }

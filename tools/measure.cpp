@@ -18,7 +18,7 @@ namespace {
 using seconds = std::chrono::duration<double>;
 
 constexpr std::size_t large = 64 << 20, small = 4096, medium = 1 << 20;
-constexpr int rounds = 7, small_copies = 201, rounds_of_copies = 11, copies_under_way = 50;
+constexpr int rounds = 7, small_copies = 201, rounds_of_copies = 11, copies_in_flight = 50;
 
 struct directions {
     double to = 0, from = 0, within = 0; // bytes per second
@@ -86,11 +86,11 @@ private:
     double time_to_begin() {
         std::vector<double> each(rounds_of_copies);
         for (auto& taken : each) {
-            std::vector<gaudi::copy_ticket> tickets(copies_under_way);
+            std::vector<gaudi::copy_ticket> tickets(copies_in_flight);
             const auto start = cpu_seconds();
             for (auto& ticket : tickets)
                 ticket = gaudi::expect(engine_.write(first_.address(), std::span(host_).first(medium)));
-            taken = (cpu_seconds() - start) / copies_under_way;
+            taken = (cpu_seconds() - start) / copies_in_flight;
             for (auto& ticket : tickets)
                 gaudi::expect(ticket.wait());
         }

@@ -19,7 +19,7 @@ struct allocation_view {
     std::uint64_t length = 0;
     std::uint64_t generation = 0;
     unsigned device_index = 0;
-    std::uint64_t tag = 0; ///< set by the caller of insert()
+    std::uint64_t tag = 0; ///< for the library's own use
 };
 
 /// Maps an address to its device and to its live allocation. A lookup takes no lock, never allocates, and
@@ -27,23 +27,8 @@ struct allocation_view {
 /// thread.
 class address_map {
 public:
-    address_map();
-    ~address_map();
     address_map(const address_map&) = delete;
     address_map& operator=(const address_map&) = delete;
-
-    /// Adds the range [base, base + size) in which a device's memory lies. errc::address_collision: it
-    /// overlaps another window, or there are too many windows.
-    result<void> add_window(device_address base, std::uint64_t size, unsigned device_index);
-    /// Removes all windows and all allocations of a device.
-    void remove_device(unsigned device_index);
-
-    /// Adds a live allocation and returns its generation. `base` must be a multiple of 64, and the range must
-    /// lie in a window. errc::ranges_overlap: it overlaps a live allocation, in units of 64 bytes.
-    /// errc::size_zero, alignment_invalid, range_leaves_allocation.
-    result<std::uint64_t> insert(device_address base, std::uint64_t length, std::uint64_t tag);
-    /// Removes the allocation that begins at `base`. errc::not_allocated: no live allocation begins there.
-    result<void> erase(device_address base);
 
     /// The device whose window contains the address, whether or not the address is allocated.
     [[nodiscard]] std::optional<unsigned> device_of(device_address address) const noexcept;
@@ -68,13 +53,10 @@ public:
     [[nodiscard]] std::optional<memory_window> window_at(device_address address,
                                                          std::uint64_t length) const noexcept;
 
-    /// See observe_memory().
-    void observe(const std::shared_ptr<memory_observer>& observer);
-    /// Notifies the observers that an allocation is about to be freed. Call it before erase(), with no lock
-    /// held. Returns false if an observer demands that the memory is never allocated again.
-    [[nodiscard]] bool announce(device_address base, std::uint64_t length) const;
+protected:
+    address_map();
+    ~address_map();
 
-private:
     struct impl;
     std::unique_ptr<impl> impl_;
 };

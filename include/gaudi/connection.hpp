@@ -3,6 +3,7 @@
 
 #include <gaudi/nic.hpp>
 #include <gaudi/region.hpp>
+#include <gaudi/statistics.hpp>
 #include <gaudi/unique_handle.hpp>
 
 #include <chrono>
@@ -16,6 +17,7 @@ namespace gaudi {
 
 class connection_core;
 class stream;
+struct internals;
 
 /// How a thread waits for completions.
 enum class wait_mode {
@@ -42,25 +44,12 @@ struct completion {
     std::optional<std::uint32_t> immediate; ///< the immediate value that came with a message
 };
 
-/// Operations and bytes of this side, by path. Each operation counts once on each side that posts it: a
-/// one-sided write or read counts only at its initiator.
-struct path_report {
-    struct count {
-        std::uint64_t operations = 0, bytes = 0;
-    };
-    count host, zero_copy, staged;
-    std::string why_staged; ///< the most recent reason
-
-    [[nodiscard]] const count& by(memory_path path) const;
-};
-
 /// The ticket of one outstanding operation. Destroying a ticket does not cancel the operation: its memory
 /// must stay valid until the operation has completed. A default-constructed ticket is done. One thread at a
 /// time may use a ticket and its connection.
 class transfer {
 public:
     transfer() = default;
-    transfer(connection_core* core, std::uint32_t slot);
 
     /// Whether the operation has completed. Never blocks; drives the connection.
     [[nodiscard]] bool done();
@@ -69,6 +58,9 @@ public:
     result<completion> wait(std::chrono::milliseconds limit = no_limit);
 
 private:
+    friend struct internals;
+    transfer(connection_core* core, std::uint32_t slot);
+
     struct operation {
         connection_core* core = nullptr; ///< a counted reference
         std::uint32_t slot = 0;
@@ -83,11 +75,10 @@ private:
 ///
 /// Operations start in the order of the calls. Messages arrive in that order, the n-th message in the n-th
 /// receive: a sender never overruns its peer, it waits until the peer has posted the next receive. Only the
-/// regions limit the size. Device memory goes by the path of its region, see path_report.
+/// regions limit the size. Device memory goes by the path of its region, see statistics(). The destructor
+/// closes the connection.
 class connection {
 public:
-    explicit connection(connection_core* core) : open_({core}) {} ///< the destructor notifies the peer
-
     /// Posts a message. errc::message_too_long: the peer's receive is smaller; nothing is sent, and the
     /// receive stays posted. errc::too_many_operations, peer_gone, connection_broken.
     [[nodiscard]] result<transfer> send(const local_region& from,
@@ -143,14 +134,18 @@ public:
     void close();
     /// Whether operations can still succeed, as far as this side knows.
     [[nodiscard]] bool alive() const;
-    /// Counts since the connection was established.
-    [[nodiscard]] path_report report() const;
+    /// Operations and bytes of this side by path, since the connection was established.
+    [[nodiscard]] const connection_traffic& statistics() const;
+    /// Why the latest staged operation was staged; empty: none was.
+    [[nodiscard]] const std::string& why_staged() const;
     /// HOST:PORT of the peer.
     [[nodiscard]] const std::string& peer() const;
 
+private:
+    friend struct internals;
+    explicit connection(connection_core* core) : open_({core}) {}
     [[nodiscard]] connection_core* core() const { return open_->core; }
 
-private:
     struct open_connection {
         connection_core* core = nullptr;
         explicit operator bool() const { return core != nullptr; }
@@ -169,7 +164,6 @@ private:
 /// handshake(), up to the deadline.
 class pending_connection {
 public:
-    explicit pending_connection(std::unique_ptr<stream> joined);
     pending_connection(pending_connection&&) noexcept;
     pending_connection& operator=(pending_connection&&) noexcept;
     ~pending_connection();
@@ -181,6 +175,9 @@ public:
                                                const connection_options& options = {});
 
 private:
+    friend struct internals;
+    explicit pending_connection(std::unique_ptr<stream> joined);
+
     std::unique_ptr<stream> joined_;
     std::string peer_;
 };

@@ -41,7 +41,7 @@ public:
     void clear();
 
 private:
-    void give_back(const std::string& peer, connection returned);
+    void release(const std::string& peer, connection returned);
 
     const std::shared_ptr<nic> nic_;
     const connection_options options_;

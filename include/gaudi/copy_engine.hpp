@@ -4,10 +4,12 @@
 #include <gaudi/address.hpp>
 #include <gaudi/copy_ticket.hpp>
 #include <gaudi/error.hpp>
+#include <gaudi/statistics.hpp>
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -15,6 +17,7 @@ namespace gaudi {
 
 class copy_core;
 class pin_core;
+struct internals;
 
 /// Host memory that is pinned and mapped for the device: copies from and to it need no preparation. The
 /// destructor unmaps it and must not run before these copies have completed. The caller owns the memory
@@ -22,7 +25,6 @@ class pin_core;
 class pinned_memory {
 public:
     pinned_memory();
-    explicit pinned_memory(std::unique_ptr<pin_core> core);
     pinned_memory(pinned_memory&&) noexcept;
     pinned_memory& operator=(pinned_memory&&) noexcept;
     ~pinned_memory();
@@ -32,6 +34,9 @@ public:
     [[nodiscard]] device_address address() const;
 
 private:
+    friend struct internals;
+    explicit pinned_memory(std::unique_ptr<pin_core> core);
+
     std::unique_ptr<pin_core> core_;
 };
 
@@ -62,15 +67,6 @@ struct queue_use {
     unsigned depth = 0;        ///< packets on it now
 };
 
-/// Counts of one engine since it was created.
-struct copy_statistics {
-    std::uint64_t copies = 0, bytes = 0;
-    std::uint64_t landed = 0, failed = 0; ///< completed, successfully or not; those that failed
-    std::uint64_t submissions = 0, packets = 0;
-    std::uint64_t most_in_flight = 0;
-    std::uint64_t pinned = 0, bounced = 0, mapped = 0; ///< copies by how host memory was reached
-};
-
 /// Copies on the device's own DMA engines, of any size and any alignment. Copies are not ordered unless the
 /// caller waits for one before it starts the next. A device range must lie within one live allocation.
 /// Thread-safe.
@@ -80,8 +76,6 @@ struct copy_statistics {
 /// destinations must stay valid until the ticket is done.
 class copy_engine {
 public:
-    explicit copy_engine(std::shared_ptr<copy_core> core) : core_(std::move(core)) {}
-
     /// Copies host memory to the device. The caller owns the ticket. errc::size_zero, not_allocated,
     /// range_leaves_allocation, wrong_device, host_range_invalid, device_lost; the same for read() and
     /// copy().
@@ -106,15 +100,33 @@ public:
     void arm();
     /// Pins host memory for copies on this engine. errc::host_range_invalid, map_failed, device_lost.
     [[nodiscard]] result<pinned_memory> pin(std::span<std::byte> memory);
-    [[nodiscard]] copy_statistics statistics() const;
+    [[nodiscard]] engine_statistics statistics() const;
     [[nodiscard]] std::vector<queue_use> queues() const;
     /// Whether the device failed or was reset: every call fails from then on.
     [[nodiscard]] bool lost() const;
 
+private:
+    friend class weak_copy_engine;
+    friend struct internals;
+    explicit copy_engine(std::shared_ptr<copy_core> core) : core_(std::move(core)) {}
     [[nodiscard]] const std::shared_ptr<copy_core>& core() const { return core_; }
 
-private:
     std::shared_ptr<copy_core> core_;
+};
+
+/// Refers to an engine without keeping it, as std::weak_ptr does.
+class weak_copy_engine {
+public:
+    weak_copy_engine() = default;
+    weak_copy_engine(const copy_engine& engine) // NOLINT(google-explicit-constructor): as std::weak_ptr
+        : core_(engine.core_) {}
+
+    /// The engine, if anything still keeps it.
+    [[nodiscard]] std::optional<copy_engine> lock() const;
+    [[nodiscard]] bool expired() const { return core_.expired(); }
+
+private:
+    std::weak_ptr<copy_core> core_;
 };
 
 } // namespace gaudi

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
@@ -24,16 +23,5 @@ constexpr std::size_t copy_paths = 7;
 [[nodiscard]] constexpr bool is_zero_copy(copy_path path) {
     return path != copy_path::staged && path != copy_path::owner_proxy;
 }
-
-/// Successful copies of this process, by path. Each counts once, when it has completed.
-struct copy_counters {
-    struct count {
-        std::uint64_t copies = 0, bytes = 0;
-    };
-    std::array<count, copy_paths> paths{};
-
-    [[nodiscard]] const count& by(copy_path path) const { return paths[static_cast<std::size_t>(path)]; }
-};
-[[nodiscard]] copy_counters copies_by_path();
 
 } // namespace gaudi

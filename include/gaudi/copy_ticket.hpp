@@ -11,6 +11,7 @@
 namespace gaudi {
 
 class copy_tracker;
+struct internals;
 
 /// The ticket of one copy. Destroying a ticket does not cancel the copy: a copy on an engine continues by
 /// itself, and for a copy that this process has to drive (by a NIC, staged, by its owner) the destructor
@@ -18,16 +19,12 @@ class copy_tracker;
 class copy_ticket {
 public:
     copy_ticket() = default; ///< of no copy; it is done
-    /// `slot`: the number of the copy at `tracker`; a copy that has already completed has no tracker.
-    copy_ticket(std::shared_ptr<copy_tracker> tracker, std::uint32_t slot, copy_path path,
-                std::uint64_t bytes)
-        : copy_({std::move(tracker), slot}), bytes_(bytes), path_(path) {}
 
     /// Whether the copy has completed. Never blocks; drives the copy.
-    [[nodiscard]] bool done() { return !copy_ || look(true); }
+    [[nodiscard]] bool done();
     /// Whether the copy has completed, as far as is known without driving it: poll the engine or the copier
     /// first.
-    [[nodiscard]] bool finished() const { return !copy_ || look(false); }
+    [[nodiscard]] bool finished() const;
     /// Blocks until the copy has completed and returns its outcome. errc::device_lost, peer_gone,
     /// copy_timeout (the copy continues).
     result<void> wait(std::chrono::milliseconds limit = no_limit);
@@ -35,7 +32,12 @@ public:
     [[nodiscard]] std::uint64_t bytes() const { return bytes_; }
 
 private:
-    [[nodiscard]] bool look(bool drive) const;
+    friend struct internals;
+    // `slot`: the number of the copy at `tracker`; a copy that has already completed has no tracker.
+    copy_ticket(std::shared_ptr<copy_tracker> tracker, std::uint32_t slot, copy_path path,
+                std::uint64_t bytes)
+        : copy_({std::move(tracker), slot}), bytes_(bytes), path_(path) {}
+
     struct tracked_copy {
         std::shared_ptr<copy_tracker> tracker;
         std::uint32_t slot = 0;

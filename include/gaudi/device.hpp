@@ -19,13 +19,13 @@
 namespace gaudi {
 
 class hl_device;
+struct internals;
 
 /// An open device. The driver allows one context per device: all users in a process share this one object,
 /// which open_device() returns. The device is closed when its last user and the last user of its buffers are
 /// gone. Thread-safe.
 class device {
 public:
-    device(std::shared_ptr<hl_device> opened, std::shared_ptr<heap_core> heap);
     ~device();
     device(const device&) = delete;
     device& operator=(const device&) = delete;
@@ -55,9 +55,11 @@ public:
     /// As export_memory(), but as a separate DMA-BUF that covers only the pages around the range.
     [[nodiscard]] result<dmabuf_export> export_pages(device_address address, std::uint64_t length);
 
+private:
+    friend struct internals;
+    device(std::shared_ptr<hl_device> opened, std::shared_ptr<heap_core> heap);
     [[nodiscard]] const std::shared_ptr<hl_device>& core() const { return core_; }
 
-private:
     std::shared_ptr<hl_device> core_;
     device_heap heap_;
 };

@@ -4,6 +4,7 @@
 #include <gaudi/address.hpp>
 #include <gaudi/dmabuf.hpp>
 #include <gaudi/error.hpp>
+#include <gaudi/statistics.hpp>
 #include <gaudi/unique_handle.hpp>
 
 #include <cstdint>
@@ -14,6 +15,7 @@ namespace gaudi {
 class device;
 class heap_core;
 class registration_cache;
+struct internals;
 
 /// A range of device memory with one owner; the destructor frees it. It keeps its device open. Copies from
 /// and to it must have completed before it is destroyed.
@@ -49,24 +51,11 @@ private:
     unique_handle<range> range_;
 };
 
-/// The state of one heap at the time of the call.
-struct heap_statistics {
-    std::uint64_t chunks = 0;
-    std::uint64_t chunk_bytes = 0; ///< allocated from the driver
-    std::uint64_t buffers = 0;
-    std::uint64_t buffer_bytes = 0; ///< allocated to buffers, rounded up to the granule
-    std::uint64_t largest_free = 0; ///< largest buffer that fits without a new chunk
-    std::uint64_t exports = 0;      ///< open DMA-BUFs: at most one per chunk
-    std::uint64_t abandoned = 0;    ///< bytes never allocated again: another process may still access them
-};
-
 /// Allocates buffers from large chunks, because the driver's own allocations are few and large (768 MB each
 /// on Gaudi2). A buffer from a chunk with room costs no system call. Thread-safe.
 class device_heap {
 public:
     static constexpr std::uint64_t granule = 64;
-
-    explicit device_heap(std::shared_ptr<heap_core> core) : core_(std::move(core)) {}
 
     /// Allocates a buffer, which the caller owns. The alignment must be a power of two of at most 2 MiB; less
     /// than `granule` counts as `granule`. Buffers of a page or more are page-aligned. errc::size_zero,
@@ -88,9 +77,11 @@ public:
     void trim();
     [[nodiscard]] heap_statistics statistics() const;
 
-    [[nodiscard]] const std::shared_ptr<heap_core>& core() const { return core_; }
-
 private:
+    friend class device;
+    friend struct internals;
+    explicit device_heap(std::shared_ptr<heap_core> core) : core_(std::move(core)) {}
+    [[nodiscard]] const std::shared_ptr<heap_core>& core() const { return core_; }
     result<device_buffer> allocate(std::uint64_t size, std::uint64_t alignment, bool whole_pages);
 
     std::shared_ptr<heap_core> core_;

@@ -90,7 +90,7 @@ enum class errc {
     handle_stale,
     other_host,
     peer_refused,
-    not_given,
+    not_granted,
     no_path,
     peer_silent,
     lease_revoked,

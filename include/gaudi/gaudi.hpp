@@ -19,8 +19,10 @@
 #include <gaudi/error.hpp>
 #include <gaudi/ipc.hpp>
 #include <gaudi/memory_observer.hpp>
+#include <gaudi/memory_path.hpp>
 #include <gaudi/nic.hpp>
 #include <gaudi/nic_distance.hpp>
 #include <gaudi/region.hpp>
+#include <gaudi/statistics.hpp>
 #include <gaudi/version.hpp>
 #include <gaudi/wait.hpp>

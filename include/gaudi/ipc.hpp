@@ -5,6 +5,7 @@
 #include <gaudi/copy_engine.hpp>
 #include <gaudi/device_heap.hpp>
 #include <gaudi/error.hpp>
+#include <gaudi/statistics.hpp>
 
 #include <array>
 #include <chrono>
@@ -26,6 +27,7 @@ class device;
 class lease_core;
 class copier_core;
 struct copy_policy;
+struct internals;
 
 /// Names shared device memory of one process to other processes of its host. It contains no descriptor and no
 /// pointer, so it may travel in any message.
@@ -44,9 +46,9 @@ enum class ipc_give {
 /// How this process shares and imports memory.
 struct ipc_settings {
     ipc_give give = ipc_give::context;
-    std::vector<std::uint32_t> allow{};       ///< uids that are served in addition to the process's own
-    std::size_t imports = 256;                ///< imports that are kept while they are not in use
-    std::chrono::milliseconds patience{5000}; ///< how long to wait for an owner's answer
+    std::vector<std::uint32_t> allow{};             ///< uids that are served in addition to the process's own
+    std::size_t imports = 256;                      ///< imports that are kept while they are not in use
+    std::chrono::milliseconds answer_timeout{5000}; ///< how long to wait for an owner's answer
 };
 /// Sets the settings of this process from now on. Until then they come from GAUDI_DIRECT_IPC_GIVE (context,
 /// dmabuf, nothing) and GAUDI_DIRECT_IPC_ALLOW (uids, separated by commas).
@@ -67,9 +69,9 @@ void set_ipc(const ipc_settings& settings);
 [[nodiscard]] result<memory_handle> share(const device_buffer& buffer);
 /// As share(), with a separate handle that can be revoked alone: importers that opened the memory with
 /// another handle keep their leases.
-[[nodiscard]] result<memory_handle> share_apart(device_address address, std::uint64_t length);
-/// Revokes a handle of share_apart() and its leases, as revoke_leases() revokes all of them.
-/// errc::handle_invalid: not a handle of share_apart(); leased.
+[[nodiscard]] result<memory_handle> share_separately(device_address address, std::uint64_t length);
+/// Revokes a handle of share_separately() and its leases, as revoke_leases() revokes all of them.
+/// errc::handle_invalid: not a handle of share_separately(); leased.
 result<void> revoke_handle(const memory_handle& handle,
                            std::chrono::milliseconds limit = std::chrono::seconds(5));
 
@@ -119,8 +121,6 @@ struct import_options {
 class imported_buffer {
 public:
     imported_buffer();
-    imported_buffer(std::shared_ptr<lease_core> lease, std::uint64_t offset, std::uint64_t length,
-                    const import_options& options);
     imported_buffer(imported_buffer&&) noexcept;
     imported_buffer& operator=(imported_buffer&&) noexcept;
     ~imported_buffer();
@@ -142,6 +142,9 @@ public:
 
 private:
     friend class copier_core;
+    friend struct internals;
+    imported_buffer(std::shared_ptr<lease_core> lease, std::uint64_t offset, std::uint64_t length,
+                    const import_options& options);
     [[nodiscard]] copy_policy policy() const;
 
     std::shared_ptr<lease_core> lease_;
@@ -174,14 +177,5 @@ struct process_name {
 /// Whether the process has ended, as far as this process can see: one in another pid namespace is not visible
 /// unless memory of it was imported.
 [[nodiscard]] bool has_ended(const process_name& process);
-
-/// Counts of this process as owner and as importer.
-struct ipc_statistics {
-    std::uint64_t shared = 0, leases = 0;            ///< as owner, at present
-    std::uint64_t leases_given = 0;                  ///< since the broker started
-    std::uint64_t hits = 0, misses = 0, evicted = 0; ///< of the kept imports
-    std::uint64_t imports = 0;                       ///< at present
-};
-[[nodiscard]] ipc_statistics ipc_counters();
 
 } // namespace gaudi

@@ -4,6 +4,7 @@
 #include <gaudi/device.hpp>
 #include <gaudi/nic_distance.hpp>
 #include <gaudi/region.hpp>
+#include <gaudi/statistics.hpp>
 
 #include <optional>
 #include <string>
@@ -13,6 +14,7 @@ namespace gaudi {
 
 class nic_core;
 class registration_cache;
+struct internals;
 
 enum class link_layer { infiniband, ethernet };
 
@@ -43,12 +45,6 @@ struct nic_choice {
     bool needs_dmabuf = false;            ///< only a NIC that can register DMA-BUFs
 };
 
-/// The registrations of one NIC.
-struct registration_statistics {
-    std::uint64_t hits = 0, misses = 0, evictions = 0;
-    std::uint64_t regions = 0, bytes = 0; ///< at present
-};
-
 /// Limits on the registrations that a NIC keeps while they are not in use.
 struct registration_limits {
     std::uint64_t bytes = 1ULL << 40;
@@ -58,7 +54,6 @@ struct registration_limits {
 /// An open NIC port: the protection domain and the registrations of this process on it. Thread-safe.
 class nic {
 public:
-    explicit nic(std::shared_ptr<nic_core> core, const registration_limits& limits);
     ~nic();
     nic(const nic&) = delete;
     nic& operator=(const nic&) = delete;
@@ -85,13 +80,15 @@ public:
     /// registration_refused.
     [[nodiscard]] result<local_region> region(int dmabuf, std::uint64_t offset, std::uint64_t length,
                                               std::uint64_t iova);
-    [[nodiscard]] registration_statistics registrations() const;
+    [[nodiscard]] registration_statistics statistics() const;
     /// Ends the registrations that are not in use.
     void trim();
 
+private:
+    friend struct internals;
+    nic(std::shared_ptr<nic_core> core, const registration_limits& limits);
     [[nodiscard]] const std::shared_ptr<nic_core>& core() const { return core_; }
 
-private:
     std::shared_ptr<nic_core> core_;
     std::shared_ptr<registration_cache> cache_;
 };

@@ -3,6 +3,7 @@
 
 #include <gaudi/address.hpp>
 #include <gaudi/error.hpp>
+#include <gaudi/memory_path.hpp>
 
 #include <array>
 #include <cstddef>
@@ -17,14 +18,7 @@ namespace gaudi {
 class registration;
 class registration_cache;
 class staging_source;
-
-/// How a NIC accesses memory.
-enum class memory_path : std::uint8_t {
-    host,      ///< registered host memory
-    zero_copy, ///< device memory, registered through its DMA-BUF
-    staged     ///< device memory, copied through pinned host memory by the device's engines
-};
-[[nodiscard]] std::string_view name_of(memory_path path);
+struct internals;
 
 /// Which paths are allowed for device memory.
 enum class path_policy : std::uint8_t {
@@ -106,14 +100,10 @@ public:
     /// False after the device buffer was freed.
     [[nodiscard]] bool allocated() const;
 
-    [[nodiscard]] const std::shared_ptr<const registration>& registration_ref() const {
-        return registration_;
-    }
-    [[nodiscard]] const std::shared_ptr<const staging_source>& staged_from() const { return source_; }
-
 private:
     friend class registration_cache;
     friend class nic;
+    friend struct internals;
     std::uint64_t address_ = 0; ///< host pointer or device address
     std::uint64_t length_ = 0;
     std::uint64_t generation_ = 0; ///< of the device buffer; 0: host memory, or SynapseAI's

@@ -3,14 +3,11 @@
 
 #include "src/connection/connection_core.hpp"
 #include "src/error/try.hpp"
+#include "src/os/internals.hpp"
 
 #include <utility>
 
 namespace gaudi {
-
-const path_report::count& path_report::by(memory_path path) const {
-    return path == memory_path::host ? host : path == memory_path::zero_copy ? zero_copy : staged;
-}
 
 transfer::transfer(connection_core* core, std::uint32_t slot) : operation_({core, slot}) {
     core->retain();
@@ -40,7 +37,7 @@ namespace {
 
 result<transfer> begin(connection_core* core, const transfer_request& wanted) {
     GAUDI_TRY(const auto slot, core->start(wanted));
-    return transfer(core, slot);
+    return internals::wrap<transfer>(core, slot);
 }
 
 } // namespace
@@ -125,8 +122,12 @@ bool connection::alive() const {
     return open_ && core()->alive();
 }
 
-path_report connection::report() const {
-    return core()->report();
+const connection_traffic& connection::statistics() const {
+    return core()->operations().traffic();
+}
+
+const std::string& connection::why_staged() const {
+    return core()->operations().why_staged();
 }
 
 const std::string& connection::peer() const {
@@ -139,7 +140,7 @@ result<connection> connect(const std::shared_ptr<nic>& nic, const std::string& p
     GAUDI_TRY(auto joined, stream::connect(peer, default_port, deadline));
     GAUDI_TRY(auto link, connection_link::establish(nic, std::move(joined), connection_link::role::client,
                                                     options, deadline));
-    return connection(new connection_core(std::move(link)));
+    return internals::wrap<connection>(new connection_core(std::move(link)));
 }
 
 } // namespace gaudi

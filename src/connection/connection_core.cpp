@@ -3,6 +3,7 @@
 
 #include "src/error/try.hpp"
 #include "src/os/deadline.hpp"
+#include "src/os/internals.hpp"
 #include "src/rdma/completion_status.hpp"
 #include "src/rdma/staging_source.hpp"
 
@@ -116,7 +117,7 @@ result<std::uint32_t> connection_core::start(const transfer_request& request) {
                                     fmt::format("{} outstanding to {}", operations_.size(), peer())));
     staging* stage = nullptr;
     if (request.local != nullptr && request.local->path() == memory_path::staged) {
-        GAUDI_TRY(stage, stagings_.find_or_make(link_->nic(), request.local->staged_from()->engine(),
+        GAUDI_TRY(stage, stagings_.find_or_make(link_->nic(), internals::staging(*request.local)->engine(),
                                                 link_->segment));
     }
     const auto slot = operations_.add(request, stage);
@@ -228,9 +229,9 @@ std::size_t connection_core::progress() {
 
 result<std::size_t> connection_core::collect() {
     GAUDI_TRY(const auto completions, collect_completions());
-    GAUDI_TRY(const auto landed, stagings_.collect(operations_));
+    GAUDI_TRY(const auto delivered, stagings_.collect(operations_));
     GAUDI_TRY(const auto served, offers_.progress());
-    return completions + landed + served;
+    return completions + delivered + served;
 }
 
 result<std::size_t> connection_core::collect_completions() {
@@ -387,8 +388,8 @@ result<std::vector<std::byte>> connection_core::receive_frame(frame_kind kind, m
         if (failure_)
             return tl::unexpected(*failure_);
         if (steady_clock::now() >= deadline)
-            return tl::unexpected(
-                error(errc::wait_timeout, fmt::format("no word from {} in {} ms", peer(), limit.count())));
+            return tl::unexpected(error(
+                errc::wait_timeout, fmt::format("no message from {} within {} ms", peer(), limit.count())));
         // A note may take milliseconds; meanwhile the peer's transfers may depend on progress at this side.
         if (progress() == 0 && read_frames() == 0 && !failure_)
             sleep_until(std::min(deadline, steady_clock::now() + milliseconds(1)));
@@ -423,10 +424,11 @@ void connection_core::peer_ended(const error& why) {
     for (;;) {
         auto collected = collect_completions();
         if (collected)
-            collected = stagings_.collect(operations_).map([&](auto landed) { return *collected + landed; });
+            collected =
+                stagings_.collect(operations_).map([&](auto delivered) { return *collected + delivered; });
         if (!collected)
             return fail(collected.error());
-        if (*collected == 0 && !stagings_.landing())
+        if (*collected == 0 && !stagings_.delivering())
             return end(why);
     }
 }

@@ -48,7 +48,7 @@ public:
     // No operation is pending and no received frame is unread.
     [[nodiscard]] bool idle() const { return operations_.empty() && inbox_.empty(); }
     [[nodiscard]] const connection_link& link() const { return *link_; }
-    [[nodiscard]] const path_report& report() const { return operations_.report(); }
+    [[nodiscard]] const operation_table& operations() const { return operations_; }
     [[nodiscard]] const std::string& peer() const { return link_->control.peer(); }
 
 private:

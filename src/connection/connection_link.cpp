@@ -2,6 +2,7 @@
 #include "src/connection/connection_link.hpp"
 
 #include "src/error/try.hpp"
+#include "src/os/internals.hpp"
 
 #include <algorithm>
 #include <random>
@@ -26,14 +27,14 @@ connection_link::connection_link(std::shared_ptr<gaudi::nic> through, stream joi
     : opened_nic(std::move(through)), options(bounded), control(std::move(joined), bounded.deadline) {}
 
 nic_core& connection_link::nic() const {
-    return *opened_nic->core();
+    return *core_of(*opened_nic);
 }
 
 result<std::unique_ptr<connection_link>>
 connection_link::establish(const std::shared_ptr<gaudi::nic>& through, stream joined, role side,
                            const connection_options& options, time_point deadline) {
-    if (!through->core()->valid_in_this_process())
-        return tl::unexpected(through->core()->forked_error());
+    if (!core_of(*through)->valid_in_this_process())
+        return tl::unexpected(core_of(*through)->forked_error());
     auto made = std::make_unique<connection_link>(through, std::move(joined), bounded(options));
     GAUDI_CHECK(made->prepare());
     GAUDI_CHECK(made->shake_hands(side, deadline));
@@ -46,7 +47,7 @@ result<void> connection_link::prepare() {
     GAUDI_TRY(words_region, nic().register_host(memory.bytes()));
     GAUDI_TRY(credits_region,
               nic().register_host(std::as_writable_bytes(std::span(words->from_peer)), remote_access::write));
-    GAUDI_TRY(pair, queue_pair::make(opened_nic->core(), options.depth, options.depth));
+    GAUDI_TRY(pair, queue_pair::make(core_of(*opened_nic), options.depth, options.depth));
     return {};
 }
 

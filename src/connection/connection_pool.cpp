@@ -4,6 +4,7 @@
 #include "src/connection/connection_core.hpp"
 
 #include "src/error/try.hpp"
+#include "src/os/internals.hpp"
 
 namespace gaudi {
 
@@ -12,8 +13,8 @@ connection_pool::pooled_connection::pooled_connection(connection_pool& home, std
     : home_(&home), peer_(std::move(peer)), taken_(std::move(taken)) {}
 
 connection_pool::pooled_connection::~pooled_connection() {
-    if (taken_ && taken_->core() != nullptr)
-        home_->give_back(peer_, std::move(*taken_));
+    if (taken_ && core_of(*taken_) != nullptr)
+        home_->release(peer_, std::move(*taken_));
 }
 
 connection_pool::connection_pool(std::shared_ptr<nic> nic, const connection_options& options,
@@ -32,18 +33,18 @@ result<connection_pool::pooled_connection> connection_pool::take(const std::stri
         }
         if (!waiting)
             break;
-        if (waiting->core()->catch_up()) // false where the peer closed the connection while it was idle
+        if (core_of(*waiting)->catch_up()) // false where the peer closed the connection while it was idle
             return pooled_connection(*this, peer, std::move(*waiting));
     }
     GAUDI_TRY(auto made, connect(nic_, peer, options_));
     return pooled_connection(*this, peer, std::move(made));
 }
 
-void connection_pool::give_back(const std::string& peer, connection returned) {
+void connection_pool::release(const std::string& peer, connection returned) {
     returned.poll();
-    if (!returned.alive() || !returned.core()->idle())
+    if (!returned.alive() || !core_of(returned)->idle())
         return;
-    returned.core()->offers().clear();
+    core_of(returned)->offers().clear();
     const std::lock_guard guard(mutex_);
     if (auto& known = idle_[peer]; known.size() < idle_per_peer_)
         known.push_back(std::move(returned));

@@ -45,13 +45,13 @@ result<hello> hello::decode(std::span<const std::byte> bytes, const std::string&
     };
     unpacker in(bytes);
     if (in.get<std::uint64_t>() != magic)
-        return refuse("its first bytes are not ours");
+        return refuse("its first bytes are not a gaudi-direct handshake");
     hello theirs;
     theirs.version = in.get<std::uint16_t>();
     if (theirs.version != protocol_version)
         return tl::unexpected(
-            error(errc::version_mismatch,
-                  fmt::format("{} speaks protocol {}, we speak {}", peer, theirs.version, protocol_version)));
+            error(errc::version_mismatch, fmt::format("{} has protocol version {}, this side {}", peer,
+                                                      theirs.version, protocol_version)));
     if (const auto length = in.get<std::uint16_t>(); length != encoded_bytes)
         return refuse(fmt::format("its greeting has {} bytes instead of {}", length, encoded_bytes));
     if (in.get<std::uint8_t>() != native_order)
@@ -117,11 +117,12 @@ result<void> receive_ready(const stream& from, time_point deadline) {
     const auto length = in.get<std::uint32_t>();
     if (!ours || length > ready_bytes - 8)
         return tl::unexpected(
-            error(errc::handshake_refused, fmt::format("{}: its answer is not ours", from.peer())));
+            error(errc::handshake_refused,
+                  fmt::format("{}: its answer is not a gaudi-direct handshake", from.peer())));
     if (length != 0)
         return tl::unexpected(
             error(errc::handshake_refused,
-                  fmt::format("{} says: {}", from.peer(),
+                  fmt::format("{} reports: {}", from.peer(),
                               std::string_view(reinterpret_cast<const char*>(bytes.data() + 8), length))));
     return {};
 }

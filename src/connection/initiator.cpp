@@ -235,8 +235,9 @@ result<void> initiator::completed(std::uint64_t wr_id) {
         }
         if (request->slab != no_slab && owner.kind == transfer_kind::read) {
             // The copy engine now copies the slab to the device.
-            GAUDI_CHECK(owner.stage->land(static_cast<unsigned>(request->slab), request->slot,
-                                          device_address(owner.address + request->offset), request->bytes));
+            GAUDI_CHECK(owner.stage->start_delivery(static_cast<unsigned>(request->slab), request->slot,
+                                                    device_address(owner.address + request->offset),
+                                                    request->bytes));
             continue;
         }
         if (request->slab != no_slab)

@@ -4,6 +4,7 @@
 #include "src/connection/connection_core.hpp"
 #include "src/error/try.hpp"
 #include "src/os/deadline.hpp"
+#include "src/os/internals.hpp"
 
 #include <utility>
 
@@ -20,7 +21,7 @@ void listener::socket::close() noexcept {
 
 result<pending_connection> listener::next(std::chrono::milliseconds limit) const {
     GAUDI_TRY(auto joined, accept_from(socket_->fd, deadline_after(limit)));
-    return pending_connection(std::make_unique<stream>(std::move(joined)));
+    return internals::wrap<pending_connection>(std::make_unique<stream>(std::move(joined)));
 }
 
 result<connection> listener::accept(const std::shared_ptr<nic>& nic, std::chrono::milliseconds limit,
@@ -44,7 +45,7 @@ result<connection> pending_connection::handshake(const std::shared_ptr<nic>& nic
     GAUDI_TRY(auto link,
               connection_link::establish(nic, std::move(*joined_), connection_link::role::server, options,
                                          std::chrono::steady_clock::now() + options.deadline));
-    return connection(new connection_core(std::move(link)));
+    return internals::wrap<connection>(new connection_core(std::move(link)));
 }
 
 } // namespace gaudi

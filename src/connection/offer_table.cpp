@@ -2,6 +2,7 @@
 #include "src/connection/offer_table.hpp"
 
 #include "src/error/try.hpp"
+#include "src/os/internals.hpp"
 #include "src/rdma/registration_cache.hpp"
 
 #include <algorithm>
@@ -15,7 +16,7 @@ std::atomic<std::uint64_t> next_holder{1};
 
 bool same_bytes(const local_region& a, const local_region& b) {
     return a.address() == b.address() && a.length() == b.length() && a.path() == b.path() &&
-           a.registration_ref() == b.registration_ref();
+           internals::registration(a) == internals::registration(b);
 }
 
 } // namespace
@@ -37,7 +38,7 @@ result<remote_region> offer_table::offer(const local_region& region, remote_acce
         return offer_staged(region, rights, same);
     if (same != nullptr && same->key.valid())
         return same->key.region();
-    const auto cache = region.registration_ref()->cache();
+    const auto cache = internals::registration(region)->cache();
     if (!cache)
         return tl::unexpected(error(errc::not_allocated, "an offer of a region of a NIC that was closed"));
     GAUDI_TRY(auto key, cache->expose(region, rights, holder_));
@@ -49,7 +50,7 @@ result<remote_region> offer_table::offer_staged(const local_region& region, remo
                                                 const offered_region* same) {
     if (rights == remote_access::none || !allows(remote_access::all, rights))
         return tl::unexpected(error(errc::rights_invalid, "an offer of staged memory"));
-    const auto& source = *region.staged_from();
+    const auto& source = *internals::staging(region);
     if (std::none_of(stagings_.begin(), stagings_.end(),
                      [&](const auto& each) { return each->memory().serves(source.engine()); })) {
         const auto send = [this](frame_kind kind, auto body) { return control_.send(kind, body); };
@@ -100,7 +101,7 @@ result<void> offer_table::access_requested(const access_request& request) {
     const auto offered = find(request);
     if (!offered)
         return refuse(offered.error().observed());
-    const auto& engine = (*offered)->region.staged_from()->engine();
+    const auto& engine = internals::staging((*offered)->region)->engine();
     for (const auto& each : stagings_)
         if (each->memory().serves(engine) && !each->open_access(request))
             return refuse("requested twice, or more requests than this side takes at once");

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "src/connection/operation.hpp"
+#include "src/os/internals.hpp"
 
 namespace gaudi {
 
@@ -22,7 +23,7 @@ std::uint32_t operation_table::add(const transfer_request& request, staging* sta
     added.compare = request.compare;
     if (request.local != nullptr) {
         added.path = request.local->path();
-        added.registration_ref = request.local->registration_ref();
+        added.registration_ref = internals::registration(*request.local);
         added.address = request.local->address();
         added.length = request.local->length();
         added.local_key = request.local->local_key();
@@ -37,9 +38,9 @@ std::uint32_t operation_table::add(const transfer_request& request, staging* sta
         added.serial = ++last_serial_;
     }
     if (stage != nullptr)
-        report_.why_staged = request.local->reason();
+        why_staged_ = request.local->reason();
     else if (added.remote_staged)
-        report_.why_staged = "the peer's memory is staged";
+        why_staged_ = "the peer's memory is staged";
     return slot;
 }
 
@@ -68,9 +69,7 @@ void operation_table::finish(std::uint32_t slot) {
     if (finished.kind != transfer_kind::receive)
         finished.outcome.bytes = finished.completed;
     if (!finished.failure) {
-        auto& count = finished.path == memory_path::host        ? report_.host
-                      : finished.path == memory_path::zero_copy ? report_.zero_copy
-                                                                : report_.staged;
+        auto& count = traffic_.by(finished.path);
         ++count.operations;
         count.bytes += finished.completed;
     }

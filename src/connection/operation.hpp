@@ -82,7 +82,9 @@ public:
     // The caller dropped the ticket.
     void drop(std::uint32_t slot);
 
-    [[nodiscard]] const path_report& report() const { return report_; }
+    [[nodiscard]] const connection_traffic& traffic() const { return traffic_; }
+    // Why the latest staged operation was staged.
+    [[nodiscard]] const std::string& why_staged() const { return why_staged_; }
 
 private:
     void finish(std::uint32_t slot);
@@ -91,7 +93,8 @@ private:
     std::vector<operation> slots_;
     std::vector<std::uint32_t> free_;
     std::uint32_t last_serial_ = 0;
-    path_report report_;
+    connection_traffic traffic_;
+    std::string why_staged_;
 };
 
 } // namespace gaudi

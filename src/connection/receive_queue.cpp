@@ -67,8 +67,8 @@ result<void> receive_queue::completed(const ibv_wc& entry) {
     if (request.slab != no_slab) {
         const auto slab = static_cast<unsigned>(request.slab);
         if (has_data)
-            return owner.stage->land(slab, request.slot, device_address(owner.address + request.offset),
-                                     entry.byte_len);
+            return owner.stage->start_delivery(
+                slab, request.slot, device_address(owner.address + request.offset), entry.byte_len);
         owner.stage->release_in(slab);
     }
     operations_.part_completed(request.slot, has_data ? entry.byte_len : 0);

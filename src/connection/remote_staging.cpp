@@ -122,14 +122,14 @@ result<bool> remote_staging::return_slab(const slab_return& returned) {
     if (owner == nullptr)
         return false;
     if (!owner->request.writing) {
-        each.state = state::landing; // nothing to copy: the next progress() ends it
+        each.state = state::delivering; // nothing to copy: the next progress() ends it
         each.copy = {};
         return true;
     }
     GAUDI_CHECK(permitted_(owner->request));
     GAUDI_TRY(each.copy, write_step(memory_.engine(), device_address(owner->request.address + each.offset),
                                     bytes_of(returned.slab)));
-    each.state = state::landing;
+    each.state = state::delivering;
     return true;
 }
 

@@ -48,7 +48,7 @@ public:
     result<std::size_t> progress();
 
 private:
-    enum class state : std::uint8_t { free, filling, granted, landing };
+    enum class state : std::uint8_t { free, filling, granted, delivering };
     struct slab {
         remote_staging::state state = state::free;
         std::uint64_t id = 0, offset = 0;
@@ -57,7 +57,7 @@ private:
         // The peer's keys to this slab alone, each registered when it is first needed.
         mr_handle for_reading, for_writing;
 
-        [[nodiscard]] bool copying() const { return state == state::filling || state == state::landing; }
+        [[nodiscard]] bool copying() const { return state == state::filling || state == state::delivering; }
     };
     struct access {
         access_request request;

@@ -4,6 +4,7 @@
 #include <gaudi/copy_engine.hpp>
 
 #include "src/connection/work_request.hpp"
+#include "src/os/internals.hpp"
 #include "src/os/mapping.hpp"
 #include "src/rdma/nic_core.hpp"
 
@@ -17,7 +18,7 @@ public:
                                     std::uint32_t slab_bytes);
 
     [[nodiscard]] copy_engine& engine() { return engine_; }
-    [[nodiscard]] bool serves(const copy_engine& engine) const { return engine_.core() == engine.core(); }
+    [[nodiscard]] bool serves(const copy_engine& engine) const { return core_of(engine_) == core_of(engine); }
     [[nodiscard]] std::uint32_t slab_bytes() const { return slab_bytes_; }
     // The first bytes of a slab.
     [[nodiscard]] std::span<std::byte> of(unsigned slab, std::uint32_t bytes) const {

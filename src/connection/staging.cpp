@@ -9,17 +9,17 @@
 namespace gaudi {
 
 staging::staging(slab_memory memory)
-    : memory_(std::move(memory)), free_out_(slabs_each_way), free_in_(slabs_each_way),
-      filling_(slabs_each_way), landing_(2ULL * slabs_each_way) {
-    for (unsigned i = 0; i < slabs_each_way; ++i) {
+    : memory_(std::move(memory)), free_out_(slabs_per_direction), free_in_(slabs_per_direction),
+      filling_(slabs_per_direction), delivering_(2ULL * slabs_per_direction) {
+    for (unsigned i = 0; i < slabs_per_direction; ++i) {
         free_out_.push(i);
-        free_in_.push(slabs_each_way + i);
+        free_in_.push(slabs_per_direction + i);
     }
 }
 
 result<std::unique_ptr<staging>> staging::make(const nic_core& nic, const copy_engine& engine,
                                                std::uint32_t slab_bytes) {
-    GAUDI_TRY(auto memory, slab_memory::make(nic, engine, 2 * slabs_each_way, slab_bytes));
+    GAUDI_TRY(auto memory, slab_memory::make(nic, engine, 2 * slabs_per_direction, slab_bytes));
     return std::unique_ptr<staging>(new staging(std::move(memory)));
 }
 
@@ -28,7 +28,7 @@ staging::~staging() {
 }
 
 void staging::settle() {
-    for (auto* queue : {&filling_, &landing_})
+    for (auto* queue : {&filling_, &delivering_})
         while (!queue->empty())
             (void)queue->pop().copy.wait();
 }
@@ -57,19 +57,20 @@ result<staging::part> staging::take_filled() {
     return taken;
 }
 
-result<void> staging::land(unsigned slab, std::uint32_t operation, device_address to, std::uint32_t bytes) {
+result<void> staging::start_delivery(unsigned slab, std::uint32_t operation, device_address to,
+                                     std::uint32_t bytes) {
     GAUDI_TRY(auto ticket, write_step(memory_.engine(), to, memory_.of(slab, bytes)));
-    landing_.push({slab, operation, bytes, std::move(ticket)});
+    delivering_.push({slab, operation, bytes, std::move(ticket)});
     return {};
 }
 
-bool staging::landed() {
-    return !landing_.empty() && landing_.front().copy.done();
+bool staging::delivered() {
+    return !delivering_.empty() && delivering_.front().copy.done();
 }
 
-result<staging::part> staging::take_landed() {
-    auto taken = landing_.pop();
-    (taken.slab < slabs_each_way ? free_out_ : free_in_).push(taken.slab);
+result<staging::part> staging::take_delivered() {
+    auto taken = delivering_.pop();
+    (taken.slab < slabs_per_direction ? free_out_ : free_in_).push(taken.slab);
     GAUDI_CHECK(taken.copy.wait());
     return taken;
 }
@@ -86,15 +87,16 @@ result<staging*> staging_set::find_or_make(const nic_core& nic, const copy_engin
 result<std::size_t> staging_set::collect(operation_table& operations) {
     std::size_t collected = 0;
     for (const auto& each : stagings_)
-        for (; each->landed(); ++collected) {
-            GAUDI_TRY(const auto part, each->take_landed());
+        for (; each->delivered(); ++collected) {
+            GAUDI_TRY(const auto part, each->take_delivered());
             operations.part_completed(part.operation, part.bytes);
         }
     return collected;
 }
 
-bool staging_set::landing() const {
-    return std::any_of(stagings_.begin(), stagings_.end(), [](const auto& each) { return each->landing(); });
+bool staging_set::delivering() const {
+    return std::any_of(stagings_.begin(), stagings_.end(),
+                       [](const auto& each) { return each->delivering(); });
 }
 
 bool staging_set::copying() const {

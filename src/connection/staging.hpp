@@ -11,7 +11,7 @@ namespace gaudi {
 // the other. Copies and network overlap.
 class staging {
 public:
-    static constexpr unsigned slabs_each_way = 8;
+    static constexpr unsigned slabs_per_direction = 8;
 
     static result<std::unique_ptr<staging>> make(const nic_core& nic, const copy_engine& engine,
                                                  std::uint32_t slab_bytes);
@@ -45,21 +45,22 @@ public:
     // A slab for an RDMA Read, from the outgoing ones.
     [[nodiscard]] bool can_read() const { return !free_out_.empty(); }
     [[nodiscard]] unsigned take_out() { return free_out_.pop(); }
-    result<void> land(unsigned slab, std::uint32_t operation, device_address to, std::uint32_t bytes);
+    result<void> start_delivery(unsigned slab, std::uint32_t operation, device_address to,
+                                std::uint32_t bytes);
     // The next part whose copy to the device has completed; its slab is free again.
-    [[nodiscard]] bool landed();
-    result<part> take_landed();
-    [[nodiscard]] bool landing() const { return !landing_.empty(); }
+    [[nodiscard]] bool delivered();
+    result<part> take_delivered();
+    [[nodiscard]] bool delivering() const { return !delivering_.empty(); }
     // Waits for every copy and ignores its result.
     void settle();
-    [[nodiscard]] bool copying() const { return !filling_.empty() || !landing_.empty(); }
+    [[nodiscard]] bool copying() const { return !filling_.empty() || !delivering_.empty(); }
 
 private:
     explicit staging(slab_memory memory);
 
     slab_memory memory_;
     ring<unsigned> free_out_, free_in_;
-    ring<part> filling_, landing_;
+    ring<part> filling_, delivering_;
 };
 
 // The staging of a connection, for each device whose memory the NIC cannot reach.
@@ -68,7 +69,7 @@ public:
     result<staging*> find_or_make(const nic_core& nic, const copy_engine& engine, std::uint32_t slab_bytes);
     // Completes the parts that were copied to their device; returns how many.
     result<std::size_t> collect(operation_table& operations);
-    [[nodiscard]] bool landing() const;
+    [[nodiscard]] bool delivering() const;
     [[nodiscard]] bool copying() const;
     void settle();
     // In a child of fork: forgets the copies, which belong to the parent.

@@ -224,7 +224,7 @@ result<stream> accept_from(int listening, time_point deadline) {
         if (errno != EAGAIN)
             return tl::unexpected(system_error("accept"));
         if (!wait_for(listening, POLLIN, deadline))
-            return tl::unexpected(error(errc::wait_timeout, "nobody connected"));
+            return tl::unexpected(error(errc::wait_timeout, "no connection arrived"));
     }
 }
 

@@ -45,7 +45,7 @@ public:
         return offset;
     }
     // Frees the piece; `deliver`: first copies the bytes that the device wrote to their destination.
-    void give_back(use& by, bool deliver) {
+    void release(use& by, bool deliver) {
         if (by.index < 0)
             return;
         if (deliver && !by.deliver_to.empty())

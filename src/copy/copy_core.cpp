@@ -136,10 +136,10 @@ void copy_core::drop(std::uint32_t slot) {
 }
 
 void copy_core::finish(operation& done) {
-    slab_.give_back(done.bounce, !done.failure);
+    slab_.release(done.bounce, !done.failure);
     done.state = state::finished;
     event_.copy_ended();
-    ++statistics_.landed;
+    ++statistics_.completed;
     if (done.failure)
         ++statistics_.failed;
     else if (done.counted)
@@ -158,7 +158,7 @@ void copy_core::arm() {
     event_.arm();
 }
 
-copy_statistics copy_core::statistics() {
+engine_statistics copy_core::statistics() {
     const std::lock_guard guard(mutex_);
     return statistics_;
 }

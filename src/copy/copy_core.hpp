@@ -51,7 +51,7 @@ public:
     result<int> event_fd(event_when when);
     void arm();
     virtual result<pinned_memory> pin(std::span<std::byte> memory) = 0;
-    [[nodiscard]] copy_statistics statistics();
+    [[nodiscard]] engine_statistics statistics();
     [[nodiscard]] virtual std::vector<queue_use> queues() = 0;
     [[nodiscard]] hl_device& device() { return *device_; }
 
@@ -78,7 +78,7 @@ protected:
             free_.pop_back();
             return slot;
         }
-        void give_back(std::uint32_t slot) {
+        void release(std::uint32_t slot) {
             all_[slot] = {};
             free_.push_back(slot);
         }
@@ -117,7 +117,7 @@ protected:
     const address_map* const known_;
     std::mutex mutex_;
     bounce_slab slab_;
-    copy_statistics statistics_;
+    engine_statistics statistics_;
     completion_event event_; // ended or abandoned by the derived classes' destructors
 };
 

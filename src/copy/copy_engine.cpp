@@ -2,6 +2,7 @@
 #include <gaudi/copy_engine.hpp>
 
 #include "src/copy/copy_core.hpp"
+#include "src/os/internals.hpp"
 
 #include <utility>
 
@@ -12,18 +13,18 @@ result<copy_ticket> ticket_of(const std::shared_ptr<copy_core>& core, const resu
                               std::uint64_t bytes) {
     if (!started)
         return tl::unexpected(started.error());
-    return copy_ticket(core, *started, copy_path::engine, bytes);
+    return internals::wrap<copy_ticket>(core, *started, copy_path::engine, bytes);
 }
 
 } // namespace
 
 result<copy_ticket> read_step(const copy_engine& engine, std::span<std::byte> to, device_address from) {
-    return ticket_of(engine.core(), engine.core()->read(to, from, {}, std::nullopt), to.size());
+    return ticket_of(core_of(engine), core_of(engine)->read(to, from, {}, std::nullopt), to.size());
 }
 
 result<copy_ticket> write_step(const copy_engine& engine, device_address to,
                                std::span<const std::byte> from) {
-    return ticket_of(engine.core(), engine.core()->write(to, from, {}, std::nullopt), from.size());
+    return ticket_of(core_of(engine), core_of(engine)->write(to, from, {}, std::nullopt), from.size());
 }
 
 pinned_memory::pinned_memory() = default;
@@ -78,7 +79,12 @@ std::vector<queue_use> copy_engine::queues() const {
     return core_->queues();
 }
 
-copy_statistics copy_engine::statistics() const {
+std::optional<copy_engine> weak_copy_engine::lock() const {
+    auto core = core_.lock();
+    return core ? std::optional(internals::wrap<copy_engine>(std::move(core))) : std::nullopt;
+}
+
+engine_statistics copy_engine::statistics() const {
     return core_->statistics();
 }
 

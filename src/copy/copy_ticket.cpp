@@ -28,11 +28,11 @@ void count_copy(copy_path path, std::uint64_t bytes) {
     counter.bytes.fetch_add(bytes, std::memory_order_relaxed);
 }
 
-copy_counters copies_by_path() {
-    copy_counters seen;
+copy_traffic count_copies() {
+    copy_traffic seen;
     for (std::size_t i = 0; i < copy_paths; ++i)
-        seen.paths[i] = {counters[i].copies.load(std::memory_order_relaxed),
-                         counters[i].bytes.load(std::memory_order_relaxed)};
+        seen.all[i] = {counters[i].copies.load(std::memory_order_relaxed),
+                       counters[i].bytes.load(std::memory_order_relaxed)};
     return seen;
 }
 
@@ -40,8 +40,12 @@ void copy_ticket::tracked_copy::close() noexcept {
     tracker->drop(slot);
 }
 
-bool copy_ticket::look(bool drive) const {
-    return drive ? copy_->tracker->done(copy_->slot) : copy_->tracker->finished(copy_->slot);
+bool copy_ticket::done() {
+    return !copy_ || copy_->tracker->done(copy_->slot);
+}
+
+bool copy_ticket::finished() const {
+    return !copy_ || copy_->tracker->finished(copy_->slot);
 }
 
 result<void> copy_ticket::wait(std::chrono::milliseconds limit) {

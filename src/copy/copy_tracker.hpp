@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-#include <gaudi/copy_path.hpp>
 #include <gaudi/error.hpp>
+#include <gaudi/statistics.hpp>
 
 #include <chrono>
 
@@ -28,5 +28,7 @@ public:
 
 // Counts a successful copy.
 void count_copy(copy_path path, std::uint64_t bytes);
+// The successful copies of this process.
+[[nodiscard]] copy_traffic count_copies();
 
 } // namespace gaudi

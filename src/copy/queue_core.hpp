@@ -70,7 +70,7 @@ private:
     operation& at(std::uint32_t slot) override { return operations_[slot]; }
     std::uint32_t new_operation() override;
     void flush_batch() override { submit_waiting(true); }
-    void release(std::uint32_t slot) override { operations_.give_back(slot); }
+    void release(std::uint32_t slot) override { operations_.release(slot); }
     result<std::uint64_t> reach_host(std::uint32_t slot, std::span<std::byte> memory, bool writes) override;
     result<std::uint32_t> start(std::uint32_t slot, std::uint64_t source, std::uint64_t destination,
                                 std::uint64_t length, copy_direction direction,
@@ -83,7 +83,7 @@ private:
     bool submit_one();
     std::size_t gather(flight& into, std::vector<hl_cs_chunk>& chunks);
     std::size_t collect();
-    void land(flight& landed);
+    void retire(flight& completed);
     std::size_t end_operation(std::uint32_t slot);
     std::size_t fail_all(const error& why);
     [[nodiscard]] bool room_in_flight();

@@ -3,6 +3,7 @@
 #include "src/copy/queue_core.hpp"
 
 #include "src/error/try.hpp"
+#include "src/os/internals.hpp"
 
 #include <cstring>
 #include <sys/mman.h>
@@ -81,7 +82,8 @@ result<pinned_memory> queue_core::pin(std::span<std::byte> memory) {
         const std::lock_guard guard(mutex_);
         pinned_.emplace(begin, pinned_range{begin + memory.size(), mapped.address().value()});
     }
-    return pinned_memory(std::make_unique<mapped_pin>(shared_from_this(), std::move(mapped)));
+    return internals::wrap<pinned_memory>(
+        std::make_unique<mapped_pin>(shared_from_this(), std::move(mapped)));
 }
 
 void queue_core::unpin(const host_mapping& gone) {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The steps of a piece: split, batched into a submission, in flight, collected. All with the mutex held.
+// What a copy passes through: checked, split into pieces, batched into submissions, in flight, collected.
 #include "src/copy/queue_core.hpp"
 
 #include "src/copy/packet.hpp"
+#include "src/error/try.hpp"
 
 #include <algorithm>
 #include <array>
@@ -11,6 +12,36 @@
 #include <fmt/format.h>
 
 namespace gaudi {
+
+result<void> queue_core::check(device_address address, std::uint64_t length) const {
+    if (known_ == nullptr)
+        return {};
+    GAUDI_TRY(const auto known, known_->find(address, length));
+    if (known.device_index != device_->identity().index)
+        return tl::unexpected(
+            error(errc::wrong_device,
+                  fmt::format("{} bytes at {:#x} belong to device {}, this engine to {}", length,
+                              address.value(), known.device_index, device_->identity().index)));
+    return {};
+}
+
+std::uint32_t queue_core::new_operation() {
+    const auto slot = operations_.take();
+    operations_[slot].state = state::pending;
+    ++statistics_.copies;
+    return slot;
+}
+
+result<std::uint32_t> queue_core::start(std::uint32_t slot, std::uint64_t source, std::uint64_t destination,
+                                        std::uint64_t length, copy_direction direction,
+                                        const copy_hints& hints) {
+    enqueue(slot, source, destination, length, direction, hints);
+    submit_waiting(false);
+    if (!waiting_.empty())
+        event_.wake(); // no room in flight, or the batch is not full: the thread submits later
+    event_.signal();
+    return slot;
+}
 
 std::span<const std::uint32_t> queue_core::queues_of(copy_direction direction) const {
     const auto& traits = device_->traits();
@@ -177,11 +208,11 @@ std::size_t queue_core::end_operation(std::uint32_t slot) {
     return 1;
 }
 
-void queue_core::land(flight& landed) {
-    for (const auto queue : landed.queues)
+void queue_core::retire(flight& completed) {
+    for (const auto queue : completed.queues)
         queues_.leave(queue);
-    free_slots_.push_back(landed.slot);
-    spare_flights_.push_back(std::move(landed));
+    free_slots_.push_back(completed.slot);
+    spare_flights_.push_back(std::move(completed));
 }
 
 std::size_t queue_core::fail_all(const error& why) {
@@ -194,7 +225,7 @@ std::size_t queue_core::fail_all(const error& why) {
     for (auto& lost : flights_) {
         for (const auto slot : lost.operations)
             fail(slot);
-        land(lost);
+        retire(lost);
     }
     flights_.clear();
     for (const auto& lost : waiting_)
@@ -207,8 +238,8 @@ std::size_t queue_core::collect() {
     std::size_t finished = 0;
     // Queues are independent: polling goes on past a busy submission, but skips later ones on the same queue
     // and stops after a few busy ones, because each poll is a system call.
-    constexpr std::size_t patience = 8;
-    std::array<std::uint32_t, patience> busy{};
+    constexpr std::size_t answer_timeout = 8;
+    std::array<std::uint32_t, answer_timeout> busy{};
     auto busy_end = busy.begin();
     for (auto next = flights_.begin(); next != flights_.end() && busy_end != busy.end();) {
         if (next->queue != several && std::find(busy.begin(), busy_end, next->queue) != busy_end) {
@@ -233,10 +264,60 @@ std::size_t queue_core::collect() {
         for (const auto slot : next->operations)
             if (--operations_[slot].pieces_left == 0)
                 finished += end_operation(slot);
-        land(*next);
+        retire(*next);
         next = flights_.erase(next);
     }
     return finished;
+}
+
+std::size_t queue_core::poll() {
+    if (!device_->valid_in_this_process())
+        return 0;
+    const std::lock_guard guard(mutex_);
+    const auto finished = collect();
+    submit_waiting(true);
+    event_.signal();
+    return finished;
+}
+
+void queue_core::sleep(std::uint32_t slot, std::chrono::microseconds limit) {
+    std::uint64_t sequence = 0;
+    {
+        const std::lock_guard guard(mutex_);
+        // If no piece was submitted yet, for lack of room, the oldest submission in flight must complete
+        // first.
+        const auto own = operations_[slot].last_sequence;
+        sequence = own != 0 ? own : flights_.empty() ? 0 : flights_.front().sequence;
+    }
+    std::uint32_t status = 0;
+    if (sequence != 0) // poll() collects the outcome
+        device_->api().wait_for_cs(device_->fd(), sequence,
+                                   static_cast<std::uint64_t>(std::min<std::int64_t>(limit.count(), 100000)),
+                                   &status);
+    else
+        std::this_thread::yield();
+}
+
+void queue_core::watch() {
+    std::unique_lock lock(mutex_);
+    while (!event_.ending()) {
+        if (!event_.wanted() || (flights_.empty() && waiting_.empty())) {
+            event_.sleep(lock);
+            continue;
+        }
+        if (flights_.empty()) { // other processes on this context use all the room
+            event_.sleep_for(lock, std::chrono::milliseconds(1));
+        } else {
+            const auto sequence = flights_.front().sequence;
+            lock.unlock();
+            std::uint32_t status = 0;
+            device_->api().wait_for_cs(device_->fd(), sequence, 10000, &status);
+            lock.lock();
+        }
+        collect();
+        submit_waiting(true);
+        event_.signal();
+    }
 }
 
 } // namespace gaudi

@@ -2,6 +2,7 @@
 #include "src/copy/synapse_core.hpp"
 
 #include "src/error/try.hpp"
+#include "src/os/internals.hpp"
 
 #include <algorithm>
 #include <fmt/format.h>
@@ -109,7 +110,7 @@ std::uint32_t synapse_core::new_operation() {
 void synapse_core::release(std::uint32_t slot) {
     if (auto* const event = operations_[slot].event; event != nullptr)
         spare_events_.push_back(event);
-    operations_.give_back(slot);
+    operations_.release(slot);
 }
 
 result<void> synapse_core::map_host(std::span<std::byte> memory) {
@@ -242,7 +243,7 @@ result<pinned_memory> synapse_core::pin(std::span<std::byte> memory) {
     GAUDI_CHECK(map_host(memory));
     const std::lock_guard guard(mutex_);
     pinned_.emplace(reinterpret_cast<std::uintptr_t>(memory.data()), memory.size());
-    return pinned_memory(std::make_unique<synapse_pin>(shared_from_this(), memory));
+    return internals::wrap<pinned_memory>(std::make_unique<synapse_pin>(shared_from_this(), memory));
 }
 
 void synapse_core::unpin(std::span<std::byte> memory) {

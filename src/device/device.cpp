@@ -7,6 +7,7 @@
 #include "src/hl/discovery.hpp"
 #include "src/hl/synapse.hpp"
 #include "src/memory/heap_core.hpp"
+#include "src/os/internals.hpp"
 
 #include <cerrno>
 #include <fcntl.h>
@@ -20,14 +21,14 @@ device::device(std::shared_ptr<hl_device> opened, std::shared_ptr<heap_core> hea
 device::~device() = default;
 
 device_info device::info() const {
-    const auto& who = core_->identity();
+    const auto& identity = core_->identity();
     device_info made;
-    made.index = who.index;
-    made.generation = who.generation;
-    made.bus_id = who.bus_id;
+    made.index = identity.index;
+    made.generation = identity.generation;
+    made.bus_id = identity.bus_id;
     if (auto all = discover(core_->api()))
         for (auto& info : *all)
-            if (info.bus_id == who.bus_id)
+            if (info.bus_id == identity.bus_id)
                 made = std::move(info);
     return made;
 }
@@ -39,13 +40,13 @@ result<copy_engine> device::copies(const copy_options& options) {
         GAUDI_TRY(core, copy_core::make(core_, &registry::self().map(), options));
         core_->engine.core = core;
     }
-    return copy_engine(core);
+    return internals::wrap<copy_engine>(core);
 }
 
 std::optional<copy_engine> device::copies_in_use() const {
     const std::lock_guard guard(core_->engine.mutex);
     auto core = core_->engine.core.lock();
-    return core ? std::optional(copy_engine(std::move(core))) : std::nullopt;
+    return core ? std::optional(internals::wrap<copy_engine>(std::move(core))) : std::nullopt;
 }
 
 int device::descriptor() const {
@@ -63,17 +64,17 @@ bool device::lost() const {
 result<dmabuf_export> device::export_memory(device_address address, std::uint64_t length) {
     if (attached())
         return export_foreign(address, length);
-    auto borrowed = heap_.dmabuf(address, length);
-    if (!borrowed)
-        return borrowed;
-    borrowed->fd = ::fcntl(borrowed->fd, F_DUPFD_CLOEXEC, 0);
-    if (borrowed->fd < 0)
+    auto exported = heap_.dmabuf(address, length);
+    if (!exported)
+        return exported;
+    exported->fd = ::fcntl(exported->fd, F_DUPFD_CLOEXEC, 0);
+    if (exported->fd < 0)
         return tl::unexpected(error(errc::descriptors_exhausted, "dup of a DMA-BUF", errno));
-    return borrowed;
+    return exported;
 }
 
 result<dmabuf_export> device::export_pages(device_address address, std::uint64_t length) {
-    return attached() ? export_foreign(address, length) : heap_.core()->window(address, length);
+    return attached() ? export_foreign(address, length) : core_of(heap_)->window(address, length);
 }
 
 result<dmabuf_export> device::export_foreign(device_address address, std::uint64_t length) {

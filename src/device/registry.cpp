@@ -7,6 +7,7 @@
 #include "src/hl/synapse.hpp"
 #include "src/hl/visibility.hpp"
 #include "src/memory/heap_core.hpp"
+#include "src/os/internals.hpp"
 #include "src/os/topology.hpp"
 
 #include <algorithm>
@@ -66,7 +67,7 @@ registry::registry() {
     ::pthread_atfork(nullptr, nullptr, [] {
         new (&self().mutex_) std::mutex;
         new (&self().open_) decltype(open_);
-        new (&self().map_) address_map;
+        new (&self().map_) editable_address_map;
     });
 }
 
@@ -98,14 +99,14 @@ result<registry::found_devices> registry::discover_devices() {
 }
 
 result<std::vector<device_info>> registry::visible_devices() {
-    GAUDI_TRY(auto looked, discover_devices());
-    std::erase_if(looked.all, [&](const device_info& info) { return !looked.seen.shows(info); });
-    return std::move(looked.all);
+    GAUDI_TRY(auto discovered, discover_devices());
+    std::erase_if(discovered.all, [&](const device_info& info) { return !discovered.seen.shows(info); });
+    return std::move(discovered.all);
 }
 
 result<std::shared_ptr<device>> registry::open(const device_choice& wanted) {
-    GAUDI_TRY(const auto looked, discover_devices());
-    const auto& [library, seen, all] = looked;
+    GAUDI_TRY(const auto discovered, discover_devices());
+    const auto& [library, seen, all] = discovered;
     if (all.empty())
         return tl::unexpected(error(errc::no_device, fmt::format("{} finds no device", library)));
     auto choice = wanted;
@@ -146,12 +147,12 @@ result<std::shared_ptr<device>> registry::open_first_free(const std::vector<devi
     }
     std::string reasons;
     error last(errc::device_busy, "");
-    for (const bool borrow : {false, true}) // prefer a context of this process to joining another's
+    for (const bool may_join : {false, true}) // prefer a context of this process to joining another's
         for (const auto& info : candidates) {
-            auto opened = open_one(info, borrow);
+            auto opened = open_one(info, may_join);
             if (opened)
                 return opened;
-            if (borrow)
+            if (may_join)
                 continue;
             reasons += fmt::format("{}{}", reasons.empty() ? "" : "; ", opened.error().observed());
             last = opened.error();
@@ -161,7 +162,7 @@ result<std::shared_ptr<device>> registry::open_first_free(const std::vector<devi
 
 result<std::shared_ptr<hl_device>> registry::open_or_attach(const std::shared_ptr<const hlthunk_api>& table,
                                                             const device_info& info,
-                                                            const std::shared_ptr<hl_device>& borrowed) {
+                                                            const std::shared_ptr<hl_device>& joined) {
     // SynapseAI numbers its devices itself; a process rarely has more than one.
     for (std::uint32_t id = 0; id < most_synapse_devices; ++id)
         if (const auto found = find_synapse_device(id);
@@ -171,27 +172,27 @@ result<std::shared_ptr<hl_device>> registry::open_or_attach(const std::shared_pt
                 GAUDI_CHECK(map_.add_window(found->pool_base, found->pool_size, info.index));
             return attached;
         }
-    auto opened = borrowed ? result<std::shared_ptr<hl_device>>(borrowed) : open_for_compute(table, info);
+    auto opened = joined ? result<std::shared_ptr<hl_device>>(joined) : open_for_compute(table, info);
     if (opened)
         GAUDI_CHECK(map_.add_window((*opened)->slice().begin(), (*opened)->slice().size(), info.index));
     return opened;
 }
 
-result<std::shared_ptr<device>> registry::open_one(const device_info& info, bool borrow) {
+result<std::shared_ptr<device>> registry::open_one(const device_info& info, bool may_join) {
     auto opened = open_alone(info, nullptr);
-    if (opened || !borrow || opened.error().code() != errc::device_busy)
+    if (opened || !may_join || opened.error().code() != errc::device_busy)
         return opened;
     // Without the lock: the joiner asks another process, and this process's broker may query devices
     // meanwhile.
     const auto table = api();
     if (!table || joiner == nullptr)
         return opened;
-    const auto borrowed = joiner(*table, info);
-    return borrowed ? open_alone(info, *borrowed) : opened;
+    const auto joined = joiner(*table, info);
+    return joined ? open_alone(info, *joined) : opened;
 }
 
 result<std::shared_ptr<device>> registry::open_alone(const device_info& info,
-                                                     const std::shared_ptr<hl_device>& borrowed) {
+                                                     const std::shared_ptr<hl_device>& joined) {
     GAUDI_TRY(const auto table, api());
     const std::lock_guard guard(mutex_);
     auto& known = open_[info.bus_id];
@@ -202,7 +203,7 @@ result<std::shared_ptr<device>> registry::open_alone(const device_info& info,
     if (auto alive = known.whole.lock())
         return alive;
     if (!context) {
-        GAUDI_TRY(context, open_or_attach(table, info, borrowed));
+        GAUDI_TRY(context, open_or_attach(table, info, joined));
     }
     if (known.heap.expired() && context->owned() && !map_.device_of(context->slice().begin()))
         GAUDI_CHECK(map_.add_window(context->slice().begin(), context->slice().size(), info.index));
@@ -215,7 +216,7 @@ std::shared_ptr<device> registry::assemble(in_use& known, const std::shared_ptr<
     auto heap = known.heap.lock();
     if (!heap)
         heap = std::make_shared<heap_core>(context, map_);
-    auto made = std::make_shared<device>(context, heap);
+    auto made = internals::wrap_shared<device>(context, heap);
     known = {context->identity().index, made, context, heap};
     return made;
 }

@@ -5,6 +5,7 @@
 
 #include "src/hl/hlthunk_api.hpp"
 #include "src/hl/visibility.hpp"
+#include "src/memory/editable_address_map.hpp"
 
 #include <map>
 #include <mutex>
@@ -23,7 +24,7 @@ public:
     std::shared_ptr<device> find_open(unsigned index);
     std::vector<std::shared_ptr<device>> all_open();
     std::vector<std::shared_ptr<device>> attach_all();
-    [[nodiscard]] address_map& map() { return map_; }
+    [[nodiscard]] editable_address_map& map() { return map_; }
 
 private:
     // All devices, and which of them the environment allows.
@@ -44,20 +45,20 @@ private:
     registry();
     result<found_devices> discover_devices();
     // `borrow`: if another process has the device open and offers it, join that process's context.
-    result<std::shared_ptr<device>> open_one(const device_info& info, bool borrow);
+    result<std::shared_ptr<device>> open_one(const device_info& info, bool may_join);
     // `borrowed`: the joined context of another process; nullptr: open the device for this process.
     result<std::shared_ptr<device>> open_alone(const device_info& info,
-                                               const std::shared_ptr<hl_device>& borrowed);
+                                               const std::shared_ptr<hl_device>& joined);
     std::shared_ptr<device> assemble(in_use& known, const std::shared_ptr<hl_device>& context);
     result<std::shared_ptr<device>> open_first_free(const std::vector<device_info>& candidates);
     result<std::shared_ptr<hl_device>> open_or_attach(const std::shared_ptr<const hlthunk_api>& table,
                                                       const device_info& info,
-                                                      const std::shared_ptr<hl_device>& borrowed);
+                                                      const std::shared_ptr<hl_device>& joined);
 
     std::mutex mutex_;
     std::shared_ptr<const hlthunk_api> api_;
     std::map<std::string, in_use> open_;
-    address_map map_;
+    editable_address_map map_;
 };
 
 } // namespace gaudi

@@ -22,7 +22,7 @@ public:
     // The first gap of `bytes` bytes at or above begin() + `skip`; 0: there is none.
     [[nodiscard]] std::uint64_t find_gap(std::uint64_t bytes, std::uint64_t skip = 0) const;
     void take(std::uint64_t address, std::uint64_t bytes) { taken_[address] = bytes; }
-    void give_back(std::uint64_t address) { taken_.erase(address); }
+    void release(std::uint64_t address) { taken_.erase(address); }
 
 private:
     std::uint64_t begin_ = 0, end_ = 0, page_ = 1;

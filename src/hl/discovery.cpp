@@ -125,19 +125,19 @@ result<void> check_generation(const device_info& info) {
     if (!info.generation)
         return tl::unexpected(
             error(errc::generation_unknown,
-                  fmt::format("device {} ({}), card '{}'", info.index, info.bus_id, info.product)));
+                  fmt::format("device {} ({}), product '{}'", info.index, info.bus_id, info.product)));
     return {};
 }
 
 result<device_identity> identify(const hlthunk_api& api, int fd, const device_info& info) {
-    device_identity who;
-    who.index = info.index;
-    who.generation = *info.generation;
-    who.bus_id = info.bus_id;
-    if (const int rc = api.get_hw_ip_info(fd, &who.hw); rc != 0)
+    device_identity identity;
+    identity.index = info.index;
+    identity.generation = *info.generation;
+    identity.bus_id = info.bus_id;
+    if (const int rc = api.get_hw_ip_info(fd, &identity.hw); rc != 0)
         return tl::unexpected(
             error(errc::open_failed, fmt::format("hlthunk_get_hw_ip_info of {}", info.bus_id), -rc));
-    return who;
+    return identity;
 }
 
 } // namespace
@@ -217,12 +217,12 @@ result<std::shared_ptr<hl_device>> open_for_compute(const std::shared_ptr<const 
     for (;;) {
         const int fd = api->open(HLTHUNK_DEVICE_DONT_CARE, info.bus_id.c_str());
         if (fd >= 0) {
-            auto who = identify(*api, fd, info);
-            if (!who) {
+            auto identity = identify(*api, fd, info);
+            if (!identity) {
                 api->close(fd);
-                return tl::unexpected(who.error());
+                return tl::unexpected(identity.error());
             }
-            return std::make_shared<hl_device>(api, fd, context_owner::this_process, std::move(*who));
+            return std::make_shared<hl_device>(api, fd, context_owner::this_process, std::move(*identity));
         }
         // hlthunk_open() may return -1 instead of -errno; errno is set in both cases.
         const int reason = errno;
@@ -242,10 +242,10 @@ result<std::shared_ptr<hl_device>> open_for_compute(const std::shared_ptr<const 
 }
 
 result<std::shared_ptr<hl_device>> attach(const std::shared_ptr<const hlthunk_api>& api, int fd,
-                                          const device_info& info, context_owner whose) {
+                                          const device_info& info, context_owner owner) {
     GAUDI_CHECK(check_generation(info));
-    GAUDI_TRY(auto who, identify(*api, fd, info));
-    return std::make_shared<hl_device>(api, fd, whose, std::move(who));
+    GAUDI_TRY(auto identity, identify(*api, fd, info));
+    return std::make_shared<hl_device>(api, fd, owner, std::move(identity));
 }
 
 } // namespace gaudi

@@ -23,7 +23,7 @@ open_for_compute(const std::shared_ptr<const hlthunk_api>& api, const device_inf
 // Wraps a descriptor that another owner opened. If it came from another process, the result takes it over and
 // closes it.
 [[nodiscard]] result<std::shared_ptr<hl_device>> attach(const std::shared_ptr<const hlthunk_api>& api, int fd,
-                                                        const device_info& info, context_owner whose);
+                                                        const device_info& info, context_owner owner);
 // The number that identifies the device in every process; 0: its node cannot be read.
 [[nodiscard]] std::uint64_t node_of_device(const hlthunk_api& api, const device_info& info);
 [[nodiscard]] std::string bus_id_of(const hlthunk_api& api, int fd);

@@ -85,7 +85,7 @@ result<device_memory> hl_device::allocate(std::uint64_t size) {
         return tl::unexpected(error(errc::size_zero, "allocation of 0 bytes"));
     if (size > identity_.hw.dram_size)
         return tl::unexpected(
-            error(errc::size_beyond_memory, fmt::format("{} bytes asked of {}, which has {}", size,
+            error(errc::size_beyond_memory, fmt::format("{} bytes requested of {}, which has {}", size,
                                                         identity_.bus_id, identity_.hw.dram_size)));
     return traits().exports == export_call::physical ? allocate_physical(size) : allocate_mapped(size);
 }
@@ -164,12 +164,12 @@ result<void> hl_device::free_memory(std::uint64_t handle, device_address address
         // Once it is unmapped the address is free, even if freeing the handle fails: the driver frees it at
         // close.
         sharing_.forget_mapping(address.value());
-        slice_.give_back(address.value());
+        slice_.release(address.value());
         if (const int rc = api_->device_memory_free(fd_, handle); rc != 0)
             (void)failed(errc::not_allocated, fmt::format("hlthunk_device_memory_free of handle {}", handle),
                          -rc);
     }
-    slice_.give_back(address.value());
+    slice_.release(address.value());
     return {};
 }
 
@@ -205,8 +205,8 @@ result<void> hl_device::note_mapping(std::uint64_t address, std::uint64_t handle
     if (sharing_.note_mapping(address, handle))
         return {};
     return tl::unexpected(
-        error(errc::map_failed, fmt::format("a guest on {} may map {} ranges", identity_.bus_id,
-                                            shared_context::most_mappings)));
+        error(errc::map_failed, fmt::format("a process that joined the context of {} may map {} ranges",
+                                            identity_.bus_id, shared_context::most_mappings)));
 }
 
 result<unique_fd> hl_device::export_dmabuf(const export_plan& plan) {
@@ -254,7 +254,7 @@ result<imported_memory> hl_device::import_dmabuf(int dmabuf, std::uint64_t lengt
 result<synapse_device> hl_device::synapse_side() {
     if (const auto found = find_synapse_device_of(fd_))
         return *found;
-    loss_.mark("SynapseAI in this process has let go of it");
+    loss_.mark("SynapseAI in this process has released it");
     return tl::unexpected(
         error(errc::not_allocated, fmt::format("no SynapseAI in this process owns {}", identity_.bus_id)));
 }

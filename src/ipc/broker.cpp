@@ -5,6 +5,7 @@
 #include "src/hl/hl_device.hpp"
 #include "src/ipc/importer.hpp"
 #include "src/os/deadline.hpp"
+#include "src/os/internals.hpp"
 #include "src/os/per_process.hpp"
 #include "src/os/signal_free_thread.hpp"
 
@@ -157,7 +158,7 @@ void broker::handle(std::span<const int> ready) {
 // Releases what a disconnected client had. True once nothing of it is left.
 bool broker::finished(client& ended) {
     requests_.finish_copies(ended);
-    if (!ended.copies.empty() || !ended.is_harmless() || !ended.give_back())
+    if (!ended.copies.empty() || !ended.is_harmless() || !ended.release_resources())
         return false;
     while (!ended.leases.all().empty())
         requests_.close_lease(ended, ended.leases.all().begin()->first);
@@ -217,7 +218,7 @@ result<void> broker::offer(const std::shared_ptr<hl_device>& context) {
     return offers_.add(context);
 }
 
-result<memory_handle> broker::share(device_address address, std::uint64_t length, bool apart) {
+result<memory_handle> broker::share(device_address address, std::uint64_t length, bool separate) {
     if (length == 0)
         return tl::unexpected(error(errc::size_zero, "sharing 0 bytes"));
     auto allocation = known_memory().find(address, length);
@@ -239,7 +240,7 @@ result<memory_handle> broker::share(device_address address, std::uint64_t length
     record.start_time = self.start_time;
     record.pid = self.pid;
     record.device_index = allocation->device_index;
-    record.device = owner->core()->node();
+    record.device = core_of(*owner)->node();
     record.base = allocation->base.value();
     record.allocated = allocation->length;
     record.generation = allocation->generation;
@@ -247,7 +248,7 @@ result<memory_handle> broker::share(device_address address, std::uint64_t length
     record.length = length;
     const std::lock_guard guard(mutex_);
     GAUDI_CHECK(listen());
-    record.secret = shares_.add(*allocation, record.offset, length, apart);
+    record.secret = shares_.add(*allocation, record.offset, length, separate);
     return record.seal();
 }
 

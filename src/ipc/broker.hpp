@@ -25,7 +25,7 @@ public:
     static void stop();
 
     // `apart`: the handle gets a secret of its own.
-    result<memory_handle> share(device_address address, std::uint64_t length, bool apart);
+    result<memory_handle> share(device_address address, std::uint64_t length, bool separate);
     // Lets other processes of this user join the device's context.
     result<void> offer(const std::shared_ptr<hl_device>& context);
     // The leases of the allocation that holds the address; with a secret, only those opened with it.

@@ -32,7 +32,7 @@ result<handle_record> read_handle(std::span<const std::byte> bytes) {
     if (record.magic != handle_record::magic_value)
         return refuse("bytes that are no handle");
     if (record.size != memory_handle::size)
-        return refuse(fmt::format("it says that it has {} bytes, not {}", record.size, memory_handle::size));
+        return refuse(fmt::format("its length field is {} bytes, not {}", record.size, memory_handle::size));
     if (record.version != handle_record::current_version)
         return refuse(
             fmt::format("version {}, this library knows {}", record.version, handle_record::current_version));

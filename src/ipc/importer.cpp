@@ -2,6 +2,7 @@
 #include "src/ipc/importer.hpp"
 
 #include "src/error/try.hpp"
+#include "src/os/internals.hpp"
 #include "src/os/per_process.hpp"
 
 #include <algorithm>
@@ -151,6 +152,30 @@ void importer::count(ipc_statistics& into) {
     into.evicted = counts_.evicted;
     into.imports = static_cast<std::uint64_t>(std::count_if(
         in_use_.begin(), in_use_.end(), [](const auto& each) { return !each.second.expired(); }));
+}
+
+// ---- the public functions and class ----
+
+result<void> check_handle(const memory_handle& handle) {
+    return read_handle(handle.bytes).map([](const handle_record&) {});
+}
+
+result<imported_buffer> import_memory(std::span<const std::byte> handle, const import_options& options) {
+    GAUDI_TRY(const auto record, read_handle(handle));
+    GAUDI_TRY(auto lease, importer::self().open(record));
+    return internals::wrap<imported_buffer>(std::move(lease), record.offset, record.length, options);
+}
+
+imported_buffer::imported_buffer() = default;
+imported_buffer::imported_buffer(std::shared_ptr<lease_core> lease, std::uint64_t offset,
+                                 std::uint64_t length, const import_options& options)
+    : lease_(std::move(lease)), offset_(offset), length_(length), options_(options) {}
+imported_buffer::imported_buffer(imported_buffer&&) noexcept = default;
+imported_buffer& imported_buffer::operator=(imported_buffer&&) noexcept = default;
+imported_buffer::~imported_buffer() = default;
+
+bool imported_buffer::gone() const {
+    return !lease_ || lease_->gone();
 }
 
 } // namespace gaudi

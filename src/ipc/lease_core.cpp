@@ -3,6 +3,7 @@
 
 #include "src/error/try.hpp"
 #include "src/os/fork_count.hpp"
+#include "src/os/internals.hpp"
 #include "src/rdma/nic_core.hpp"
 
 #include <fmt/format.h>
@@ -11,7 +12,7 @@ namespace gaudi {
 
 lease_resources::~lease_resources() {
     for (auto& [nic, region] : regions)
-        if (!region.first->core()->valid_in_this_process())
+        if (!core_of(*region.first)->valid_in_this_process())
             (void)region.second.release(); // in a child of fork the region belongs to the parent
     if (!link || forks != fork_count())
         return;
@@ -130,7 +131,7 @@ result<void> lease_core::fetch_dmabuf(lease_resources& resources) {
         resources.dmabuf.reset();
         return tl::unexpected(
             error(errc::handle_invalid,
-                  fmt::format("process {} gives a DMA-BUF of {} bytes, {} of them before the memory",
+                  fmt::format("process {} passed a DMA-BUF of {} bytes, {} of them before the memory",
                               handle_.pid, resources.window, resources.skip)));
     }
     return {};
@@ -162,8 +163,8 @@ result<std::uint32_t> lease_core::key_on(lease_resources& resources, const std::
     GAUDI_CHECK(fetch_dmabuf(resources));
     auto found = resources.regions.find(nic.get());
     if (found == resources.regions.end()) {
-        GAUDI_TRY(const auto domain, nic->core()->loopback_pd());
-        GAUDI_TRY(auto made, nic->core()->register_dmabuf(
+        GAUDI_TRY(const auto domain, core_of(*nic)->loopback_pd());
+        GAUDI_TRY(auto made, core_of(*nic)->register_dmabuf(
                                  {resources.dmabuf.get(), resources.skip,
                                   device_address(handle_.base + handle_.offset), handle_.length},
                                  remote_access::read | remote_access::write, domain));

@@ -5,6 +5,7 @@
 #include "src/device/registry.hpp"
 #include "src/error/try.hpp"
 #include "src/hl/discovery.hpp"
+#include "src/os/internals.hpp"
 
 #include <algorithm>
 #include <cerrno>
@@ -21,7 +22,7 @@ error error_of(const answer_head& reply, const process_identity& owner) {
     constexpr auto codes = static_cast<std::uint32_t>(errc::system_call_failed) + 1;
     const auto code = reply.failed <= codes ? static_cast<errc>(reply.failed - 1) : errc::handle_invalid;
     const auto length = ::strnlen(reply.observed, sizeof(reply.observed));
-    return {code, fmt::format("process {} says: {}", owner.pid, std::string_view(reply.observed, length)),
+    return {code, fmt::format("process {} reports: {}", owner.pid, std::string_view(reply.observed, length)),
             reply.system_error};
 }
 
@@ -46,12 +47,13 @@ result<std::shared_ptr<owner_link>> owner_link::connect(std::string_view name, c
         return tl::unexpected(error(socket.error().code(),
                                     fmt::format("process {}: {}", owner.pid, socket.error().observed()),
                                     socket.error().system_error()));
-    ucred who{};
-    socklen_t length = sizeof(who);
-    if (::getsockopt(socket->get(), SOL_SOCKET, SO_PEERCRED, &who, &length) != 0 ||
-        (who.uid != ::geteuid() && who.uid != 0 &&
-         std::find(settings.allow.begin(), settings.allow.end(), who.uid) == settings.allow.end()))
-        return tl::unexpected(error(errc::peer_refused, fmt::format("the owner is user {}", who.uid)));
+    ucred credentials{};
+    socklen_t length = sizeof(credentials);
+    if (::getsockopt(socket->get(), SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0 ||
+        (credentials.uid != ::geteuid() && credentials.uid != 0 &&
+         std::find(settings.allow.begin(), settings.allow.end(), credentials.uid) == settings.allow.end()))
+        return tl::unexpected(
+            error(errc::peer_refused, fmt::format("the owner is user {}", credentials.uid)));
     GAUDI_TRY(const auto service, broker::self());
     auto made = std::make_shared<owner_link>(fork_private_fd(std::move(*socket)), owner, settings);
     made->when_gone_ = std::move(when_gone);
@@ -98,7 +100,7 @@ result<void> owner_link::send(const message_bytes& message, std::span<const int>
     if (gone())
         return tl::unexpected(gone_error());
     const std::lock_guard guard(mutex_);
-    const auto deadline = clock::now() + settings_.patience;
+    const auto deadline = clock::now() + settings_.answer_timeout;
     (void)send_unsent(deadline);
     auto sent = send_message(socket_.get(), message, passed, deadline);
     if (!sent && sent.error().code() == errc::peer_gone) {
@@ -235,7 +237,7 @@ void owner_link::wait(std::chrono::milliseconds limit) {
 result<owner_link::raw_answer> owner_link::send_and_wait(std::uint64_t id, const message_bytes& message,
                                                          std::span<const int> passed, bool opens_lease) {
     GAUDI_CHECK(send(message, passed));
-    for (const auto deadline = clock::now() + settings_.patience;;) {
+    for (const auto deadline = clock::now() + settings_.answer_timeout;;) {
         if (auto answer = take_answer(id))
             return std::move(*answer);
         const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - clock::now());
@@ -243,7 +245,7 @@ result<owner_link::raw_answer> owner_link::send_and_wait(std::uint64_t id, const
             const std::lock_guard guard(mutex_);
             abandoned_.emplace(id, opens_lease);
             return tl::unexpected(error(errc::peer_silent, fmt::format("process {}, waited {} ms", owner_.pid,
-                                                                       settings_.patience.count())));
+                                                                       settings_.answer_timeout.count())));
         }
         // Waits in short steps: another thread may receive this request's answer from the socket.
         wait(std::min(left, std::chrono::milliseconds(10)));
@@ -287,10 +289,10 @@ result<std::shared_ptr<hl_device>> owner_link::join(const std::shared_ptr<const 
     if (info == devices.end())
         return tl::unexpected(error(errc::no_path, "the owner's device cannot be seen from here"));
     const int descriptor = answer.passed[0].get();
-    GAUDI_TRY(auto guest, attach(api, descriptor, *info, context_owner::other_process));
+    GAUDI_TRY(auto joined, attach(api, descriptor, *info, context_owner::other_process));
     (void)answer.passed[0].release(); // the guest owns it now
-    guest->sharing().join(shared, answer.body.member, std::move(host));
-    return guest;
+    joined->sharing().join(shared, answer.body.member, std::move(host));
+    return joined;
 }
 
 result<copy_engine> owner_link::context_engine(std::uint64_t node, std::uint32_t lease) {
@@ -308,13 +310,13 @@ result<copy_engine> owner_link::context_engine(std::uint64_t node, std::uint32_t
         return tl::unexpected(answer.error());
     }
     GAUDI_TRY(const auto api, registry::self().api());
-    GAUDI_TRY(auto guest, join(api, *answer));
-    auto core = copy_core::make(guest, nullptr, {});
+    GAUDI_TRY(auto joined, join(api, *answer));
+    auto core = copy_core::make(joined, nullptr, {});
     if (!core) {
         refused_.emplace(node, core.error());
         return tl::unexpected(core.error());
     }
-    return context_engines_.emplace(node, copy_engine(*core)).first->second;
+    return context_engines_.emplace(node, internals::wrap<copy_engine>(*core)).first->second;
 }
 
 result<std::optional<owner_link::slab>> owner_link::take_slab() {

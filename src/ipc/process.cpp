@@ -20,12 +20,4 @@ bool has_ended(const process_name& process) {
            start_time_of(static_cast<std::uint32_t>(process.pid)) != process.start_time;
 }
 
-ipc_statistics ipc_counters() {
-    ipc_statistics counted;
-    if (const auto service = broker::running())
-        service->count(counted);
-    importer::self().count(counted);
-    return counted;
-}
-
 } // namespace gaudi

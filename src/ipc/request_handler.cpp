@@ -4,6 +4,7 @@
 #include "src/copy/copy_core.hpp"
 #include "src/error/try.hpp"
 #include "src/hl/hl_device.hpp"
+#include "src/os/internals.hpp"
 #include "src/os/round_up.hpp"
 
 #include <fmt/format.h>
@@ -50,8 +51,9 @@ bool request_handler::answer(client& from, const request_head& head, std::span<c
         return from.send(reply, nothing_more{});
     };
     if (head.version != request_head::current_version)
-        return refuse({errc::version_mismatch, fmt::format("the importer speaks version {}, the owner {}",
-                                                           head.version, request_head::current_version)});
+        return refuse(
+            {errc::version_mismatch, fmt::format("the importer has protocol version {}, the owner {}",
+                                                 head.version, request_head::current_version)});
     from.greeted = true;
     const auto request = read_request(head.kind, body);
     if (!request)
@@ -100,7 +102,7 @@ request_handler::carry_out(client& from, const open_dmabuf_request& request, rec
     if (!leased)
         return no_such_lease(errc::handle_stale, request.lease);
     if (settings_.give == ipc_give::nothing)
-        return tl::unexpected(error(errc::not_given, "the owner gives no DMA-BUF away"));
+        return tl::unexpected(error(errc::not_granted, "the owner passes no DMA-BUF"));
     auto& piece = *leased.piece;
     if (!piece.dmabuf) {
         GAUDI_TRY(const auto owner, use_device(leased.allocation->device_index));
@@ -121,14 +123,15 @@ request_handler::carry_out(client& from, const open_context_request& request, re
     if (!leased)
         return no_such_lease(errc::handle_stale, request.lease);
     if (from.credentials.uid != ::geteuid()) // a context gives full control over the device
-        return tl::unexpected(
-            error(errc::not_given, "a device's descriptor is given to the owner's own user alone"));
+        return tl::unexpected(error(
+            errc::not_granted, "the owner passes its device's descriptor only to processes of its own user"));
     if (settings_.give != ipc_give::context)
-        return tl::unexpected(error(errc::not_given, "the owner does not give its device's descriptor away"));
+        return tl::unexpected(error(errc::not_granted, "the owner does not pass its device's descriptor"));
     const auto owner = use_device(leased.allocation->device_index);
-    if (!owner || (*owner)->core()->owner() != context_owner::this_process)
-        return tl::unexpected(error(errc::copies_absent, "the device's context is not the owner's to give"));
-    return admit(from, (*owner)->core());
+    if (!owner || core_of(**owner)->owner() != context_owner::this_process)
+        return tl::unexpected(
+            error(errc::copies_absent, "the device's context belongs to another process than the owner"));
+    return admit(from, core_of(**owner));
 }
 
 result<request_handler::outgoing<opened_context>>
@@ -204,7 +207,7 @@ result<void> request_handler::start_copy(client& from, const copy_request& reque
 result<copy_engine*> request_handler::pin_slab(client& from, device& owner, unsigned index) {
     GAUDI_TRY(auto engine, owner.copies());
     auto pin = from.slab_pins.find(index);
-    if (pin != from.slab_pins.end() && pin->second.engine.core() != engine.core()) {
+    if (pin != from.slab_pins.end() && core_of(pin->second.engine) != core_of(engine)) {
         from.slab_pins.erase(pin); // the pin belongs to a context that was closed
         pin = from.slab_pins.end();
     }

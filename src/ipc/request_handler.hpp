@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-#include "src/ipc/client_list.hpp"
+#include "src/ipc/clients.hpp"
 #include "src/ipc/device_offers.hpp"
 #include "src/ipc/share_table.hpp"
 #include "src/os/channel.hpp"

@@ -5,6 +5,7 @@
 
 #include "src/error/try.hpp"
 #include "src/ipc/broker.hpp"
+#include "src/os/internals.hpp"
 
 #include <fmt/format.h>
 
@@ -20,10 +21,10 @@ result<std::shared_ptr<broker>> sharing(device_address address) {
 }
 
 tl::unexpected<error> still_leased(device_address address, const std::vector<lease_info>& held) {
-    std::string who;
+    std::string holders;
     for (const auto& each : held)
-        who += fmt::format("{}process {}", who.empty() ? "" : ", ", each.process);
-    return tl::unexpected(error(errc::leased, fmt::format("memory at {:#x}: {}", address.value(), who)));
+        holders += fmt::format("{}process {}", holders.empty() ? "" : ", ", each.process);
+    return tl::unexpected(error(errc::leased, fmt::format("memory at {:#x}: {}", address.value(), holders)));
 }
 
 } // namespace
@@ -39,7 +40,7 @@ result<memory_handle> share(const device_buffer& buffer) {
     return share(buffer.address(), buffer.size());
 }
 
-result<memory_handle> share_apart(device_address address, std::uint64_t length) {
+result<memory_handle> share_separately(device_address address, std::uint64_t length) {
     GAUDI_TRY(const auto service, broker::self());
     return service->share(address, length, true);
 }
@@ -49,8 +50,8 @@ result<void> revoke_handle(const memory_handle& handle, std::chrono::millisecond
     const auto address = device_address(record.base);
     GAUDI_TRY(const auto service, sharing(address));
     if (!service->revoke(address, record.secret))
-        return tl::unexpected(
-            error(errc::handle_invalid, "no handle of share_apart(): revoke_leases() takes back the others"));
+        return tl::unexpected(error(
+            errc::handle_invalid, "not a handle of share_separately(); revoke_leases() revokes the others"));
     if (!service->wait(address, broker::until::quiet, limit, record.secret))
         return still_leased(address, service->leases_of(address, record.secret));
     return {};
@@ -58,7 +59,7 @@ result<void> revoke_handle(const memory_handle& handle, std::chrono::millisecond
 
 result<void> offer_device(device& shared) {
     GAUDI_TRY(const auto service, broker::self());
-    return service->offer(shared.core());
+    return service->offer(core_of(shared));
 }
 
 std::vector<lease_info> leases_of(device_address address) {

@@ -20,18 +20,19 @@ std::uint64_t new_secret() {
 } // namespace
 
 std::uint64_t share_table::add(const allocation_view& allocation, std::uint64_t offset, std::uint64_t length,
-                               bool apart) {
+                               bool separate) {
     auto& entry = allocations_[allocation.base.value()];
     if (entry.pieces.empty() || entry.generation != allocation.generation ||
         entry.length != allocation.length)
         entry = {
             allocation.base.value(), allocation.length, allocation.generation, allocation.device_index, {}};
     const auto same = [&](const auto& each) {
-        return !apart && !each.second.apart && each.second.offset == offset && each.second.length == length;
+        return !separate && !each.second.separate && each.second.offset == offset &&
+               each.second.length == length;
     };
     auto piece = std::find_if(entry.pieces.begin(), entry.pieces.end(), same);
     if (piece == entry.pieces.end())
-        piece = entry.pieces.emplace(new_secret(), shared_piece{offset, length, apart, {}, 0, 0}).first;
+        piece = entry.pieces.emplace(new_secret(), shared_piece{offset, length, separate, {}, 0, 0}).first;
     return piece->first;
 }
 
@@ -80,7 +81,7 @@ bool share_table::revoke(device_address address, std::uint64_t secret) {
         return true;
     }
     const auto piece = pieces.find(secret);
-    if (piece == pieces.end() || !piece->second.apart)
+    if (piece == pieces.end() || !piece->second.separate)
         return false;
     pieces.erase(piece);
     return true;

@@ -27,7 +27,7 @@ struct lease_record {
 // What a handle opens: exactly the bytes it was made for.
 struct shared_piece {
     std::uint64_t offset = 0, length = 0;
-    bool apart = false; // made by share_apart(): not returned for a second call
+    bool separate = false; // made by share_separately(): not returned for a second call
     // A DMA-BUF of its pages alone, kept while there are leases.
     unique_fd dmabuf;
     std::uint64_t skip = 0, window = 0;
@@ -49,7 +49,7 @@ public:
     // The secret for [offset, offset + length) of an allocation: an existing one is reused, unless it is
     // `apart`.
     std::uint64_t add(const allocation_view& allocation, std::uint64_t offset, std::uint64_t length,
-                      bool apart);
+                      bool separate);
     // The allocation that a handle was made for. errc::handle_stale.
     [[nodiscard]] result<const shared_allocation*> find(const handle_record& handle) const;
     // What a lease refers to; none where it was freed or revoked since.

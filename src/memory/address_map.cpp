@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include <gaudi/address_map.hpp>
+#include "src/memory/editable_address_map.hpp"
 
 #include <array>
 #include <atomic>
@@ -154,7 +154,8 @@ struct address_map::impl {
 address_map::address_map() : impl_(std::make_unique<impl>()) {}
 address_map::~address_map() = default;
 
-result<void> address_map::add_window(device_address base, std::uint64_t size, unsigned device_index) {
+result<void> editable_address_map::add_window(device_address base, std::uint64_t size,
+                                              unsigned device_index) {
     const std::lock_guard guard(impl_->mutex);
     const auto begin = base.value();
     const auto count = impl_->window_count.load(std::memory_order_relaxed);
@@ -190,7 +191,7 @@ result<void> address_map::add_window(device_address base, std::uint64_t size, un
     return {};
 }
 
-void address_map::remove_device(unsigned device_index) {
+void editable_address_map::remove_device(unsigned device_index) {
     const std::lock_guard guard(impl_->mutex);
     for (auto& entry : impl_->records)
         if (entry.generation.load(std::memory_order_relaxed) != 0 &&
@@ -213,7 +214,8 @@ void address_map::remove_device(unsigned device_index) {
         }
 }
 
-result<std::uint64_t> address_map::insert(device_address base, std::uint64_t length, std::uint64_t tag) {
+result<std::uint64_t> editable_address_map::insert(device_address base, std::uint64_t length,
+                                                   std::uint64_t tag) {
     const auto begin = base.value();
     if (length == 0)
         return tl::unexpected(error(errc::size_zero, fmt::format("allocation of 0 bytes at {:#x}", begin)));
@@ -248,7 +250,7 @@ result<std::uint64_t> address_map::insert(device_address base, std::uint64_t len
     return generation;
 }
 
-result<void> address_map::erase(device_address base) {
+result<void> editable_address_map::erase(device_address base) {
     const std::lock_guard guard(impl_->mutex);
     const auto begin = base.value();
     const auto* where = impl_->window_of(begin);
@@ -338,7 +340,7 @@ result<allocation_view> address_map::find_pages(device_address address, std::uin
         return tl::unexpected(
             error(errc::not_allocated, fmt::format("{} bytes at {:#x}", length, address.value())));
     return tl::unexpected(error(errc::range_leaves_allocation,
-                                fmt::format("{} bytes at {:#x}, beside an allocation of {} bytes at {:#x}",
+                                fmt::format("{} bytes at {:#x}, outside an allocation of {} bytes at {:#x}",
                                             length, begin, nearest->length, nearest->base.value())));
 }
 
@@ -366,7 +368,7 @@ std::optional<memory_window> address_map::window_at(device_address address,
     return window && length <= window->size - (address - window->base) ? window : std::nullopt;
 }
 
-void address_map::observe(const std::shared_ptr<memory_observer>& observer) {
+void editable_address_map::observe(const std::shared_ptr<memory_observer>& observer) {
     const std::lock_guard guard(impl_->mutex); // no window is added or removed meanwhile
     {
         const std::lock_guard observers_guard(impl_->observers_mutex);
@@ -380,7 +382,7 @@ void address_map::observe(const std::shared_ptr<memory_observer>& observer) {
             observer->window_opens({device_address(shown->base), shown->size, shown->device});
 }
 
-bool address_map::announce(device_address base, std::uint64_t length) const {
+bool editable_address_map::announce(device_address base, std::uint64_t length) const {
     bool free = true;
     for (const auto& listener : impl_->listeners())
         free = listener->memory_goes(base, length) && free;

@@ -22,7 +22,7 @@ std::atomic<std::uint64_t> next_serial{1};
 heap_core::chunk::chunk(device_memory taken)
     : serial(next_serial.fetch_add(1)), memory(std::move(taken)), ranges(memory.size(), this) {}
 
-heap_core::heap_core(std::shared_ptr<hl_device> device, address_map& map)
+heap_core::heap_core(std::shared_ptr<hl_device> device, editable_address_map& map)
     : device_(std::move(device)), map_(map) {}
 
 heap_core::~heap_core() {
@@ -127,11 +127,11 @@ void heap_core::free_locked(block* returned, bool reusable) {
     const auto empties = std::count_if(chunks_.begin(), chunks_.end(),
                                        [](const chunk& entry) { return entry.ranges.empty(); });
     if (empties > 1)
-        give_back(std::find_if(chunks_.begin(), chunks_.end(),
-                               [home](const chunk& entry) { return &entry == home; }));
+        release_chunk(std::find_if(chunks_.begin(), chunks_.end(),
+                                   [home](const chunk& entry) { return &entry == home; }));
 }
 
-bool heap_core::give_back(std::list<chunk>::iterator position) {
+bool heap_core::release_chunk(std::list<chunk>::iterator position) {
     announce(*position);
     position->dmabuf.reset();
     // The driver refuses while a memory region of it exists elsewhere: then the chunk stays and is used
@@ -266,14 +266,14 @@ void heap_core::trim() {
 }
 
 bool heap_core::trim_locked() {
-    bool gave = false;
+    bool released = false;
     for (auto position = chunks_.begin(); position != chunks_.end();) {
         const auto next = std::next(position);
         if (position->ranges.empty())
-            gave = give_back(position) || gave;
+            released = release_chunk(position) || released;
         position = next;
     }
-    return gave;
+    return released;
 }
 
 heap_statistics heap_core::statistics() {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-#include <gaudi/address_map.hpp>
+#include "src/memory/editable_address_map.hpp"
 #include <gaudi/device_heap.hpp>
 
 #include "src/hl/hl_device.hpp"
@@ -35,7 +35,7 @@ class heap_core {
 public:
     using block = range_allocator::block;
 
-    heap_core(std::shared_ptr<hl_device> device, address_map& map);
+    heap_core(std::shared_ptr<hl_device> device, editable_address_map& map);
     ~heap_core();
     heap_core(const heap_core&) = delete;
     heap_core& operator=(const heap_core&) = delete;
@@ -86,7 +86,7 @@ private:
     template <typename F>
     void for_each_observer(F&& call) const;
     void announce(const chunk& leaving);
-    bool give_back(std::list<chunk>::iterator position);
+    bool release_chunk(std::list<chunk>::iterator position);
     void free_locked(block* returned, bool reusable);
     // The buffer that begins there and was given up; with the mutex held.
     result<block*> given_up(device_address address);
@@ -94,7 +94,7 @@ private:
     bool trim_locked();
 
     std::shared_ptr<hl_device> device_;
-    address_map& map_;
+    editable_address_map& map_;
     std::mutex mutex_;
     std::uint64_t chunk_ = 0; // 0: the default
     std::list<chunk> chunks_;

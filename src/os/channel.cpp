@@ -74,8 +74,8 @@ result<unique_fd> connect_to(std::string_view name) {
     const abstract_name where(name);
     // connect() to an abstract name returns at once or waits for room in the backlog; the timeout bounds
     // that.
-    const timeval patience{2, 0};
-    ::setsockopt(made->get(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
+    const timeval answer_timeout{2, 0};
+    ::setsockopt(made->get(), SOL_SOCKET, SO_SNDTIMEO, &answer_timeout, sizeof(answer_timeout));
     int rc;
     do
         rc = ::connect(made->get(), where.get(), where.length);
@@ -84,7 +84,7 @@ result<unique_fd> connect_to(std::string_view name) {
         return made;
     const int reason = errno;
     return tl::unexpected(error(reason == EAGAIN ? errc::peer_silent : errc::peer_gone,
-                                fmt::format("nobody answers on @{} in this network namespace", name),
+                                fmt::format("no process answers on @{} in this network namespace", name),
                                 reason));
 }
 

@@ -2,6 +2,7 @@
 #include <gaudi/nic.hpp>
 
 #include "src/error/try.hpp"
+#include "src/os/internals.hpp"
 #include "src/rdma/nic_list.hpp"
 #include "src/rdma/registration_cache.hpp"
 #include "src/rdma/staging_source.hpp"
@@ -53,14 +54,14 @@ result<local_region> nic::region(device& owner, const device_buffer& buffer, pat
     region.generation_ = buffer.generation();
     region.path_ = memory_path::staged;
     region.source_ =
-        std::make_shared<const staging_source>(owner.heap().core(), std::move(engine), std::move(reason));
+        std::make_shared<const staging_source>(core_of(owner.heap()), std::move(engine), std::move(reason));
     return region;
 }
 
 result<local_region> nic::region(device& owner, device_address address, std::uint64_t length) {
     if (owner.attached())
         return cache_->find_or_register_pool(owner, address, length);
-    return cache_->find_or_register(*owner.heap().core(), address, length);
+    return cache_->find_or_register(*core_of(owner.heap()), address, length);
 }
 
 result<local_region> nic::region(std::span<std::byte> memory) {
@@ -71,7 +72,7 @@ result<local_region> nic::region(int dmabuf, std::uint64_t offset, std::uint64_t
     return cache_->find_or_register(dmabuf_export{dmabuf, offset, device_address(iova), length});
 }
 
-registration_statistics nic::registrations() const {
+registration_statistics nic::statistics() const {
     return cache_->statistics();
 }
 
@@ -91,7 +92,7 @@ result<std::vector<nic_info>> list_nics(const std::optional<device_info>& near_t
 
 result<std::shared_ptr<nic>> open_nic(const nic_choice& choice, const registration_limits& limits) {
     GAUDI_TRY(auto core, nic_core::open(choice));
-    return std::make_shared<nic>(core, limits);
+    return internals::wrap_shared<nic>(core, limits);
 }
 
 } // namespace gaudi

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "src/rdma/nic_copier.hpp"
+#include "src/os/internals.hpp"
 
 #include "src/error/try.hpp"
 #include "src/os/round_up.hpp"
@@ -20,12 +21,12 @@ result<std::unique_ptr<nic_copier>> nic_copier::make(const std::shared_ptr<nic>&
     if (!opened->info().dmabuf)
         return tl::unexpected(error(errc::dmabuf_unsupported, opened->info().why_no_dmabuf));
     auto made = std::make_unique<nic_copier>(opened);
-    GAUDI_TRY(const auto loopback, opened->core()->loopback_pd());
+    GAUDI_TRY(const auto loopback, core_of(*opened)->loopback_pd());
     constexpr auto both = remote_access::read | remote_access::write;
     const auto prepare = [&](std::span<std::byte> byte, remote_access rights, ibv_pd* domain,
                              mr_handle& region, queue_pair& pair) -> result<void> {
-        GAUDI_TRY(region, opened->core()->register_host(byte, rights, domain));
-        GAUDI_TRY(pair, queue_pair::make(opened->core(), depth, 1, rights, domain));
+        GAUDI_TRY(region, core_of(*opened)->register_host(byte, rights, domain));
+        GAUDI_TRY(pair, queue_pair::make(core_of(*opened), depth, 1, rights, domain));
         return {};
     };
     GAUDI_CHECK(prepare(made->local_byte_, remote_access::none, nullptr, made->local_region_, made->local_));
@@ -35,7 +36,7 @@ result<std::unique_ptr<nic_copier>> nic_copier::make(const std::shared_ptr<nic>&
 }
 
 nic_copier::~nic_copier() {
-    if (opened_nic_->core()->valid_in_this_process())
+    if (core_of(*opened_nic_)->valid_in_this_process())
         return;
     local_.abandon(); // in a child of fork the queue pairs belong to the parent
     remote_.abandon();
@@ -62,16 +63,16 @@ result<void> nic_copier::carry_out(bool write, region local, region remote, std:
     // The queue pair's own timeout and retries end sooner, unless the NIC itself has failed and reports
     // nothing. The clock is not read before that is likely: reading it takes as long as a short transfer.
     std::optional<std::chrono::steady_clock::time_point> deadline;
-    for (unsigned looks = 1; poll() < number; ++looks) {
+    for (unsigned polls = 1; poll() < number; ++polls) {
         if (broken_)
             return tl::unexpected(*broken_);
-        if (looks % 65536 != 0)
+        if (polls % 65536 != 0)
             continue;
         const auto now = std::chrono::steady_clock::now();
         if (!deadline)
             deadline = now + std::chrono::seconds(10);
         if (now > *deadline)
-            end(error(errc::connection_broken, "the NIC says nothing about a transfer to itself"));
+            end(error(errc::connection_broken, "the NIC does not complete a transfer to itself"));
     }
     return {};
 }
@@ -143,10 +144,10 @@ std::uint64_t nic_copier::poll() {
                 break;
             }
             posted_ -= static_cast<unsigned>(done[i].wr_id);
-            ++landed_;
+            ++completed_;
         }
     }
-    return landed_;
+    return completed_;
 }
 
 } // namespace gaudi

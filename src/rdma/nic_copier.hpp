@@ -53,7 +53,7 @@ private:
     std::byte local_byte_[64] = {}, remote_byte_[64] = {};
     mr_handle local_region_, remote_region_;
     unsigned posted_ = 0; // outstanding requests
-    std::uint64_t started_ = 0, landed_ = 0;
+    std::uint64_t started_ = 0, completed_ = 0;
     std::optional<error> broken_;
     std::vector<ibv_send_wr> requests_; // of the copy that is being posted; kept to avoid allocations
     std::vector<ibv_sge> entries_;

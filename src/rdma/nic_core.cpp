@@ -75,7 +75,7 @@ result<chosen_port> choose(const std::vector<nic_info>& all, const nic_choice& c
                                                                  fitting[0].port, fitting[0].state)));
     std::string why = "the only one with an active port";
     if (!choice.name.empty())
-        why = "asked for by name";
+        why = "requested by name";
     else if (all.size() > 1 && choice.near_to)
         why = fmt::format("{}, {:.0f} Gbit/s", name_of(active->distance), active->gbps);
     else if (all.size() > 1)

@@ -52,7 +52,7 @@ result<remote_region> remote_region::decode(std::span<const std::byte> bytes) {
         rights > static_cast<std::uint16_t>(remote_access::all) ||
         region.address + region.length < region.address)
         return tl::unexpected(
-            error(errc::handshake_refused, fmt::format("a region of {} bytes at {:#x}, way {}, rights {}",
+            error(errc::handshake_refused, fmt::format("a region of {} bytes at {:#x}, path {}, rights {}",
                                                        region.length, region.address, path, rights)));
     region.path = static_cast<memory_path>(path);
     region.rights = static_cast<remote_access>(rights);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "src/rdma/registration_cache.hpp"
+#include "src/os/internals.hpp"
 
 #include "src/error/try.hpp"
 
@@ -206,7 +207,7 @@ result<local_region> registration_cache::find_or_register_pool(device& owner, de
     if (!nic_->valid_in_this_process())
         return tl::unexpected(nic_->forked_error());
     const auto pool = known_memory().window_at(address, length);
-    if (!pool || pool->device_index != owner.core()->identity().index)
+    if (!pool || pool->device_index != core_of(owner)->identity().index)
         return tl::unexpected(error(errc::not_allocated, fmt::format("{} bytes at {:#x} of SynapseAI's pool",
                                                                      length, address.value())));
     const std::lock_guard guard(mutex_);
@@ -271,9 +272,9 @@ registration_cache::window_of(const local_region& region) const {
             {whole.fd, whole.offset + offset, device_address(region.address()), region.length()}, chunk};
     };
     for (const auto& [serial, entry] : chunks_)
-        if (entry.what == region.registration_ref())
+        if (entry.what == internals::registration(region))
             return within(entry.whole, serial);
-    if (const auto& shared = region.registration_ref(); shared && shared->own())
+    if (const auto& shared = internals::registration(region); shared && shared->own())
         return within(shared->own()->whole, 0);
     return std::nullopt;
 }

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "src/os/internals.hpp"
 #include "src/transfer/copier_core.hpp"
 
 #include "src/error/try.hpp"
@@ -311,7 +312,7 @@ void copier::arm() {
 
 result<copy_engine> copier::engine_of(unsigned device_index) {
     return core_->devices().engine_of(device_index).map([](auto core) {
-        return copy_engine(std::move(core));
+        return internals::wrap<copy_engine>(std::move(core));
     });
 }
 

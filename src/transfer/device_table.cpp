@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "src/transfer/device_table.hpp"
+#include "src/os/internals.hpp"
 
 #include "src/error/try.hpp"
 
@@ -22,17 +23,17 @@ result<std::shared_ptr<copy_core>> device_table::engine_of(unsigned index) {
     if (!owner)
         return tl::unexpected(
             error(errc::not_allocated, fmt::format("device {} is not open in this process", index)));
-    if (known.why_none && known.without_engine.lock() == owner->core())
+    if (known.why_none && known.without_engine.lock() == core_of(*owner))
         return tl::unexpected(*known.why_none);
     const auto engine = owner->copies(options_.engines);
     if (!engine) {
         if (engine.error().code() == errc::copies_absent) {
-            known.without_engine = owner->core();
+            known.without_engine = core_of(*owner);
             known.why_none = engine.error();
         }
         return tl::unexpected(engine.error());
     }
-    const auto& core = engine->core();
+    const auto& core = core_of(*engine);
     if (options_.keep)
         known.kept = core;
     if (when_new_ && known.known.lock() != core)
@@ -62,7 +63,7 @@ result<std::shared_ptr<device>> device_table::device_of(const copy_end& end, std
     if (index != end.device)
         return tl::unexpected(
             error(errc::wrong_device, fmt::format("{} bytes at {:#x} are not memory of {}", length,
-                                                  end.address.value(), found->core()->identity().bus_id)));
+                                                  end.address.value(), core_of(*found)->identity().bus_id)));
     return found;
 }
 

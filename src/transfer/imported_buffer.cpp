@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// What imported memory needs of the layer above: copies.
 #include <gaudi/ipc.hpp>
 
 #include "src/copy/copy_core.hpp"
 #include "src/error/try.hpp"
 #include "src/ipc/broker.hpp"
 #include "src/ipc/importer.hpp"
+#include "src/os/internals.hpp"
 #include "src/transfer/copier_core.hpp"
 #include "src/transfer/paths/owner_context.hpp"
 
@@ -26,18 +28,6 @@ private:
 };
 
 } // namespace
-
-imported_buffer::imported_buffer() = default;
-imported_buffer::imported_buffer(std::shared_ptr<lease_core> lease, std::uint64_t offset,
-                                 std::uint64_t length, const import_options& options)
-    : lease_(std::move(lease)), offset_(offset), length_(length), options_(options) {}
-imported_buffer::imported_buffer(imported_buffer&&) noexcept = default;
-imported_buffer& imported_buffer::operator=(imported_buffer&&) noexcept = default;
-imported_buffer::~imported_buffer() = default;
-
-bool imported_buffer::gone() const {
-    return !lease_ || lease_->gone();
-}
 
 copy_policy imported_buffer::policy() const {
     return {options_.only, options_.zero_copy, {}};
@@ -62,17 +52,7 @@ result<copy_ticket> imported_buffer::write(std::uint64_t offset, device_address 
 result<pinned_memory> imported_buffer::pin(std::span<std::byte> memory) {
     GAUDI_TRY(const auto engine, engine_on_context(copier_core::of_process()->devices(), lease_));
     GAUDI_TRY(auto pinned, engine->pin(memory));
-    return pinned_memory(std::make_unique<leased_pin>(lease_, std::move(pinned)));
-}
-
-result<void> check_handle(const memory_handle& handle) {
-    return read_handle(handle.bytes).map([](const handle_record&) {});
-}
-
-result<imported_buffer> import_memory(std::span<const std::byte> handle, const import_options& options) {
-    GAUDI_TRY(const auto record, read_handle(handle));
-    GAUDI_TRY(auto lease, importer::self().open(record));
-    return imported_buffer(std::move(lease), record.offset, record.length, options);
+    return internals::wrap<pinned_memory>(std::make_unique<leased_pin>(lease_, std::move(pinned)));
 }
 
 void stop_ipc() {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "src/transfer/pending_copy.hpp"
+#include "src/os/internals.hpp"
 
 #include "src/os/deadline.hpp"
 #include "src/os/fork_count.hpp"
@@ -22,7 +23,7 @@ bool pending_copy::forked() const {
 bool pending_copy::drive_locked() {
     if (ended_.load(std::memory_order_relaxed))
         return false;
-    outcome_ = look();
+    outcome_ = check();
     if (!outcome_)
         return false;
     if (*outcome_ && counted_here_)
@@ -79,7 +80,7 @@ copy_ticket pending_copies::add(const std::shared_ptr<pending_copy>& started) {
     all_.push_back(started);
     if (when_added_)
         when_added_();
-    return {started, 0, started->path(), started->bytes()};
+    return internals::wrap<copy_ticket>(started, 0U, started->path(), started->bytes());
 }
 
 void pending_copies::when_added(std::function<void()> call) {
@@ -118,7 +119,7 @@ engine_copy::engine_copy(copy_ticket ticket, std::shared_ptr<lease_core> lease,
     : pending_copy(ticket.path(), ticket.bytes(), std::move(lease), false), ticket_(std::move(ticket)),
       kept_(std::move(kept)) {}
 
-std::optional<result<void>> engine_copy::look() {
+std::optional<result<void>> engine_copy::check() {
     if (!ticket_.done())
         return std::nullopt;
     return ticket_.wait();

@@ -33,7 +33,7 @@ public:
 
 protected:
     // Advances the copy; returns nothing while it has not ended. With the mutex held.
-    virtual std::optional<result<void>> look() = 0;
+    virtual std::optional<result<void>> check() = 0;
     // Called when the copy has ended: a ticket that is kept must not keep the memory. With the mutex held.
     virtual void release_resources() = 0;
     // Sleeps until progress is likely, at most this long.
@@ -75,7 +75,7 @@ public:
     engine_copy(copy_ticket ticket, std::shared_ptr<lease_core> lease, std::shared_ptr<const void> kept);
 
 private:
-    std::optional<result<void>> look() override;
+    std::optional<result<void>> check() override;
     void release_resources() override;
     void sleep(std::chrono::milliseconds limit) override;
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "src/transfer/pipeline.hpp"
+#include "src/os/internals.hpp"
 
 #include "src/error/try.hpp"
 
@@ -21,8 +22,8 @@ pipeline::~pipeline() {
 void pipeline::release_resources() {
     source_.reset();
     destination_.reset();
-    if (const auto give_back = std::exchange(room_.give_back, nullptr))
-        give_back();
+    if (const auto release = std::exchange(room_.release, nullptr))
+        release();
 }
 
 void pipeline::sleep(std::chrono::milliseconds limit) {
@@ -59,7 +60,7 @@ bool pipeline::advance(unsigned slab) {
         return true;
     }
     case stage::filling:
-        return settle(each, source_->look(slab), stage::full);
+        return settle(each, source_->check(slab), stage::full);
     case stage::full:
         if (failure_) {
             each.stage = stage::empty;
@@ -71,7 +72,7 @@ bool pipeline::advance(unsigned slab) {
             return settle(each, started, stage::empty);
         return true;
     case stage::draining:
-        if (!settle(each, destination_->look(slab), stage::empty))
+        if (!settle(each, destination_->check(slab), stage::empty))
             return false;
         ended_ += each.length;
         return true;
@@ -79,7 +80,7 @@ bool pipeline::advance(unsigned slab) {
     return false;
 }
 
-std::optional<result<void>> pipeline::look() {
+std::optional<result<void>> pipeline::check() {
     for (bool moved = true; moved;) {
         moved = false;
         for (unsigned slab = 0; slab < room_.count; ++slab)
@@ -104,7 +105,7 @@ public:
         std::memcpy(source_ ? bytes.data() : own, source_ ? own : bytes.data(), bytes.size());
         return {};
     }
-    std::optional<result<void>> look(unsigned) override { return result<void>(); }
+    std::optional<result<void>> check(unsigned) override { return result<void>(); }
 
 private:
     std::span<std::byte> memory_;
@@ -124,10 +125,10 @@ public:
         GAUDI_TRY(const auto slot, source_
                                        ? engine_->read_unchecked(bytes, base_ + offset, {}, std::nullopt)
                                        : engine_->write_unchecked(base_ + offset, bytes, {}, std::nullopt));
-        tickets_[slab] = copy_ticket(engine_, slot, copy_path::staged, bytes.size());
+        tickets_[slab] = internals::wrap<copy_ticket>(engine_, slot, copy_path::staged, bytes.size());
         return {};
     }
-    std::optional<result<void>> look(unsigned slab) override {
+    std::optional<result<void>> check(unsigned slab) override {
         if (!tickets_[slab].done())
             return std::nullopt;
         return tickets_[slab].wait();

@@ -20,7 +20,7 @@ public:
     // Starts copying `bytes` between the slab and this side, at `offset` of the whole copy.
     virtual result<void> start(unsigned slab, std::span<std::byte> bytes, std::uint64_t offset) = 0;
     // The result of the piece; nothing while it has not ended.
-    virtual std::optional<result<void>> look(unsigned slab) = 0;
+    virtual std::optional<result<void>> check(unsigned slab) = 0;
 };
 
 // A copy in pieces through host memory: while one slab is filled, others are emptied.
@@ -31,7 +31,7 @@ public:
     struct room {
         std::array<std::span<std::byte>, most_slabs> slab;
         unsigned count = 0;                                   // slabs in use
-        std::function<void()> give_back;                      // called after the steps are destroyed
+        std::function<void()> release;                        // called after the steps are destroyed
         std::function<void(std::chrono::milliseconds)> sleep; // none: yield
     };
     pipeline(copy_path path, std::uint64_t bytes, std::shared_ptr<lease_core> lease, room slabs,
@@ -44,7 +44,7 @@ private:
         pipeline::stage stage = stage::empty;
         std::uint64_t offset = 0, length = 0;
     };
-    std::optional<result<void>> look() override;
+    std::optional<result<void>> check() override;
     void release_resources() override;
     void sleep(std::chrono::milliseconds limit) override;
     bool advance(unsigned slab);

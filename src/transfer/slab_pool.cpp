@@ -36,7 +36,7 @@ result<std::shared_ptr<slab_pool::set>> slab_pool::take() {
     return taken;
 }
 
-void slab_pool::give_back(const std::shared_ptr<set>& used) {
+void slab_pool::release(const std::shared_ptr<set>& used) {
     std::erase_if(used->pins_, [](const auto& each) { return !each.second.keep; });
     const std::lock_guard guard(mutex_);
     if (used->drops_ != drops_)

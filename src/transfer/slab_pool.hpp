@@ -41,7 +41,7 @@ public:
 
     result<std::shared_ptr<set>> take();
     // Copies from and to the set must have completed.
-    void give_back(const std::shared_ptr<set>& used);
+    void release(const std::shared_ptr<set>& used);
     // Drops the pins of the selected engines.
     template <typename F>
     void drop_pins(F&& of_engine) {

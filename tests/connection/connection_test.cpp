@@ -37,8 +37,8 @@ TEST_P(every_pair, send_and_receive) {
         EXPECT_EQ(right.get(), data);
     }
     const auto [here, there, size] = GetParam();
-    EXPECT_EQ(left.link->report().by(here).bytes, 3 * size_);
-    EXPECT_EQ(right.link->report().by(there).bytes, 3 * size_);
+    EXPECT_EQ(left.link->statistics().by(here).bytes, 3 * size_);
+    EXPECT_EQ(right.link->statistics().by(there).bytes, 3 * size_);
 }
 
 TEST_P(every_pair, write_and_read) {

@@ -38,8 +38,8 @@ TEST_F(operations, finish_with_the_last_part_that_was_posted) {
     table.part_completed(slot, 20);
     EXPECT_EQ(table[slot].state, operation::state::finished);
     EXPECT_EQ(table[slot].outcome.bytes, 120U);
-    EXPECT_EQ(table.report().host.operations, 1U);
-    EXPECT_EQ(table.report().host.bytes, 120U);
+    EXPECT_EQ(table.traffic().by(memory_path::host).operations, 1U);
+    EXPECT_EQ(table.traffic().by(memory_path::host).bytes, 120U);
 }
 
 TEST_F(operations, do_not_finish_while_more_is_to_be_posted) {
@@ -57,7 +57,7 @@ TEST_F(operations, without_a_ticket_free_their_slot_when_they_finish) {
     EXPECT_FALSE(table.empty());
     table.part_completed(slot, 8);
     EXPECT_TRUE(table.empty());
-    EXPECT_EQ(table.report().host.operations, 1U) << "they count all the same";
+    EXPECT_EQ(table.traffic().by(memory_path::host).operations, 1U) << "they count all the same";
 }
 
 TEST_F(operations, that_failed_do_not_count) {
@@ -65,7 +65,7 @@ TEST_F(operations, that_failed_do_not_count) {
     table[slot].failure = error(errc::message_too_long, "too long");
     table.fully_posted(slot);
     EXPECT_EQ(table[slot].state, operation::state::finished);
-    EXPECT_EQ(table.report().host.operations, 0U);
+    EXPECT_EQ(table.traffic().by(memory_path::host).operations, 0U);
 }
 
 TEST_F(operations, fail_together_when_the_connection_ends) {

@@ -84,7 +84,7 @@ TEST_F(receive_queue_test, counts_no_bytes_for_a_write_with_immediate) {
     ASSERT_TRUE(queue.completed(arrival(64, IBV_WC_RECV_RDMA_WITH_IMM)));
     EXPECT_EQ(operations[slot].outcome.bytes, 64U);
     EXPECT_EQ(operations[slot].completed, 0U);
-    EXPECT_EQ(operations.report().host.bytes, 0U);
+    EXPECT_EQ(operations.traffic().by(memory_path::host).bytes, 0U);
 }
 
 TEST_F(receive_queue_test, posts_an_empty_receive_once) {

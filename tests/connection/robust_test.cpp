@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Peers that fail, lie or vanish; calls that fail; many connections.
+#include "src/os/internals.hpp"
 #include "tests/rdma/rdma_test.hpp"
 #include "tests/support/child.hpp"
 #include "tests/support/hlthunk_functions.h"
@@ -19,9 +20,9 @@ namespace {
 using namespace testing_support;
 
 #ifdef __SANITIZE_THREAD__
-constexpr auto patience = milliseconds(60000);
+constexpr auto answer_timeout = milliseconds(60000);
 #else
-constexpr auto patience = milliseconds(10000);
+constexpr auto answer_timeout = milliseconds(10000);
 #endif
 
 class robust_rdma : public rdma_test {
@@ -37,7 +38,7 @@ protected:
             left.put(data);
             expect(right.link->offer(right.region, remote_access::all));
             const auto remote = expect(left.link->take_offer(milliseconds(10000)));
-            const auto deadline = std::chrono::steady_clock::now() + patience;
+            const auto deadline = std::chrono::steady_clock::now() + answer_timeout;
             const auto finish_in_time = [&](auto&... transfers) {
                 while (!(transfers.done() && ...) && std::chrono::steady_clock::now() < deadline) {
                     left.link->poll();
@@ -174,8 +175,8 @@ TEST_F(robust_rdma, greetings_are_checked_before_they_are_believed) {
         EXPECT_NE(text.find(words), std::string::npos) << text;
     };
     const std::string magic = "gaudirdm", version("\0\2", 2), length("\0\x60", 2);
-    expect_words("GET / HTTP/1.0\r\n\r\n", "its first bytes are not ours");
-    expect_words(magic + std::string("\0\7", 2) + "??", "speaks protocol 7, we speak 2");
+    expect_words("GET / HTTP/1.0\r\n\r\n", "its first bytes are not a gaudi-direct handshake");
+    expect_words(magic + std::string("\0\7", 2) + "??", "has protocol version 7, this side 2");
     expect_words(magic + version + std::string("\0\4", 2) + std::string(84, '\0'), "4 bytes instead of 96");
     expect_words(magic + version + length + std::string(84, '\2'), "the other byte order");
     expect_words(magic + version + length + "\1" + std::string(83, '\0'), "MTU code 0");
@@ -241,14 +242,14 @@ TEST_F(robust_rdma, a_pool_reuses_what_is_alive) {
     const void* first = nullptr;
     {
         auto taken = expect(pool.take(where));
-        first = taken->core();
+        first = core_of(*taken);
         auto another = expect(pool.take(where));
-        EXPECT_NE(another->core(), first);
+        EXPECT_NE(core_of(*another), first);
     }
     EXPECT_EQ(pool.idle(), 2U);
     {
         auto again = expect(pool.take(where));
-        EXPECT_EQ(again->core(), first) << "the last that came back";
+        EXPECT_EQ(core_of(*again), first) << "the last that came back";
         auto never = again->receive(left.region); // something under way: not fit for others
     }
     EXPECT_EQ(pool.idle(), 1U);

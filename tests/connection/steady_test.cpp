@@ -123,7 +123,7 @@ protected:
         const cost paid{counts_now().copied_bytes - before.copied_bytes, engines() - before_engines};
         EXPECT_EQ(right.get(), data);
         EXPECT_EQ(left.get(), data);
-        EXPECT_EQ(left.link->report().by(path).bytes, 2 * size);
+        EXPECT_EQ(left.link->statistics().by(path).bytes, 2 * size);
         return paid;
     }
 };
@@ -142,14 +142,14 @@ TEST_F(zero_copy_test, staged_every_byte_is_copied_at_both_ends) {
 
 TEST_F(steady_test, a_region_of_a_warm_heap_is_a_hit) {
     equip(left, 0, memory_path::zero_copy, 4096);
-    const auto before = left.nic->registrations();
+    const auto before = left.nic->statistics();
     for (int i = 0; i < 1000; ++i) {
         const auto buffer = expect(left.gaudi->heap().allocate(65536));
         const auto region = expect(left.nic->region(*left.gaudi, buffer));
         EXPECT_EQ(region.local_key(), left.region.local_key());
         EXPECT_EQ(region.address(), buffer.address().value());
     }
-    const auto after = left.nic->registrations();
+    const auto after = left.nic->statistics();
     EXPECT_EQ(after.hits, before.hits + 1000);
     EXPECT_EQ(after.misses, 1U);
     EXPECT_EQ(after.regions, 1U);

@@ -297,7 +297,7 @@ TEST_F(copy_test, dropped_tickets_are_finished_all_the_same) {
     for (std::size_t i = 0; i < pieces; ++i)
         (void)engine_->write(buffer.address() + i * piece, std::span(sent).subspan(i * piece, piece));
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
-    while (engine_->statistics().landed < pieces && std::chrono::steady_clock::now() < deadline)
+    while (engine_->statistics().completed < pieces && std::chrono::steady_clock::now() < deadline)
         engine_->poll();
     std::vector<std::byte> back(pieces * piece);
     ASSERT_TRUE(engine_->read(back, buffer.address())->wait());

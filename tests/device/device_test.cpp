@@ -4,6 +4,7 @@
 
 #include "src/hl/discovery.hpp"
 #include "src/memory/heap_core.hpp"
+#include "src/os/internals.hpp"
 #include "tests/support/child.hpp"
 #include "tests/support/hlthunk_functions.h"
 #include "tests/support/nth_call.hpp"
@@ -82,7 +83,7 @@ TEST_F(device_test, an_unknown_generation_is_listed_and_refused) {
     const auto opened = open_for_compute(newer, (*all)[0]);
     ASSERT_FALSE(opened);
     EXPECT_EQ(opened.error().code(), errc::generation_unknown);
-    EXPECT_EQ(opened.error().observed(), "device 0 (0000:19:00.0), card 'HL225'");
+    EXPECT_EQ(opened.error().observed(), "device 0 (0000:19:00.0), product 'HL225'");
 }
 
 TEST_F(device_test, optional_functions_may_be_missing) {
@@ -94,9 +95,10 @@ TEST_F(device_test, optional_functions_may_be_missing) {
     ASSERT_TRUE(all && all->size() == 2);
     const auto context = open_for_compute(*loaded, (*all)[0]);
     ASSERT_TRUE(context) << context.error().message();
-    address_map map;
+    editable_address_map map;
     ASSERT_TRUE(map.add_window((*context)->slice().begin(), (*context)->slice().size(), 0));
-    device bare(*context, std::make_shared<heap_core>(*context, map));
+    const auto opened = internals::wrap_shared<device>(*context, std::make_shared<heap_core>(*context, map));
+    auto& bare = *opened;
     const auto buffer = bare.heap().allocate(4096);
     ASSERT_TRUE(buffer) << buffer.error().message();
     const auto window = buffer->dmabuf();

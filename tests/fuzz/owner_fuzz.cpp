@@ -68,7 +68,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     static const auto memory = expect(shared_memory::make("fuzz", 4096 * sizeof(lease_word)));
     static std::uint64_t runs = 0;
     ipc_settings impatient;
-    impatient.patience = std::chrono::milliseconds(20);
+    impatient.answer_timeout = std::chrono::milliseconds(20);
     set_ipc(impatient);
     handle_record record; // of a process that only these answers speak for
     const auto& self = own_identity();

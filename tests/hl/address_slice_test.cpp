@@ -16,9 +16,9 @@ TEST(address_slice_test, hands_out_the_first_gap_that_is_large_enough) {
     slice.take(0x4000, 0x1000);
     EXPECT_EQ(slice.find_gap(0x1000), 0x3000U);
     EXPECT_EQ(slice.find_gap(0x2000), 0x5000U);
-    slice.give_back(0x4000);
+    slice.release(0x4000);
     EXPECT_EQ(slice.find_gap(0x2000), 0x3000U);
-    slice.give_back(0x1000);
+    slice.release(0x1000);
     EXPECT_EQ(slice.find_gap(0x8000), 0x1000U);
 }
 

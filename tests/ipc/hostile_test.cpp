@@ -6,6 +6,7 @@
 #include "src/ipc/messages.hpp"
 #include "src/ipc/settings.hpp"
 #include "src/os/channel.hpp"
+#include "src/os/internals.hpp"
 #include "src/os/shared_memory.hpp"
 #include "src/rdma/nic_core.hpp"
 
@@ -173,7 +174,7 @@ TEST_F(ipc_test, silent_connections_keep_nobody_out) {
 // labels: waits
 TEST_F(ipc_test, an_owner_that_does_not_answer) {
     ipc_settings impatient;
-    impatient.patience = milliseconds(2000);
+    impatient.answer_timeout = milliseconds(2000);
     set_ipc(impatient);
     owner other;
     const auto handle = other.share(4096, 1);
@@ -312,7 +313,7 @@ TEST_F(ipc_test, a_handle_of_a_part_opens_that_part_alone) {
         EXPECT_EQ(given.skip, 0U);
         const auto nic = expect(open_nic());
         const auto registers = [&](std::uint64_t offset, std::uint64_t length) {
-            return nic->core()
+            return core_of(*nic)
                 ->register_dmabuf({hostile.passed[0].get(), offset, device_address(0x10000), length})
                 .has_value();
         };
@@ -446,7 +447,7 @@ TEST_F(ipc_test, another_user_is_refused_unless_allowed) {
     owner other(0, open);
     const auto handle = other.share(4096, 1);
     EXPECT_EQ(import_from(handle, copy_path::owner_proxy, become), 0);
-    EXPECT_EQ(import_from(handle, copy_path::owner_context, become), refused_with(errc::not_given))
+    EXPECT_EQ(import_from(handle, copy_path::owner_context, become), refused_with(errc::not_granted))
         << "its device's descriptor is not for others";
 }
 
@@ -459,7 +460,7 @@ TEST_F(ipc_test, an_offered_device_is_for_its_own_user_alone) {
     set_ipc(open);
     const auto opened_device = expect(open_device());
     ASSERT_TRUE(offer_device(*opened_device));
-    const auto node = opened_device->core()->node();
+    const auto node = core_of(*opened_device)->node();
     const auto name = device_name(node);
     child guest([&] {
         if (::setresuid(somebody, somebody, somebody) != 0)

@@ -58,8 +58,8 @@ TEST_F(ipc_test, revoked_memory_is_out_of_reach) {
 TEST_F(ipc_test, one_handle_is_taken_back_and_the_others_stay) {
     const auto own = expect(open_device(by_index{0}));
     const auto buffer = expect(own->heap().allocate(4096));
-    const auto all = expect(share(buffer)), first = expect(share_apart(buffer.address(), 4096)),
-               second = expect(share_apart(buffer.address(), 4096));
+    const auto all = expect(share(buffer)), first = expect(share_separately(buffer.address(), 4096)),
+               second = expect(share_separately(buffer.address(), 4096));
     gate opened, revoked;
     child importer([&] {
         std::vector<std::byte> seen(4096);
@@ -302,19 +302,19 @@ TEST_F(ipc_test, imports_are_kept_and_the_oldest_go_first) {
     for (unsigned i = 0; i < 100; ++i)
         handles.push_back(other.share(4096, i));
     std::vector<std::byte> seen(4096);
-    const auto before = ipc_counters();
+    const auto before = process_statistics().ipc;
     for (int round = 0; round < 10; ++round)
         for (unsigned i = 0; i < 100; ++i) {
             expect(expect(expect(import_memory(handles[i])).read(seen)).wait());
             ASSERT_EQ(seen, pattern(4096, i));
         }
-    const auto counted = ipc_counters();
+    const auto counted = process_statistics().ipc;
     EXPECT_EQ(counted.imports, 16U);
     EXPECT_EQ(counted.misses - before.misses, 1000U);
     EXPECT_EQ(counted.evicted - before.evicted, 984U);
     for (unsigned i = 84; i < 100; ++i) // the sixteen last ones are there
         (void)expect(import_memory(handles[i]));
-    EXPECT_EQ(ipc_counters().hits - counted.hits, 16U);
+    EXPECT_EQ(process_statistics().ipc.hits - counted.hits, 16U);
     std::uint64_t leases = 0;
     EXPECT_TRUE(soon_true([&] { // the owner hears of the last eviction a moment later
         leases = 0;

@@ -91,7 +91,7 @@ TEST_F(ipc_test, two_processes_take_everything_back_at_once) {
     child other([&] { return play(1) ? 0 : 1; });
     EXPECT_TRUE(play(0));
     EXPECT_EQ(other.wait(), 0);
-    EXPECT_TRUE(soon_true([] { return ipc_counters().leases == 0; }));
+    EXPECT_TRUE(soon_true([] { return process_statistics().ipc.leases == 0; }));
     ::munmap(handles, sizeof(both_sides));
 }
 

@@ -53,8 +53,8 @@ TEST(ipc_messages, keep_their_values) {
 
 TEST(ipc_messages, carry_an_error_with_a_bounded_text) {
     answer_head head;
-    head.set_failure({errc::not_given, std::string(1000, 'x'), 13});
-    EXPECT_EQ(head.failed, static_cast<std::uint32_t>(errc::not_given) + 1);
+    head.set_failure({errc::not_granted, std::string(1000, 'x'), 13});
+    EXPECT_EQ(head.failed, static_cast<std::uint32_t>(errc::not_granted) + 1);
     EXPECT_EQ(head.system_error, 13);
     EXPECT_EQ(::strnlen(head.observed, sizeof(head.observed)), sizeof(head.observed) - 1);
 }

@@ -44,7 +44,7 @@ TEST_P(way_test, moves_every_byte_both_ways) {
     const auto own = expect(open_device(by_index{1}));
     auto engine = expect(own->copies());
     unsigned number = 0;
-    const auto before = copies_by_path();
+    const auto before = process_statistics().copies;
     for (const std::size_t size :
          {std::size_t{1}, std::size_t{64}, std::size_t{4099}, mebibyte + 17, 9 * mebibyte}) {
         SCOPED_TRACE(size);
@@ -91,7 +91,8 @@ TEST_P(way_test, moves_every_byte_both_ways) {
         }
         ++number;
     }
-    EXPECT_GE(copies_by_path().by(GetParam().path).bytes - before.by(GetParam().path).bytes, 20 * mebibyte);
+    EXPECT_GE(process_statistics().copies.by(GetParam().path).bytes - before.by(GetParam().path).bytes,
+              20 * mebibyte);
 }
 
 // A part that begins and ends within pages: its bytes are found where they are, those around it stay.
@@ -200,9 +201,9 @@ TEST_F(ipc_test, zero_copy_can_be_required) {
     const auto refused = imported.read(host);
     ASSERT_FALSE(refused);
     EXPECT_EQ(refused.error().code(), errc::zero_copy_impossible);
-    EXPECT_NE(refused.error().observed().find("the owner gives no DMA-BUF away"), std::string::npos)
+    EXPECT_NE(refused.error().observed().find("the owner passes no DMA-BUF"), std::string::npos)
         << refused.error().message();
-    EXPECT_NE(refused.error().observed().find("does not give its device's descriptor"), std::string::npos)
+    EXPECT_NE(refused.error().observed().find("does not pass its device's descriptor"), std::string::npos)
         << refused.error().message();
 }
 

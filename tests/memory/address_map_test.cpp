@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // labels of every test here: detection
-#include <gaudi/address_map.hpp>
+#include "src/memory/editable_address_map.hpp"
 
 #include <atomic>
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ constexpr std::uint64_t base = 0x1001500000000000, window = 128ULL << 30;
 class address_map_test : public ::testing::Test {
 protected:
     void SetUp() override { ASSERT_TRUE(map.add_window(device_address(base), window, 3)); }
-    address_map map;
+    editable_address_map map;
 };
 
 TEST_F(address_map_test, finds_what_was_inserted) {

@@ -2,6 +2,7 @@
 // A hostile peer with a key: what it was not given it must not reach. The victim is a process of its own, in
 // the same lab or on another virtual host, and looks at all of its memory after each attack.
 #include "src/connection/connection_core.hpp"
+#include "src/os/internals.hpp"
 #include "tests/rdma/rdma_test.hpp"
 #include "tests/support/child.hpp"
 
@@ -301,7 +302,7 @@ TEST_F(keys_test, what_was_offered_still_works_for_what_it_was_offered) {
 // Offering the same bytes again asks the NIC for nothing, on any connection, while an offer stands.
 TEST_F(keys_test, are_shared_while_they_live_and_end_with_the_last) {
     make_pair(memory_path::host, memory_path::zero_copy, one_page);
-    const auto regions = [&] { return right.nic->registrations(); };
+    const auto regions = [&] { return right.nic->statistics(); };
     expect(right.link->offer(right.region, read));
     const auto first = regions();
     const auto given = expect(left.link->take_offer(soon));
@@ -508,7 +509,7 @@ TEST_F(keys_test, are_bounded_like_other_registrations) {
 TEST_F(keys_test, of_the_handshake_reach_the_credits_and_no_more) {
     for (const bool reading : {false, true}) {
         make_pair(memory_path::host, memory_path::host, one_page);
-        const auto& theirs = left.link->core()->link().theirs;
+        const auto& theirs = core_of(*left.link)->link().theirs;
         remote_region at{theirs.credits_address, sizeof(credit::ring), theirs.credits_key};
         const auto mine = expect(left.nic->region(std::span(left.host).first(8)));
         if (!reading)
@@ -525,12 +526,12 @@ TEST_F(keys_test, of_the_handshake_reach_the_credits_and_no_more) {
 // Slabs that are granted for staged memory: each key opens one slab, in one direction.
 TEST_F(keys_test, to_granted_slabs_open_one_slab_in_one_direction) {
     equip(left, 0, memory_path::staged, 4 * one_page);
-    const auto& opened_device = left.nic->core();
+    const auto& opened_device = core_of(*left.nic);
     std::vector<slab_grant> grants;
     for (const bool writing : {false, true}) {
         grants.clear();
         auto staging = expect(remote_staging::make(
-            *opened_device, *left.region.staged_from(), one_page,
+            *opened_device, *internals::staging(left.region), one_page,
             [&](frame_kind kind, std::span<const std::byte> body) -> result<void> {
                 if (kind == frame_kind::slab_grant)
                     grants.push_back(*decode_frame<slab_grant>(body));
@@ -574,7 +575,7 @@ TEST_F(keys_test, to_granted_slabs_open_one_slab_in_one_direction) {
 // Memory that a NIC copies to itself: no queue pair of a connection reaches what is registered for that.
 TEST_F(keys_test, of_loopback_transfers_are_out_of_reach_for_connections) {
     equip(left, 0, memory_path::zero_copy, one_page);
-    const auto& opened_device = left.nic->core();
+    const auto& opened_device = core_of(*left.nic);
     std::vector<std::byte> room(64);
     const auto region =
         expect(opened_device->register_host(room, read | write, expect(opened_device->loopback_pd())));

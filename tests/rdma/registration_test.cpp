@@ -27,11 +27,11 @@ TEST_F(registration_test, a_chunk_goes_back_to_the_driver_with_its_registration)
         chunks.push_back(expect(left.gaudi->heap().allocate(700 << 20)));
         (void)expect(region_of(chunks.back()));
     }
-    EXPECT_EQ(left.nic->registrations().regions, 4U);
+    EXPECT_EQ(left.nic->statistics().regions, 4U);
     chunks.clear();
     left.gaudi->heap().trim();
     EXPECT_EQ(left.gaudi->heap().statistics().chunks, 0U) << "a registration would keep its memory busy";
-    EXPECT_EQ(left.nic->registrations().regions, 0U);
+    EXPECT_EQ(left.nic->statistics().regions, 0U);
 }
 
 TEST_F(registration_test, a_lease_keeps_its_chunk) {
@@ -55,10 +55,10 @@ TEST_F(registration_test, the_least_recently_used_goes_when_there_is_no_room) {
     (void)expect(region_of(b));
     (void)expect(region_of(a)); // b is the older now
     (void)expect(region_of(c));
-    EXPECT_EQ(left.nic->registrations().evictions, 1U);
-    const auto misses = left.nic->registrations().misses;
+    EXPECT_EQ(left.nic->statistics().evictions, 1U);
+    const auto misses = left.nic->statistics().misses;
     (void)expect(region_of(a));
-    EXPECT_EQ(left.nic->registrations().misses, misses);
+    EXPECT_EQ(left.nic->statistics().misses, misses);
     const auto held_a = expect(region_of(a)), held_c = expect(region_of(c));
     const auto refused = left.nic->region(*left.gaudi, b, path_policy::require_zero_copy);
     ASSERT_FALSE(refused);
@@ -83,8 +83,8 @@ TEST_F(last_chunk_test, serves_every_buffer_in_it) {
             EXPECT_EQ(region.address(), (each->address() + 8).value());
             EXPECT_EQ(region.length(), 8U);
         }
-    EXPECT_EQ(left.nic->registrations().misses, 1U);
-    EXPECT_EQ(left.nic->registrations().hits, 5U);
+    EXPECT_EQ(left.nic->statistics().misses, 1U);
+    EXPECT_EQ(left.nic->statistics().hits, 5U);
 }
 
 TEST_F(last_chunk_test, does_not_serve_what_is_not_allocated) {
@@ -114,7 +114,7 @@ TEST_F(last_chunk_test, is_another_when_it_went) {
         left.gaudi->heap().trim();
         EXPECT_EQ(left.gaudi->heap().statistics().chunks, 0U);
     }
-    EXPECT_EQ(left.nic->registrations().misses, 3U);
+    EXPECT_EQ(left.nic->statistics().misses, 3U);
 }
 
 TEST_F(last_chunk_test, gives_way_where_there_is_no_room) {
@@ -125,8 +125,8 @@ TEST_F(last_chunk_test, gives_way_where_there_is_no_room) {
         for (const auto* each : {&a, &b})
             for (int i = 0; i < 2; ++i)
                 EXPECT_EQ(expect(region_at(each->address())).address(), each->address().value());
-    EXPECT_EQ(left.nic->registrations().misses, 4U);
-    EXPECT_EQ(left.nic->registrations().evictions, 3U);
+    EXPECT_EQ(left.nic->statistics().misses, 4U);
+    EXPECT_EQ(left.nic->statistics().evictions, 3U);
 }
 
 TEST_F(last_chunk_test, is_not_of_another_device) {
@@ -144,7 +144,7 @@ TEST_F(registration_test, bytes_are_bounded_too) {
                b = expect(left.gaudi->heap().allocate(700 << 20));
     (void)expect(region_of(a));
     (void)expect(region_of(b));
-    const auto counts = left.nic->registrations();
+    const auto counts = left.nic->statistics();
     EXPECT_EQ(counts.regions, 1U);
     EXPECT_EQ(counts.evictions, 1U);
     EXPECT_LE(counts.bytes, 1ULL << 30);
@@ -158,9 +158,9 @@ TEST_F(registration_test, host_memory_is_shared_while_in_use_and_forgotten_after
         const auto second = expect(left.nic->region(memory));
         EXPECT_EQ(second.local_key(), first.local_key());
     }
-    EXPECT_EQ(left.nic->registrations().hits, 1U);
+    EXPECT_EQ(left.nic->statistics().hits, 1U);
     first = {};
-    EXPECT_EQ(left.nic->registrations().regions, 0U) << "it might be unmapped next";
+    EXPECT_EQ(left.nic->statistics().regions, 0U) << "it might be unmapped next";
     EXPECT_EQ(left.nic->region(std::span<std::byte>{}).error().code(), errc::size_zero);
 }
 

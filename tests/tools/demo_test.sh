@@ -47,7 +47,7 @@ esac
 [ "$case" = broken ] || [ $status -eq 0 ] || fail "exit status $status"
 if [ "$case" = ucx ]; then # the largest messages, both processes, and the NIC that moved the data
     grep -Eq '\.\.inf \| (\(\?\) )?rendezvous zero-copy .*\| rc_verbs' "$scratch/output" || fail "UCX does not say zero-copy"
-    [ "$(grep -c 'gaudi_copy: .* [1-9][0-9]* DMA-BUFs given' "$scratch/output")" -eq 2 ] || fail "no DMA-BUFs were given"
+    [ "$(grep -c 'gaudi_copy: .* [1-9][0-9]* DMA-BUFs exported' "$scratch/output")" -eq 2 ] || fail "no DMA-BUFs were given"
     [ "$(grep -c 'gaudi_copy: .*; staged 0 bytes by short, 0 by bcopy, 0 by zcopy operations, .* 0 by gaudi_dma' "$scratch/output")" -eq 2 ] || fail "bytes were staged"
     grep -q '"bytes_to_dmabuf":[1-9]' "$scratch/output" || fail "no byte went into a DMA-BUF"
 fi

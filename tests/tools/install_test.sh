@@ -72,7 +72,7 @@ for program in "$scratch/user/build/user" "$scratch/user/by_pkg_config"; do
 done
 "$scratch/prefix/bin/gaudi-direct" lab run -- ibv_devices | grep -q vhca0 || fail "the installed lab has no NIC"
 "$scratch/prefix/bin/gaudi-direct" lab clean
-"$scratch/prefix/bin/rdma_client" localhost:1 --quiet 2>&1 | grep -q "nobody listens there" || fail "the installed rdma_client does not run"
+"$scratch/prefix/bin/rdma_client" localhost:1 --quiet 2>&1 | grep -q "no program listens there" || fail "the installed rdma_client does not run"
 if [ -e "$build/lib/ucx/libuct_gaudi.so" ]; then # the plugin, under the three names that UCX may look for
     for module in ucs_gaudi uct_gaudi ucx_perftest_gaudi; do
         for extension in so so.0 so.0.0.0; do

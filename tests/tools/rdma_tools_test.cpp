@@ -218,7 +218,7 @@ TEST_F(rdma_tools, bad_input_is_one_line_with_the_remedy) {
     } cases[] = {
         {"no.such.host.invalid", 2, "the host or port cannot be resolved"},
         {"localhost:99999", 2, "'localhost:99999'"},
-        {"localhost:1", 3, "nobody listens there"},
+        {"localhost:1", 3, "no program listens there"},
         {"localhost --size 0", 2, "--size 0: expected at least 1 byte"},
         {"localhost --size 4X", 2, "expected a number of bytes such as 4096, 4M or 1G"},
         {"localhost --size 200G", 3, "more than the device has"},
@@ -350,7 +350,7 @@ TEST_P(rdma_deaths, at_every_step) {
         }
         if (left.status != 0) {
             EXPECT_TRUE(left.output.find("no longer there") != std::string::npos ||
-                        left.output.find("nobody listens") != std::string::npos ||
+                        left.output.find("no program listens") != std::string::npos ||
                         left.output.find("connection failed") != std::string::npos)
                 << left.output;
         }
@@ -427,8 +427,9 @@ TEST_F(rdma_tools, strangers_and_silence_do_not_stop_the_server) {
                        knock(magic + std::string("\0\x63", 2) + std::string(86, '\0'))};
     const auto good = run_alone(fmt::format("{} localhost:{}", client_program, port));
     EXPECT_EQ(good.status, 0) << good.output;
-    for (const auto* words : {"its first bytes are not ours", "speaks protocol 99, we speak 2",
-                              "the peer did not answer in time", "all data right"})
+    for (const auto* words :
+         {"its first bytes are not a gaudi-direct handshake", "has protocol version 99, this side 2",
+          "the peer did not answer in time", "all data right"})
         EXPECT_TRUE(server->wait_for_output(words)) << words << " in " << server->output();
     EXPECT_EQ(stop(*server).status, 0);
     for (const int fd : fds)
@@ -468,7 +469,7 @@ TEST_F(rdma_tools, a_server_bounds_what_a_client_may_ask_for) {
     EXPECT_EQ(both.client.status, 4) << both.client.output;
     for (const auto* each : {&both.client, &both.server})
         EXPECT_HAS(each->output,
-                   "the client asks for 1.00 MiB (1048577 bytes); this server gives a client up to 1.00 MiB "
+                   "the client requests 1.00 MiB (1048577 bytes); this server allows up to 1.00 MiB "
                    "(rdma_server --max-size)");
     const auto huge = run_pair("", "--size 90G");
     EXPECT_EQ(huge.client.status, 4) << huge.client.output;
@@ -490,9 +491,9 @@ TEST_F(rdma_tools, a_client_waits_for_its_server) {
     const auto alone =
         run_alone(fmt::format("{} localhost:{} --wait-for-server 0", client_program, free_port()));
     EXPECT_EQ(alone.status, 3);
-    EXPECT_HAS(alone.output, "nobody listens there");
+    EXPECT_HAS(alone.output, "no program listens there");
     // In a pipe, too, the error comes after what was printed before it.
-    EXPECT_LT(alone.output.find("  memory   "), alone.output.find("nobody listens there"));
+    EXPECT_LT(alone.output.find("  memory   "), alone.output.find("no program listens there"));
 }
 
 TEST_F(rdma_tools, short_operations_say_a_rate_and_no_address_twice) {

@@ -177,7 +177,7 @@ TEST_F(tool_test, info_names_the_holder_of_a_busy_device) {
     const auto report = json::parse(tool({"info", "--json"}).output);
     hlthunk_close(fd);
     EXPECT_EQ(report["devices"][0]["holders"][0]["process"], ::getpid());
-    EXPECT_EQ(report["devices"][0]["dmabuf_export_detail"], "not asked: the device is busy");
+    EXPECT_EQ(report["devices"][0]["dmabuf_export_detail"], "not checked: the device is busy");
     EXPECT_TRUE(report["devices"][1]["holders"].empty());
 }
 
@@ -452,7 +452,7 @@ TEST_F(tool_test, full_tmpfs_is_an_error_and_no_crash) {
     EXPECT_HAS(shown->output, "no storage for the virtual HBM");
     EXPECT_HAS(shown->output, "No space left on device");
     EXPECT_HAS(shown->output,
-               "has 64 MiB in all; in a container give it more (docker and podman: --shm-size=2g)");
+               "has 64 MiB in all; in a container enlarge it (docker and podman: --shm-size=2g)");
     EXPECT_HAS(shown->output, "the device failed or was reset");
 }
 

@@ -103,7 +103,7 @@ TEST_P(contract_test, is_kept) {
     EXPECT_FALSE(verdict.why_not) << verdict.why_not->message();
     ASSERT_EQ(to->bytes(), expected) << "a look at the paths changed something";
 
-    const auto before = copies_by_path().by(path);
+    const auto before = process_statistics().copies.by(path);
     std::uint64_t count = 0, moved = 0, at = 0;
     for (const std::size_t size :
          {std::size_t{1}, std::size_t{64}, std::size_t{4099}, 3 * mebibyte - 10000}) {
@@ -121,10 +121,10 @@ TEST_P(contract_test, is_kept) {
         moved += size;
         ++count;
     }
-    const auto after = copies_by_path().by(path);
+    const auto after = process_statistics().copies.by(path);
     EXPECT_TRUE(to->bytes() == expected);
     EXPECT_TRUE(from->bytes() == sent);
-    EXPECT_EQ(after.copies - before.copies, count);
+    EXPECT_EQ(after.operations - before.operations, count);
     EXPECT_EQ(after.bytes - before.bytes, moved);
 }
 

@@ -3,6 +3,7 @@
 #include <gaudi/gaudi.h>
 
 #include "src/hl/hl_device.hpp"
+#include "src/os/internals.hpp"
 #include "tests/support/hlthunk_functions.h"
 #include "tests/transfer/ends.hpp"
 
@@ -238,7 +239,7 @@ TEST_F(copier_test, what_a_lost_device_had_is_let_go) {
     copier copies;
     std::vector<std::byte> host(4096);
     expect(expect(copies.copy(place(buffer.address(), 4096), std::span(host))).wait());
-    opened_device->core()->loss().mark("a test says so");
+    core_of(*opened_device)->loss().mark("a test says so");
     EXPECT_EQ(copies.copy(place(buffer.address(), 4096), std::span(host)).error().code(), errc::device_lost);
     buffer = {};
     opened_device.reset();

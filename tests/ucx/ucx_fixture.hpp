@@ -92,7 +92,7 @@ protected:
             sum.to_dmabuf += counted["bytes_to_dmabuf"].get<std::uint64_t>();
         }
         const std::regex printed(
-            R"((\d+) DMA-BUFs given; staged (\d+) bytes by short, (\d+) by bcopy, (\d+) by zcopy.* (\d+) by gaudi_dma)");
+            R"((\d+) DMA-BUFs exported; staged (\d+) bytes by short, (\d+) by bcopy, (\d+) by zcopy.* (\d+) by gaudi_dma)");
         std::istringstream log(logged());
         std::smatch match;
         for (std::string line; std::getline(log, line);)

@@ -35,7 +35,7 @@ TEST_P(both_versions, settings_are_listed_with_their_help) {
          {"UCX_GAUDI_COPY_DMABUF=try\n", "UCX_GAUDI_COPY_DEVICE=auto\n", "UCX_GAUDI_COPY_HEAP_CHUNK=auto\n",
           "UCX_GAUDI_COPY_QUEUES=2\n", "UCX_GAUDI_COPY_NIC_MAX=32K\n", "UCX_GAUDI_COPY_LOG_LEVEL=\n",
           "UCX_GAUDI_COPY_STATISTICS=n\n", "UCX_GAUDI_COPY_SHORT_MAX=256\n", "UCX_GAUDI_COPY_BCOPY_MAX=32K\n",
-          "UCX_GAUDI_COPY_ZCOPY_MAX=1G\n", "# Give DMA-BUFs of Gaudi memory to network transports"})
+          "UCX_GAUDI_COPY_ZCOPY_MAX=1G\n", "# Export Gaudi memory as DMA-BUFs to network transports"})
         EXPECT_HAS(shown.output, line);
 }
 
@@ -342,7 +342,7 @@ TEST_P(both_versions, log_level_debug_hangs_nothing) {
                                 {"UCX_LOG_LEVEL=debug", "UCX_LOG_FILE=" + (root() / "ucx.log.%p").string()});
         EXPECT_EQ(done.status, 0) << transports << done.output;
         EXPECT_HAS(logged(), "DEBUG");
-        EXPECT_HAS(logged(), "0000:19:00.0: not in /sys/bus/pci/devices, UCX is not told its place");
+        EXPECT_HAS(logged(), "0000:19:00.0: not in /sys/bus/pci/devices, UCX does not learn its location");
     }
 }
 

@@ -72,7 +72,7 @@ outcome<void> work_through(run& all) {
         return tl::unexpected(memory.error());
     all.report["memory"] = memory->to_json();
     if (all.talks())
-        fmt::print("  memory   {}: {}\n", tools::human_bytes(all.work.size), memory->way_text());
+        fmt::print("  memory   {}: {}\n", tools::human_bytes(all.work.size), memory->path_text());
     auto link = connect_to(all, *home);
     if (!link)
         return tl::unexpected(link.error());

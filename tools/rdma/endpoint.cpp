@@ -172,7 +172,7 @@ outcome<buffer> buffer::make(const endpoint& home, std::uint64_t size, const opt
     return made;
 }
 
-std::string buffer::way_text() const {
+std::string buffer::path_text() const {
     switch (region_.path()) {
     case gaudi::memory_path::zero_copy:
         return "zero-copy: the NIC reads and writes Gaudi memory through its DMA-BUF";

@@ -55,7 +55,7 @@ public:
     static outcome<buffer> make(const endpoint& home, std::uint64_t size, const options& given);
 
     [[nodiscard]] const gaudi::local_region& region() const { return region_; }
-    [[nodiscard]] std::string way_text() const;
+    [[nodiscard]] std::string path_text() const;
     [[nodiscard]] json to_json() const;
     // Device memory is filled through host memory, piece by piece.
     outcome<void> fill(const pattern& with);

@@ -76,7 +76,7 @@ std::optional<int> parse(CLI::App& program, int argc, char** argv) {
     try {
         program.parse(argc, argv);
     } catch (const CLI::ParseError& error) {
-        return tell(program, error, usage);
+        return report_error(program, error, usage);
     }
     return {};
 }
@@ -178,7 +178,7 @@ server_line parse_server(int argc, char** argv) {
     program.add_option("--port", line.port, "Where to listen; 0 takes a free one")->capture_default_str();
     program.add_option("--address", line.address, "Address to listen on (every one of this host)");
     program.add_flag("--once", line.once, "End after one client, with its result as exit status");
-    program.add_option("--max-size", line.most_text, "Largest buffer that a client may ask for")
+    program.add_option("--max-size", line.most_text, "Largest buffer that a client may request")
         ->capture_default_str();
     add_options(program, line.given);
     line.completed = parse(program, argc, argv);

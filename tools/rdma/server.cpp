@@ -31,9 +31,9 @@ private:
         std::atomic<bool> over{false};
     };
 
-    outcome<void> receive(gaudi::pending_connection& who, json& entry);
+    outcome<void> receive(gaudi::pending_connection& peer_connection, json& entry);
     outcome<job> understand(const json& words) const;
-    int attend(gaudi::pending_connection who);
+    int attend(gaudi::pending_connection peer_connection);
     void say(const std::string& line, bool important = false);
 
     const options given_;
@@ -58,19 +58,19 @@ outcome<job> server::understand(const json& words) const {
     wanted.iterations = words.value("iterations", 0U);
     wanted.tests = words.value("tests", std::vector<std::string>{});
     if (auto problem = complete(wanted); !problem.empty())
-        return tl::unexpected(failure{peer_lost, "the client asks for " + problem});
+        return tl::unexpected(failure{peer_lost, "the client requests " + problem});
     if (wanted.size > most_bytes_)
-        return tl::unexpected(failure{
-            peer_lost,
-            fmt::format("the client asks for {} ({} bytes); this server gives a client up to "
-                        "{} (rdma_server --max-size)",
-                        tools::human_bytes(wanted.size), wanted.size, tools::human_bytes(most_bytes_))});
+        return tl::unexpected(
+            failure{peer_lost, fmt::format("the client requests {} ({} bytes); this server allows up to "
+                                           "{} (rdma_server --max-size)",
+                                           tools::human_bytes(wanted.size), wanted.size,
+                                           tools::human_bytes(most_bytes_))});
     return wanted;
 }
 
-outcome<void> server::receive(gaudi::pending_connection& who, json& entry) {
+outcome<void> server::receive(gaudi::pending_connection& peer_connection, json& entry) {
     std::optional<buffer> memory; // outlives the connection, whose nic may still write to it
-    auto link = who.handshake(home_.nic, given_.connection());
+    auto link = peer_connection.handshake(home_.nic, given_.connection());
     if (!link)
         return tl::unexpected(failed(link.error(), peer_lost));
     auto words = receive_note(*link, given_.deadline_seconds);
@@ -98,16 +98,16 @@ outcome<void> server::receive(gaudi::pending_connection& who, json& entry) {
         return went;
     }
     entry["results"] = results_json(both.results);
-    say(fmt::format("{}: all data right, {} x {}, {} to {}", who.peer(), work->iterations,
+    say(fmt::format("{}: all data right, {} x {}, {} to {}", peer_connection.peer(), work->iterations,
                     tools::human_bytes(work->size), words->value("path", "?"), answer.value("path", "?")));
     return {};
 }
 
-int server::attend(gaudi::pending_connection who) {
-    json entry = {{"peer", who.peer()}};
+int server::attend(gaudi::pending_connection peer_connection) {
+    json entry = {{"peer", peer_connection.peer()}};
     outcome<void> went;
     try {
-        went = receive(who, entry);
+        went = receive(peer_connection, entry);
     } catch (const std::exception& error) { // numbers of the wrong type in a client's note, or no memory
         went = tl::unexpected(failure{peer_lost, error.what()});
     }
@@ -115,9 +115,9 @@ int server::attend(gaudi::pending_connection who) {
     entry["status"] = status;
     entry["problem"] = went ? json(nullptr) : json(went.error().text);
     if (!went)
-        say(went.error().text.find(who.peer()) != std::string::npos
+        say(went.error().text.find(peer_connection.peer()) != std::string::npos
                 ? went.error().text // it names the peer already
-                : fmt::format("{}: {}", who.peer(), went.error().text),
+                : fmt::format("{}: {}", peer_connection.peer(), went.error().text),
             true);
     const std::lock_guard guard(mutex_);
     if (given_.as_json)
@@ -142,19 +142,19 @@ int server::serve(const gaudi::listener& door, bool once) {
             std::this_thread::sleep_for(glance);
             continue;
         }
-        auto who = door.next(glance);
-        if (!who) {
-            if (who.error().code() == gaudi::errc::wait_timeout)
+        auto peer_connection = door.next(glance);
+        if (!peer_connection) {
+            if (peer_connection.error().code() == gaudi::errc::wait_timeout)
                 continue;
-            say(who.error().message(), true);
+            say(peer_connection.error().message(), true);
             std::this_thread::sleep_for(glance); // no descriptors left: wait until a client disconnects
             continue;
         }
         if (once)
-            return attend(std::move(*who));
+            return attend(std::move(*peer_connection));
         auto& fresh = visits.emplace_back();
-        fresh.thread = std::thread([this, &fresh, guest = std::move(*who)]() mutable {
-            attend(std::move(guest));
+        fresh.thread = std::thread([this, &fresh, accepted = std::move(*peer_connection)]() mutable {
+            attend(std::move(accepted));
             fresh.over = true;
         });
     }
@@ -184,7 +184,7 @@ int main(int argc, char** argv) {
         return complain(trial.error().text, trial.error().status);
     else if (!given.quiet && !given.as_json) {
         print_head(program_name, *home, lab_reason);
-        fmt::print("  memory   {}\n", trial->way_text());
+        fmt::print("  memory   {}\n", trial->path_text());
     }
     const auto door = gaudi::listener::open(line.port, line.address);
     if (!door)

@@ -96,8 +96,8 @@ void progress_bar::step(std::string_view doing) {
 
 outcome<void> say(gaudi::connection& link, const json& words) {
     const auto text = words.dump();
-    if (auto told = link.send_note(std::as_bytes(std::span(text))); !told)
-        return tl::unexpected(failed(told.error(), peer_lost));
+    if (auto sent = link.send_note(std::as_bytes(std::span(text))); !sent)
+        return tl::unexpected(failed(sent.error(), peer_lost));
     return {};
 }
 
@@ -125,24 +125,24 @@ std::optional<failure> reported(const gaudi::connection& link, const json& words
 outcome<json> receive_note(gaudi::connection& link, unsigned limit_seconds) {
     const stopwatch waiting;
     for (;;) {
-        const auto heard = link.receive_note(glance);
-        if (heard) {
-            auto words = json::parse(text_of(*heard), nullptr, false);
+        const auto received = link.receive_note(glance);
+        if (received) {
+            auto words = json::parse(text_of(*received), nullptr, false);
             if (!words.is_object())
                 return tl::unexpected(
-                    failure{peer_lost, fmt::format("{} says something that is no JSON object", link.peer())});
+                    failure{peer_lost, fmt::format("{} sent a note that is not a JSON object", link.peer())});
             if (auto why = reported(link, words))
                 return tl::unexpected(*why);
             return words;
         }
-        if (heard.error().code() != gaudi::errc::wait_timeout)
-            return tl::unexpected(failed(heard.error(), peer_lost));
+        if (received.error().code() != gaudi::errc::wait_timeout)
+            return tl::unexpected(failed(received.error(), peer_lost));
         if (stop_requested)
             return tl::unexpected(stopped());
         if (waiting.seconds() > limit_seconds)
             return tl::unexpected(
-                failure{peer_lost, fmt::format("no word from {} in {} s; --deadline raises this", link.peer(),
-                                               limit_seconds)});
+                failure{peer_lost, fmt::format("no message from {} within {} s; raise it with --deadline",
+                                               link.peer(), limit_seconds)});
     }
 }
 
@@ -157,7 +157,7 @@ std::optional<failure> session::last_words() {
     const auto text = text_of(*words);
     if (auto why = reported(link_, json::parse(text, nullptr, false)))
         return why;
-    return failure{peer_lost, fmt::format("{} says out of turn: {}", link_.peer(), text)};
+    return failure{peer_lost, fmt::format("{} sent an unexpected note: {}", link_.peer(), text)};
 }
 
 // The reason that the peer sent explains a failure better than the local error.
@@ -338,12 +338,12 @@ outcome<void> session::be_counted(unsigned round) {
 namespace {
 
 // Why atomic operations cannot be tested; empty if they can.
-std::string no_atomics(const gaudi::connection& link, std::uint64_t size, std::string_view servers_way) {
+std::string no_atomics(const gaudi::connection& link, std::uint64_t size, std::string_view server_path) {
     if (!link.atomics())
         return "one of the two NICs has no atomic operations";
     if (size < 8)
         return "the buffer is shorter than 8 bytes";
-    if (servers_way == gaudi::name_of(gaudi::memory_path::staged))
+    if (server_path == gaudi::name_of(gaudi::memory_path::staged))
         return "the server's memory is staged, and a NIC's atomic operations need memory that it can reach";
     return {};
 }

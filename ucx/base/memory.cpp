@@ -76,7 +76,7 @@ void uct_gaudi_memh_t::keep_pinned(uct_gaudi_module& module, unsigned device_ind
     if (!engine)
         return; // the copy reports why
     auto pinned = gaudi::copy_engine(*engine).pin({reinterpret_cast<std::byte*>(key.base), key.length});
-    pin.engine = engine->core();
+    pin.engine = *engine;
     if (pinned)
         pin.memory = std::move(*pinned);
 }
@@ -84,8 +84,8 @@ void uct_gaudi_memh_t::keep_pinned(uct_gaudi_module& module, unsigned device_ind
 void uct_gaudi_memh_t::drop_lost() {
     const std::lock_guard guard(mutex_);
     std::erase_if(pins_, [](const auto& each) {
-        const auto core = each.second.engine.lock();
-        return !core || gaudi::copy_engine(core).lost();
+        const auto engine = each.second.engine.lock();
+        return !engine || engine->lost();
     });
 }
 

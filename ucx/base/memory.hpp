@@ -59,7 +59,7 @@ struct uct_gaudi_memh_t final : loss_listener {
 
 private:
     struct kept_pin {
-        std::weak_ptr<gaudi::copy_core> engine;
+        gaudi::weak_copy_engine engine;
         gaudi::pinned_memory memory; // empty where pinning failed
     };
     std::mutex mutex_;

@@ -47,9 +47,9 @@ struct uct_gaudi_module {
     ucx_api ucx;
     ucs_log_component_config_t log;
     uct_gaudi_counters counters;
-    std::atomic<bool> told_of_exports{false}; // warned that an export failed
-    std::atomic<bool> told_of_nics{false};    // warned that no NIC registers DMA-BUFs
-    std::atomic<bool> told_of_no_gaudi{false};
+    std::atomic<bool> warned_of_exports{false}; // warned that an export failed
+    std::atomic<bool> warned_of_nics{false};    // warned that no NIC registers DMA-BUFs
+    std::atomic<bool> logged_no_gaudi{false};
     std::shared_ptr<publisher> observer;
     bool gpus_here = false; // of another vendor, whose memory UCX may pass to us
     loss_listeners loss;

@@ -136,7 +136,7 @@ void learn_sys_devices(uct_gaudi_module& module, const std::vector<gaudi::device
         const ucs_sys_bus_id_t id{static_cast<uint16_t>(domain), static_cast<uint8_t>(bus),
                                   static_cast<uint8_t>(slot), static_cast<uint8_t>(function)};
         if (!is_in_sysfs(id)) {
-            gaudi_log(module, DEBUG, "{}: not in /sys/bus/pci/devices, UCX is not told its place",
+            gaudi_log(module, DEBUG, "{}: not in /sys/bus/pci/devices, UCX does not learn its location",
                       device.bus_id);
             continue;
         }
@@ -166,7 +166,7 @@ ucs_status_t query_if_any_gaudi(uct_component_t* component, uct_md_resource_desc
             std::erase_if(*devices,
                           [](const auto& each) { return each.generation == gaudi::generation::gaudi; });
         if (!devices || devices->empty()) {
-            if (!module.told_of_no_gaudi.exchange(true) || level == UCS_LOG_LEVEL_DEBUG)
+            if (!module.logged_no_gaudi.exchange(true) || level == UCS_LOG_LEVEL_DEBUG)
                 gaudi_log_at(module, level, "no Gaudi: {}",
                              !devices ? devices.error().message()
                              : none   ? "hl-thunk finds none, or none that HABANA_VISIBLE_DEVICES and "

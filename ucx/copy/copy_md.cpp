@@ -36,8 +36,8 @@ ucs_status_t uct_gaudi_copy_md_query(uct_md_h tl_md, uct_md_attr_v2_t* attr) {
         attr->alloc_mem_types = gaudi_type;
         attr->detect_mem_types = gaudi_type;
         attr->cache_mem_types = gaudi_type;
-        const bool gives = md.dmabuf == UCS_YES || (md.dmabuf != UCS_NO && library_exports());
-        attr->dmabuf_mem_types = gives ? gaudi_type : 0;
+        const bool exports = md.dmabuf == UCS_YES || (md.dmabuf != UCS_NO && library_exports());
+        attr->dmabuf_mem_types = exports ? gaudi_type : 0;
         attr->max_alloc = SIZE_MAX;
         attr->rkey_packed_size = sizeof(memory_key);
         // As the benchmark measures it: registration makes a key; memory is pinned at its first use.
@@ -49,7 +49,7 @@ ucs_status_t uct_gaudi_copy_md_query(uct_md_h tl_md, uct_md_attr_v2_t* attr) {
 std::string statistics_line(const uct_gaudi_module& module) {
     const auto& counted = module.counters;
     return fmt::format(
-        "gaudi_copy: {} allocations, {} bytes; {} registrations; {} DMA-BUFs given; staged {} bytes by "
+        "gaudi_copy: {} allocations, {} bytes; {} registrations; {} DMA-BUFs exported; staged {} bytes by "
         "short, "
         "{} by bcopy, {} by zcopy operations, {} of them by a NIC in loopback, {} by gaudi_dma; {} frees "
         "announced",

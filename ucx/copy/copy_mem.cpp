@@ -70,7 +70,7 @@ gaudi::result<std::shared_ptr<gaudi::device>> device_for(uct_gaudi_copy_md_t& md
 
 // Warns once where there are NICs and none of them registers DMA-BUFs: messages over them are staged.
 void warn_of_staging(uct_gaudi_copy_md_t& md) {
-    if (md.dmabuf == UCS_NO || !library_exports() || md.module->told_of_nics.exchange(true))
+    if (md.dmabuf == UCS_NO || !library_exports() || md.module->warned_of_nics.exchange(true))
         return;
     const auto nics = gaudi::list_nics();
     const auto usable = [](const auto& nic) { return nic.active && !nic.of_gaudi; };
@@ -78,7 +78,7 @@ void warn_of_staging(uct_gaudi_copy_md_t& md) {
         gaudi_log(
             *md.module, WARN,
             "no NIC here registers DMA-BUFs (of those that are active, {} is the first): over NICs Gaudi "
-            "memory goes through host memory (UCX_GAUDI_COPY_DMABUF=no says that this is known)",
+            "memory goes through host memory (UCX_GAUDI_COPY_DMABUF=no silences this)",
             std::find_if(nics->begin(), nics->end(), usable)->name);
 }
 
@@ -278,7 +278,7 @@ bool is_registrable(uct_gaudi_copy_md_t& md, unsigned device_index, std::uint64_
         return true;
     else if (md.dmabuf != UCS_YES)
         (void)failed(*md.module, exported.error(),
-                     md.module->told_of_exports.exchange(true) ? UCS_LOG_LEVEL_DIAG : UCS_LOG_LEVEL_WARN,
+                     md.module->warned_of_exports.exchange(true) ? UCS_LOG_LEVEL_DIAG : UCS_LOG_LEVEL_WARN,
                      "over NICs Gaudi memory goes through host memory");
     // With DMABUF=yes the registration fails instead.
     const bool registrable = exported.has_value() || md.dmabuf == UCS_YES;
@@ -305,7 +305,7 @@ ucs_status_t give_dmabuf(uct_gaudi_copy_md_t& md, gaudi::device& device, std::ui
         if (const auto status = status_of(why); status == UCS_ERR_INVALID_ADDR)
             return failed(*md.module, why, UCS_LOG_LEVEL_DIAG, "no DMA-BUF");
         (void)failed(*md.module, why,
-                     md.module->told_of_exports.exchange(true) ? UCS_LOG_LEVEL_DIAG : UCS_LOG_LEVEL_WARN,
+                     md.module->warned_of_exports.exchange(true) ? UCS_LOG_LEVEL_DIAG : UCS_LOG_LEVEL_WARN,
                      "no DMA-BUF, so that no NIC reaches this memory");
         return UCS_OK;
     }

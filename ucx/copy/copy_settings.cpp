@@ -47,9 +47,8 @@ ucs_config_field_t* copy_md_settings(const ucx_api& ucx) {
         // never freed: one table per UCX, until the process ends
         {"", "", nullptr, offsetof(config, super), type.table(*ucx.uct_md_config_table)},
         {"DMABUF", "try",
-         "Give DMA-BUFs of Gaudi memory to network transports, which then move it without a copy.\n"
-         "yes - an allocation that cannot be exported is an error; try - it is staged, and a warning says "
-         "so;\n"
+         "Export Gaudi memory as DMA-BUFs to network transports, which then transfer it without a copy.\n"
+         "yes - an allocation that cannot be exported is an error; try - it is staged, with a warning;\n"
          "no - everything is staged.",
          offsetof(config, dmabuf), type.ternary()},
         {"DEVICE", "auto",

@@ -70,9 +70,9 @@ struct place_name {
     [[nodiscard]] bool cannot_be_served_by(const place_name& owner) const {
         return has(requires_zero_copy) && !owner.has(gives_dmabufs);
     }
-    [[nodiscard]] bool serves(std::uint32_t whom) const {
-        return user == whom || more != 0 || user == unknown_user || whom == unknown_user ||
-               std::find(allow.begin(), allow.begin() + allowed, whom) != allow.begin() + allowed;
+    [[nodiscard]] bool serves(std::uint32_t other) const {
+        return user == other || more != 0 || user == unknown_user || other == unknown_user ||
+               std::find(allow.begin(), allow.begin() + allowed, other) != allow.begin() + allowed;
     }
 };
 static_assert(sizeof(place_name) == 28 && std::is_trivially_copyable_v<place_name>);
@@ -135,7 +135,7 @@ public:
         if (there.user != 0 && !here_.serves(there.user))
             return "a process of another user, who is not on this one's list (UCX_GAUDI_IPC_ALLOW here)";
         if (there.copies == 0 && (!there.has(place_name::gives_dmabufs) || !any_nic()))
-            return "no way: its devices have no queues for copies, and no NIC here could reach its memory";
+            return "no path: its devices have no queues for copies, and no NIC here could access its memory";
         if (process != nullptr && std::memcmp(process, &process_, sizeof(process_)) == 0)
             return "the same process, which gaudi_cpy and gaudi_dma serve";
         return nullptr;
@@ -151,9 +151,8 @@ public:
         if (!refused_here && !refused_there)
             return UCS_OK;
         gaudi_log(module(), ERROR,
-                  "zero-copy was required (UCX_GAUDI_IPC_REQUIRE=zero-copy {}) and is impossible: {} gives "
-                  "no memory "
-                  "away (UCX_GAUDI_IPC_GIVE=nothing); change one of the two",
+                  "zero-copy was required (UCX_GAUDI_IPC_REQUIRE=zero-copy {}) and is impossible: {} "
+                  "passes no descriptor (UCX_GAUDI_IPC_GIVE=nothing); change one of the two",
                   refused_here ? "here" : "at the peer", refused_here ? "the peer" : "this process");
         return UCS_ERR_UNREACHABLE;
     }

@@ -27,7 +27,7 @@ struct uct_gaudi_ipc_memh_t {
     gaudi::device_address base; // of the allocation
     std::uint64_t length = 0;
     std::mutex mutex;
-    std::vector<gaudi::memory_handle> apart;
+    std::vector<gaudi::memory_handle> separate;
 };
 
 // As sent to the peer: the handle, and the address at which it begins in the owner.
@@ -80,7 +80,7 @@ ucs_status_t uct_gaudi_ipc_mem_dereg(uct_md_h tl_md, const uct_md_mem_dereg_para
             return UCS_ERR_INVALID_PARAM;
         const std::unique_ptr<uct_gaudi_ipc_memh_t> gone(static_cast<uct_gaudi_ipc_memh_t*>(params->memh));
         auto status = UCS_OK;
-        for (const auto& each : gone->apart)
+        for (const auto& each : gone->separate)
             if (const auto taken = gaudi::revoke_handle(each);
                 !taken && taken.error().code() == gaudi::errc::leased) {
                 gaudi_log(*ipc_md(tl_md).module, ERROR, "taking memory back: {}", taken.error().message());
@@ -98,20 +98,21 @@ ucs_status_t uct_gaudi_ipc_mkey_pack(uct_md_h tl_md, uct_mem_h tl_memh, void*, s
                                      const uct_md_mkey_pack_params_t* params, void* buffer) {
     return no_throw([&]() -> ucs_status_t {
         auto& memh = *static_cast<uct_gaudi_ipc_memh_t*>(tl_memh);
-        const bool apart = params != nullptr && (params->field_mask & UCT_MD_MKEY_PACK_FIELD_FLAGS) != 0 &&
-                           (params->flags & UCT_MD_MKEY_PACK_FLAG_INVALIDATE_RMA) != 0;
+        const bool separate = params != nullptr && (params->field_mask & UCT_MD_MKEY_PACK_FIELD_FLAGS) != 0 &&
+                              (params->flags & UCT_MD_MKEY_PACK_FLAG_INVALIDATE_RMA) != 0;
         const std::lock_guard guard(memh.mutex);
-        if (apart && !memh.apart.empty()) { // one handle for all messages: UCX packs the key for each of them
-            const ipc_key again{memh.apart.front(), memh.base.value()};
+        if (separate &&
+            !memh.separate.empty()) { // one handle for all messages: UCX packs the key for each of them
+            const ipc_key again{memh.separate.front(), memh.base.value()};
             std::memcpy(buffer, &again, sizeof(again));
             return UCS_OK;
         }
         const auto handle =
-            apart ? gaudi::share_apart(memh.base, memh.length) : gaudi::share(memh.base, memh.length);
+            separate ? gaudi::share_separately(memh.base, memh.length) : gaudi::share(memh.base, memh.length);
         if (!handle)
             return failed(*ipc_md(tl_md).module, handle.error(), UCS_LOG_LEVEL_ERROR, "sharing memory");
-        if (apart)
-            memh.apart.push_back(*handle);
+        if (separate)
+            memh.separate.push_back(*handle);
         const ipc_key key{*handle, memh.base.value()};
         std::memcpy(buffer, &key, sizeof(key));
         return UCS_OK;
@@ -150,14 +151,14 @@ ucs_status_t uct_gaudi_ipc_rkey_compare(uct_component_t*, uct_rkey_t first, uct_
 }
 
 std::string statistics_line(const uct_gaudi_module& module) {
-    const auto counted = gaudi::ipc_counters();
+    const auto counted = gaudi::process_statistics().ipc;
     std::string paths;
     for (std::size_t i = 0; i < gaudi::copy_paths; ++i)
         paths += fmt::format("{}{} {}", paths.empty() ? "" : ", ",
                              gaudi::name_of(static_cast<gaudi::copy_path>(i)),
                              module.counters.ipc_bytes[i].load());
     return fmt::format(
-        "gaudi_ipc: {} allocations shared now, {} leases given in all; {} imports, {} hits, {} misses, "
+        "gaudi_ipc: {} allocations shared now, {} leases granted in total; {} imports, {} hits, {} misses, "
         "{} evicted; bytes that this process moved, by path: {}",
         counted.shared, counted.leases_given, counted.imports, counted.hits, counted.misses, counted.evicted,
         paths);
@@ -189,8 +190,8 @@ ucs_config_field_t* md_settings(const ucx_api& ucx) {
         // never freed: one table per UCX, until the process ends
         {"", "", nullptr, offsetof(config, super), type.table(*ucx.uct_md_config_table)},
         {"GIVE", "auto",
-         "What processes that open memory of this one are given:\n"
-         "auto    - as the library is told (GAUDI_DIRECT_IPC_GIVE), else context;\n"
+         "What this process passes to processes that open its memory:\n"
+         "auto    - GAUDI_DIRECT_IPC_GIVE, or context if it is not set;\n"
          "context - the device's descriptor: its engines copy for them; they could do anything else with "
          "it;\n"
          "dmabuf  - a DMA-BUF of the memory, for their device or NIC;\n"

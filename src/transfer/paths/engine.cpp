@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "src/error/try.hpp"
+#include "src/os/internals.hpp"
 #include "src/transfer/device_table.hpp"
 #include "src/transfer/path.hpp"
 
@@ -30,7 +31,7 @@ public:
                                    : job.to.is(kind::host)
                                        ? core->read(job.host_of(job.to), job.from.address, job.hints)
                                        : core->copy(job.to.address, job.from.address, job.length, job.hints));
-        return copy_ticket(std::move(core), slot, which(), job.length);
+        return internals::wrap<copy_ticket>(std::move(core), slot, which(), job.length);
     }
 
 private:

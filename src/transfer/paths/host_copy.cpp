@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "src/copy/copy_tracker.hpp"
+#include "src/os/internals.hpp"
 #include "src/transfer/path.hpp"
 
 #include <cstring>
@@ -19,7 +20,7 @@ public:
     result<copy_ticket> start(const copy_job& job) override {
         std::memmove(job.to.host, job.from.host, job.length);
         count_copy(which(), job.length);
-        return copy_ticket(nullptr, 0, which(), job.length);
+        return internals::wrap<copy_ticket>(nullptr, 0U, which(), job.length);
     }
 };
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "src/transfer/paths/nic_loopback.hpp"
+#include "src/os/internals.hpp"
 
 #include "src/error/try.hpp"
 #include "src/transfer/device_table.hpp"
@@ -21,7 +22,7 @@ constexpr auto both_rights = remote_access::read | remote_access::write;
 // Keeps a memory region; a child of fork does not deregister it.
 std::shared_ptr<const void> keep(const std::shared_ptr<nic>& opened_nic, mr_handle region) {
     return {region.release(), [opened_nic, destroy = std::move(region.get_deleter())](ibv_mr* last) {
-                if (opened_nic->core()->valid_in_this_process())
+                if (core_of(*opened_nic)->valid_in_this_process())
                     destroy(last);
             }};
 }
@@ -38,19 +39,19 @@ public:
 private:
     using clock = std::chrono::steady_clock;
 
-    std::optional<result<void>> look() override {
+    std::optional<result<void>> check() override {
         const std::lock_guard guard(state_->mutex);
         auto& copier = *prepared_.copier;
-        const auto landed = copier.poll();
-        if (landed >= number_)
+        const auto completed = copier.poll();
+        if (completed >= number_)
             return result<void>();
-        if (std::exchange(seen_, landed) != landed)
+        if (std::exchange(seen_, completed) != completed)
             since_ = clock::now();
         // The queue pair's own timeout and retries end sooner, unless the NIC itself has failed and reports
         // nothing.
-        constexpr auto patience = std::chrono::seconds(30);
-        if (clock::now() - since_ > patience)
-            copier.end(error(errc::connection_broken, "the NIC says nothing about a transfer to itself"));
+        constexpr auto answer_timeout = std::chrono::seconds(30);
+        if (clock::now() - since_ > answer_timeout)
+            copier.end(error(errc::connection_broken, "the NIC does not complete a transfer to itself"));
         if (!copier.broken())
             return std::nullopt;
         state_->failed.store(true, std::memory_order_relaxed);
@@ -73,18 +74,18 @@ result<std::shared_ptr<nic_loop>> nic_loop::make(const std::shared_ptr<nic>& ope
     auto made = std::make_shared<nic_loop>();
     made->opened_nic = opened_nic;
     GAUDI_TRY(made->small, nic_copier::make(opened_nic));
-    GAUDI_TRY(made->domain, opened_nic->core()->loopback_pd());
+    GAUDI_TRY(made->domain, core_of(*opened_nic)->loopback_pd());
     GAUDI_TRY(made->room, mapping::anonymous(room_bytes));
     GAUDI_TRY(made->room_region,
-              opened_nic->core()->register_host(made->room.bytes(), both_rights, made->domain));
-    made->remote_memory = std::make_shared<registration_cache>(opened_nic->core(), registration_limits{},
+              core_of(*opened_nic)->register_host(made->room.bytes(), both_rights, made->domain));
+    made->remote_memory = std::make_shared<registration_cache>(core_of(*opened_nic), registration_limits{},
                                                                both_rights, made->domain);
     return made;
 }
 
 nic_loop::~nic_loop() {
     // In a child of fork the region belongs to the parent.
-    if (opened_nic && !opened_nic->core()->valid_in_this_process())
+    if (opened_nic && !core_of(*opened_nic)->valid_in_this_process())
         (void)room_region.release();
 }
 
@@ -126,10 +127,10 @@ result<nic_loopback::entry*> nic_loopback::entry_for(const copy_job& job, std::s
             owner = find_open_device(job.end_of(kind::device).device);
             if (!owner)
                 return tl::unexpected(error(errc::not_allocated, "memory of a device that was closed"));
-            if (found.core.lock() != owner->core())
+            if (found.core.lock() != core_of(*owner))
                 found = {};
             found.owner = owner;
-            found.core = owner->core();
+            found.core = core_of(*owner);
         }
     }
     if (found.loop && !found.loop->small->broken())
@@ -175,15 +176,16 @@ result<copy_ticket> nic_loopback::copy_now(const copy_job& job) {
         return tl::unexpected(moved.error());
     }
     count_copy(which(), job.length);
-    return copy_ticket(nullptr, 0, which(), job.length);
+    return internals::wrap<copy_ticket>(nullptr, 0U, which(), job.length);
 }
 
 result<nic_loopback::reached> nic_loopback::local_end(nic_loop& loop, const copy_job& job,
                                                       const copy_end& end) {
     const auto& opened_nic = loop.opened_nic;
     if (end.is(kind::dmabuf)) {
-        GAUDI_TRY(auto region, opened_nic->core()->register_dmabuf(
-                                   {end.fd, end.offset, device_address(end.offset), job.length}));
+        GAUDI_TRY(auto region,
+                  core_of(*opened_nic)
+                      ->register_dmabuf({end.fd, end.offset, device_address(end.offset), job.length}));
         const auto key = region->lkey;
         return reached{{end.offset, key, true}, keep(opened_nic, std::move(region))};
     }
@@ -205,19 +207,20 @@ result<nic_loopback::reached> nic_loopback::remote_end(nic_loop& loop, const cop
     case kind::host: {
         const auto host = job.host_of(end);
         GAUDI_TRY(auto region, &end == &job.from
-                                   ? opened_nic->core()->register_source(host, loop.domain)
-                                   : opened_nic->core()->register_host(host, both_rights, loop.domain));
+                                   ? core_of(*opened_nic)->register_source(host, loop.domain)
+                                   : core_of(*opened_nic)->register_host(host, both_rights, loop.domain));
         const auto key = region->rkey;
         return reached{{reinterpret_cast<std::uintptr_t>(host.data()), key, false},
                        keep(opened_nic, std::move(region))};
     }
     case kind::device: {
         GAUDI_TRY(const auto owner, devices_.device_of(end, job.length));
-        GAUDI_TRY(auto region,
-                  owner->attached()
-                      ? loop.remote_memory->find_or_register_pool(*owner, end.address, job.length)
-                      : loop.remote_memory->find_or_register(*owner->heap().core(), end.address, job.length));
-        const auto key = region.registration_ref()->remote_key();
+        GAUDI_TRY(
+            auto region,
+            owner->attached()
+                ? loop.remote_memory->find_or_register_pool(*owner, end.address, job.length)
+                : loop.remote_memory->find_or_register(*core_of(owner->heap()), end.address, job.length));
+        const auto key = internals::registration(region)->remote_key();
         return reached{{end.address.value(), key, true},
                        std::make_shared<const local_region>(std::move(region))};
     }
@@ -227,9 +230,10 @@ result<nic_loopback::reached> nic_loopback::remote_end(nic_loop& loop, const cop
         return reached{{end.address.value(), key, true}, std::move(resources)};
     }
     case kind::dmabuf: {
-        GAUDI_TRY(auto region, opened_nic->core()->register_dmabuf(
-                                   {end.fd, end.offset, device_address(end.offset), job.length}, both_rights,
-                                   loop.domain));
+        GAUDI_TRY(auto region,
+                  core_of(*opened_nic)
+                      ->register_dmabuf({end.fd, end.offset, device_address(end.offset), job.length},
+                                        both_rights, loop.domain));
         const auto key = region->rkey;
         return reached{{end.offset, key, true}, keep(opened_nic, std::move(region))};
     }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "src/transfer/paths/owner_context.hpp"
+#include "src/os/internals.hpp"
 
 #include "src/device/registry.hpp"
 #include "src/error/try.hpp"
@@ -13,13 +14,13 @@ result<std::shared_ptr<copy_core>> engine_on_context(device_table& devices,
                                                      const std::shared_ptr<lease_core>& lease) {
     const auto node = lease->handle().device;
     for (const auto& device : registry::self().all_open()) // the same context, whichever process opened it
-        if (device->core()->node() == node)
-            if (auto own = devices.engine_of(device->core()->identity().index))
+        if (core_of(*device)->node() == node)
+            if (auto own = devices.engine_of(core_of(*device)->identity().index))
                 return own;
     if (lease->local())
         return tl::unexpected(lease->gone_error());
     return lease->link()->context_engine(node, lease->slot()).map([](const auto& each) {
-        return each.core();
+        return core_of(each);
     });
 }
 
@@ -43,7 +44,7 @@ public:
     result<copy_ticket> start(const copy_job& job) override {
         GAUDI_TRY(auto core, engine_for(job));
         GAUDI_TRY(const auto slot, begin(*core, job));
-        copy_ticket ticket(std::move(core), slot, which(), job.length);
+        auto ticket = internals::wrap<copy_ticket>(std::move(core), slot, which(), job.length);
         return pending_.add(std::make_shared<engine_copy>(std::move(ticket), job.lease, nullptr));
     }
 
@@ -53,7 +54,7 @@ private:
         if (!local.is(kind::device))
             return engine_on_context(devices_, job.lease);
         GAUDI_TRY(const auto own, devices_.device_of(local, job.length));
-        if (own->core()->node() != job.lease->handle().device)
+        if (core_of(*own)->node() != job.lease->handle().device)
             return tl::unexpected(error(errc::no_path, "the memory is another device's"));
         return devices_.engine_of(local.device);
     }

@@ -29,18 +29,18 @@ public:
         asked_[slab] = clock::now();
         return {};
     }
-    std::optional<result<void>> look(unsigned slab) override {
+    std::optional<result<void>> check(unsigned slab) override {
         const auto& link = lease_->link();
         const auto answer = link->answer_to(ids_[slab]);
         if (answer)
             return *answer ? result<void>() : tl::unexpected(answer->error());
-        const auto patience = link->settings().patience;
-        if (clock::now() - asked_[slab] < patience)
+        const auto answer_timeout = link->settings().answer_timeout;
+        if (clock::now() - asked_[slab] < answer_timeout)
             return std::nullopt;
         link->give_up(); // late writes by the owner must not reach slabs of the next copy
         return result<void>(
             tl::unexpected(error(errc::peer_silent, fmt::format("process {}, waited {} ms", link->owner().pid,
-                                                                patience.count()))));
+                                                                answer_timeout.count()))));
     }
 
 private:
@@ -83,7 +83,7 @@ public:
         owner_step step(job.lease, job.end_of(kind::leased).offset, true, {&offset, 1});
         GAUDI_CHECK(step.start(0, slabs->taken.front().bytes.first(1), 0));
         for (;;) {
-            if (const auto seen = step.look(0))
+            if (const auto seen = step.check(0))
                 return *seen;
             slabs->link->wait(std::chrono::milliseconds(1));
         }
@@ -98,7 +98,7 @@ public:
             offsets[room.count] = each.offset;
             room.slab[room.count++] = each.bytes;
         }
-        room.give_back = [kept = slabs]() mutable { kept.reset(); };
+        room.release = [kept = slabs]() mutable { kept.reset(); };
         room.sleep = [link = slabs->link](std::chrono::milliseconds limit) {
             link->wait(std::min(limit, std::chrono::milliseconds(1)));
         };

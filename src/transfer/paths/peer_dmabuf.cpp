@@ -2,6 +2,7 @@
 #include "src/error/try.hpp"
 #include "src/hl/hl_device.hpp"
 #include "src/memory/heap_core.hpp"
+#include "src/os/internals.hpp"
 #include "src/os/round_up.hpp"
 #include "src/transfer/device_table.hpp"
 #include "src/transfer/path.hpp"
@@ -91,7 +92,7 @@ public:
                   core->copy_unchecked(reads ? own.address : other.at, reads ? other.at : own.address,
                                        job.length, reads ? copy_direction::down : copy_direction::up,
                                        job.hints, which()));
-        copy_ticket ticket(std::move(core), slot, which(), job.length);
+        auto ticket = internals::wrap<copy_ticket>(std::move(core), slot, which(), job.length);
         return pending_.add(std::make_shared<engine_copy>(std::move(ticket), job.lease, other.kept));
     }
     void forget(unsigned index) override {
@@ -112,10 +113,10 @@ private:
         const auto& own = importing(job);
         const auto& other = &own == &job.to ? job.from : job.to;
         GAUDI_TRY(const auto by, devices_.device_of(own, job.length));
-        auto found = other.is(kind::device) ? of_device(*by->core(), other, job.length)
+        auto found = other.is(kind::device) ? of_device(*core_of(*by), other, job.length)
                      : other.is(kind::leased)
-                         ? of_lease(by->core(), job)
-                         : of_descriptor(*by->core(), other.fd, other.offset, job.length);
+                         ? of_lease(core_of(*by), job)
+                         : of_descriptor(*core_of(*by), other.fd, other.offset, job.length);
         if (!found && found.error().code() == errc::import_unsupported && other.is(kind::device)) {
             const std::lock_guard guard(mutex_); // the driver does not support it, now or later
             unsupported_ = found.error();
@@ -129,7 +130,7 @@ private:
     result<imported_range> of_device(hl_device& by, const copy_end& other, std::uint64_t length) {
         GAUDI_TRY(const auto owner, devices_.device_of(other, length));
         if (keep_ && !owner->attached())
-            return cache_->import(by, *owner->heap().core(), other.address, length);
+            return cache_->import(by, *core_of(owner->heap()), other.address, length);
         // Exports a DMA-BUF of its own: an import maps whole pages from the beginning of the DMA-BUF.
         GAUDI_TRY(const auto window, owner->export_pages(other.address, length));
         const unique_fd descriptor(window.fd);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "src/error/try.hpp"
+#include "src/os/internals.hpp"
 #include "src/transfer/device_table.hpp"
 #include "src/transfer/path.hpp"
 #include "src/transfer/pipeline.hpp"
@@ -35,7 +36,7 @@ public:
             room.slab[room.count] = set->slab(room.count);
             rest -= std::min<std::uint64_t>(rest, slab_pool::slab_bytes);
         }
-        room.give_back = [pool, set] { pool->give_back(set); };
+        room.release = [pool, set] { pool->release(set); };
         return tools_.pending.add(
             std::make_shared<pipeline>(which(), job.length, job.lease, std::move(room),
                                        engine_step(std::move(source.engine), job.from.address, true),
@@ -58,7 +59,7 @@ private:
             return job.lease->link()
                 ->context_engine(job.lease->handle().device, job.lease->slot())
                 .map([](const auto& engine) {
-                    return side{engine.core(), false};
+                    return side{core_of(engine), false};
                 });
         GAUDI_CHECK(tools_.devices.device_of(end, job.length));
         return tools_.devices.engine_of(end.device).map([&](auto engine) {

@@ -435,9 +435,9 @@ TEST_F(uct_ipc, an_invalidated_key_opens_nothing_and_others_still_do) {
 }
 
 TEST_F(uct_ipc, a_process_that_does_not_answer_is_an_error_in_time_and_forgiven) {
-    constexpr auto patience = std::chrono::milliseconds(300);
+    constexpr auto answer_timeout = std::chrono::milliseconds(300);
     gaudi::ipc_settings hurried;
-    hurried.patience = patience;
+    hurried.answer_timeout = answer_timeout;
     gaudi::set_ipc(hurried);
     other.stop();
     auto host = numbered(size, 11);
@@ -466,7 +466,7 @@ TEST_F(uct_ipc, a_setting_says_how_many_imports_are_kept) {
             EXPECT_EQ(move(false, host.data(), once.rkey), UCS_OK);
             uct_rkey_release(ipc.component, &once);
         }
-        return gaudi::ipc_counters().imports;
+        return gaudi::process_statistics().ipc.imports;
     };
     EXPECT_EQ(kept_with("1"), 1U);
     EXPECT_EQ(kept_with("2"), 2U);

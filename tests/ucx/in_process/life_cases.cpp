@@ -201,7 +201,7 @@ counted counters_of_vfs() {
     EXPECT_EQ(
         std::sscanf(text.c_str(),
                     "gaudi_copy: %llu allocations, %llu bytes; %llu registrations; %llu DMA-BUFs "
-                    "given; staged %llu bytes by short, %llu by bcopy, %llu by zcopy operations, %llu of "
+                    "exported; staged %llu bytes by short, %llu by bcopy, %llu by zcopy operations, %llu of "
                     "them by a NIC in loopback, %llu by gaudi_dma; %llu frees announced",
                     &all.allocations, &all.bytes, &all.registrations, &all.exports, &all.brief, &all.buffered,
                     &all.zcopy, &all.by_nic, &all.by_dma, &all.frees),

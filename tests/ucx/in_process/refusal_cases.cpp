@@ -27,12 +27,7 @@ struct belongings {
         belongings found;
         const std::filesystem::directory_iterator all("/proc/self/fd");
         found.descriptors = static_cast<std::size_t>(std::distance(begin(all), end(all)));
-        for (unsigned index = 0; index < 2; ++index)
-            if (const auto device = gaudi::find_open_device(index)) {
-                const auto held = device->heap().statistics();
-                found.heap.buffers += held.buffers;
-                found.heap.buffer_bytes += held.buffer_bytes;
-            }
+        found.heap = gaudi::process_statistics().heaps;
         return found;
     }
     bool operator==(const belongings& other) const {

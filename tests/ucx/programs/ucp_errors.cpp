@@ -216,15 +216,15 @@ public:
     void dismiss_a() { a_.beside.tell({leave}); }
 
 private:
-    static constexpr auto patience = std::chrono::seconds(20);
+    static constexpr auto answer_timeout = std::chrono::seconds(20);
 
     template <typename F>
     void until(F&& done, const char* what) {
-        const auto deadline = std::chrono::steady_clock::now() + patience;
+        const auto deadline = std::chrono::steady_clock::now() + answer_timeout;
         while (!done()) {
             ucp_worker_progress(worker_.handle());
             if (std::chrono::steady_clock::now() > deadline)
-                throw failure(fmt::format("{}: not in {} s", what, patience.count()));
+                throw failure(fmt::format("{}: not in {} s", what, answer_timeout.count()));
         }
     }
     // UCX alone says how it ends.

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace gaudi {
+
+/// How a NIC accesses memory.
+enum class memory_path : std::uint8_t {
+    host,      ///< registered host memory
+    zero_copy, ///< device memory, registered through its DMA-BUF
+    staged     ///< device memory, copied through pinned host memory by the device's engines
+};
+constexpr std::size_t memory_paths = 3;
+[[nodiscard]] std::string_view name_of(memory_path path);
+
+} // namespace gaudi
