@@ -85,7 +85,7 @@ std::string name_of_pair(const ::testing::TestParamInfo<every_pair::ParamType>& 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr std::size_t longest = (3 << 20) + 7;
 #else
-constexpr std::size_t longest = (20 << 20) + 7; // more than there are slabs
+constexpr std::size_t longest = (20 << 20) + 7; // longer than all slabs of a connection together
 #endif
 constexpr memory_path ways[] = {memory_path::host, memory_path::zero_copy, memory_path::staged};
 INSTANTIATE_TEST_SUITE_P(sizes, every_pair,
@@ -183,7 +183,7 @@ TEST_F(connection_test, events_wake_both_sides) {
     EXPECT_EQ(right.get(), data);
 }
 
-// A program's own event loop: it sleeps on the descriptor and drives the connection when it wakes.
+// An event loop sleeps on the descriptor and polls the connection when the descriptor becomes readable.
 TEST_F(connection_test, a_descriptor_wakes_an_event_loop) {
     connection_options sleepy;
     sleepy.wait = wait_mode::events;
@@ -206,7 +206,7 @@ TEST_F(connection_test, a_descriptor_wakes_an_event_loop) {
     EXPECT_EQ(expect(into.wait(soon)).bytes, data.size());
     EXPECT_EQ(right.get(), data);
 
-    // The end of the peer wakes it too.
+    // A disconnect by the peer makes the descriptor readable too.
     pollfd waiting{expect(right.link->event_fd()), POLLIN, 0};
     while (!right.link->arm())
         ASSERT_TRUE(right.link->alive());
@@ -234,7 +234,7 @@ TEST_F(connection_test, several_operations_are_waited_for_at_once) {
     for (int i = 0; i < 8; ++i)
         all.push_back(expect(left.link->send(expect(left.region.part(0, 512)))));
     EXPECT_LT(expect(wait_any(std::span(all), soon)), all.size());
-    expect(wait_all(std::span(all), soon)); // also both ends of one thread
+    expect(wait_all(std::span(all), soon)); // both ends of the connection belong to this thread
     for (auto& each : all)
         EXPECT_EQ(expect(each.wait()).bytes, 512U);
 }

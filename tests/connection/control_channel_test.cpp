@@ -31,7 +31,7 @@ TEST(inbox_test, gives_the_oldest_of_a_kind) {
 TEST(inbox_test, refuses_more_than_its_limit_and_counts_what_was_taken) {
     inbox waiting;
     const frame large{frame_kind::note, std::vector<std::byte>(inbox::most_bytes / 4)};
-    for (int i = 0; i < 20; ++i) { // five times the limit, one at a time
+    for (int i = 0; i < 20; ++i) { // five times the limit in total, one frame queued at a time
         ASSERT_TRUE(waiting.add(large, "peer"));
         ASSERT_TRUE(waiting.take(frame_kind::note));
     }
@@ -39,7 +39,7 @@ TEST(inbox_test, refuses_more_than_its_limit_and_counts_what_was_taken) {
         ASSERT_TRUE(waiting.add(large, "peer"));
     const auto refused = waiting.add(large, "host:7");
     ASSERT_FALSE(refused);
-    EXPECT_EQ(refused.error().code(), errc::handshake_refused);
+    EXPECT_EQ(refused.error().code(), errc::protocol_violated);
     EXPECT_NE(refused.error().message().find("host:7"), std::string::npos);
 }
 
@@ -85,7 +85,7 @@ TEST_F(channel_pair, reports_the_end_after_the_last_frame) {
 TEST_F(channel_pair, refuses_what_is_no_frame) {
     const std::array<std::byte, 8> huge{std::byte{0x7f}};
     ASSERT_TRUE(left_->line().send_all(huge, std::chrono::steady_clock::now() + milliseconds(1000)));
-    EXPECT_EQ(right_->receive().error().code(), errc::handshake_refused);
+    EXPECT_EQ(right_->receive().error().code(), errc::protocol_violated);
 }
 
 } // namespace

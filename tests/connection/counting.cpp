@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Counts what the library does to the machine: allocations, locks, and bytes that the CPU copies. Linked with
-// --wrap, so that only the objects of this program are counted, and those of the lab's libraries are not.
+// Counts allocations, lock acquisitions and bytes that the CPU copies. The program is linked with --wrap, so
+// that calls from its own objects are counted and calls from the lab's libraries are not.
 #include "tests/connection/counting.hpp"
 
 #include <atomic>

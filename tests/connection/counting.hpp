@@ -8,7 +8,7 @@ namespace testing_support {
 struct counts {
     std::uint64_t allocations, locks, copied_bytes;
 };
-// Since the program began. Nothing is counted under the sanitizers.
+// Counts since the program started; all 0 under the sanitizers.
 #ifdef COUNTING
 [[nodiscard]] counts counts_now();
 #else

@@ -7,7 +7,7 @@ namespace {
 
 using namespace gaudi;
 
-// Both ends share the ring here; between hosts the receiver's NIC writes the sender's.
+// Both ends use the same ring here. On a connection the receiver writes its words into the sender's ring.
 struct credits : ::testing::Test {
     static constexpr std::uint32_t segment = 4096;
     credit::ring words{};
@@ -53,7 +53,7 @@ TEST_F(credits, of_an_empty_receive_have_one_part) {
     EXPECT_FALSE(sender.is_open());
 }
 
-// The lap in a word tells it from the one that stood in its place before, over every value a lap can have.
+// The lap in a word distinguishes it from the previous word at the same index. 300 laps cover all 255 values.
 TEST_F(credits, stay_valid_over_many_laps) {
     for (unsigned i = 0; i < 300 * credit::ring_words; ++i) {
         ASSERT_FALSE(sender.open_receive()) << i;
@@ -66,7 +66,7 @@ TEST_F(credits, stay_valid_over_many_laps) {
 
 TEST_F(credits, are_sent_once_they_are_as_many_as_the_peer_holds) {
     EXPECT_FALSE(receiver.due());
-    announce(1); // 2 words, none held
+    announce(1); // 2 words to send; the peer holds none
     EXPECT_TRUE(receiver.due());
     receiver.sent(receiver.next_run().words.size());
     EXPECT_TRUE(receiver.all_sent());

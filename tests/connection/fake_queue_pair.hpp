@@ -6,12 +6,12 @@
 
 namespace testing_support {
 
-// A queue pair that records what is posted to it: libibverbs calls through the table of the context.
+// Records posted work requests: libibverbs dispatches ibv_post_* through the ops table of the context.
 class fake_queue_pair {
 public:
     struct posted_send {
         ibv_send_wr wr;
-        ibv_sge entry; // the first, where there is one
+        ibv_sge entry; // the first SGE; zero if the request has none
     };
     struct posted_receive {
         ibv_recv_wr wr;
@@ -44,7 +44,7 @@ public:
     std::vector<posted_send> sends;
     std::vector<posted_receive> receives;
     unsigned calls = 0;
-    int error = 0; // what posting returns
+    int error = 0; // returned by ibv_post_*
 
 private:
     ibv_context context_{};

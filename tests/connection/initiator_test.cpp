@@ -16,7 +16,7 @@ protected:
     static constexpr std::uint32_t segment = 4096;
     static constexpr std::uint64_t longest_request = 2 * segment;
     static constexpr unsigned depth = 16;
-    static constexpr auto room = depth - send_queue::kept_for_credits; // for data
+    static constexpr auto room = depth - send_queue::kept_for_credits; // work requests for data
 
     std::uint32_t add(transfer_kind kind, std::uint64_t length, std::optional<std::uint32_t> immediate = {}) {
         const auto slot = operations.add({.kind = kind, .immediate = immediate}, nullptr);
@@ -34,7 +34,7 @@ protected:
         operations[slot].serial = ++serial_;
         return slot;
     }
-    // The peer posts a receive.
+    // Announces the credits of a receive that the peer posts.
     void grant_receive(std::uint64_t length) {
         credits_of_peer.announce(credit::kind::receive, length);
         std::uint64_t posted = 0;
@@ -51,7 +51,7 @@ protected:
     [[nodiscard]] bool finished(std::uint32_t slot) {
         return operations[slot].state == operation::state::finished;
     }
-    // What this side sent to the peer over TCP.
+    // Frames that the initiator sent to the peer over TCP.
     std::vector<frame> frames() { return *peer_end_.receive(); }
 
 private:
@@ -224,13 +224,13 @@ TEST_F(initiator_test, fails_an_access_that_the_peer_refuses) {
     EXPECT_NE(operations[slot].failure->message().find("the buffer was freed"), std::string::npos);
 }
 
-// A peer that grants slabs and refuses the access afterwards: the next operation must not use them.
+// The peer grants slabs and then refuses the access: the next operation must not use these slabs.
 TEST_F(initiator_test, leaves_no_slab_of_a_refused_access_to_the_next) {
     const auto filler = add(transfer_kind::write, room * longest_request);
     advance(); // the send queue is full
     const auto refused = add_remote_staged(transfer_kind::write, 2 * segment);
     ASSERT_TRUE(subject.advance());
-    // The access was requested when its operation became the first.
+    // The initiator requested the access when the operation reached the head of the queue.
     const auto id = operations.id_of(refused);
     ASSERT_TRUE(subject.slab_granted({id, segment, 0x7000, segment, 21, 4}));
     ASSERT_TRUE(subject.access_ended({id, "changed my mind"}));
@@ -266,7 +266,7 @@ TEST_F(initiator_test, refuses_slabs_that_it_did_not_request) {
                               slab_grant{id, 96, 0x7000, 5}, slab_grant{id, ~0ULL, 0x7000, 8}}) {
         const auto refused = subject.slab_granted(wrong);
         ASSERT_FALSE(refused) << wrong.offset;
-        EXPECT_EQ(refused.error().code(), errc::handshake_refused);
+        EXPECT_EQ(refused.error().code(), errc::protocol_violated);
     }
     EXPECT_TRUE(subject.slab_granted({id, 95, 0x7000, 5, 1, 1}));
 }

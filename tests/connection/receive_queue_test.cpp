@@ -18,7 +18,7 @@ struct receive_queue_test : ::testing::Test {
     credit::ring words{};
     operation_table operations{8};
     local_credits credits{words};
-    peer_credits sender{words, segment}; // what the peer sees
+    peer_credits sender{words, segment}; // the view of the peer
     receive_queue queue{qp.get(), depth, "peer:1", segment, operations, credits};
 
     std::uint32_t receive(std::uint64_t length) {
@@ -77,7 +77,7 @@ TEST_F(receive_queue_test, finishes_with_the_bytes_that_arrived) {
     EXPECT_EQ(operations[slot].outcome.immediate, 42U);
 }
 
-// The bytes of such a write lie elsewhere: they are told, but the receive has moved nothing.
+// The write places its bytes elsewhere: the outcome reports them, but the receive buffer got none.
 TEST_F(receive_queue_test, counts_no_bytes_for_a_write_with_immediate) {
     const auto slot = receive(segment);
     ASSERT_TRUE(queue.advance());

@@ -81,7 +81,7 @@ TEST_F(send_queue_test, sends_no_entry_for_an_empty_request) {
     EXPECT_EQ(qp.sends[0].wr.num_sge, 0);
 }
 
-// Also one that append() met, which has nobody to tell.
+// This includes a failure inside append(), which returns no error itself.
 TEST_F(send_queue_test, reports_a_failure_at_every_later_flush) {
     qp.error = ENOMEM;
     append(2 * send_queue::longest_chain + 1);

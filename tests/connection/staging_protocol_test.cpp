@@ -12,7 +12,7 @@ class staging_frame : public ::testing::Test {};
 using frames = ::testing::Types<access_request, slab_grant, slab_return, access_end>;
 TYPED_TEST_SUITE(staging_frame, frames);
 
-// Every field gets a value of its own, so that none is left out and no two are exchanged.
+// Each field has a different value: the tests detect a missing field and two swapped fields.
 template <typename Frame>
 Frame distinct() {
     Frame frame;
@@ -45,7 +45,7 @@ TYPED_TEST(staging_frame, of_another_size_is_refused) {
         << "only the end of an access has text behind its fields";
 }
 
-// The order on the wire, which peers of this version rely on.
+// The wire format of this protocol version.
 TEST(staging_frames, are_big_endian_in_the_order_of_their_fields) {
     const auto body = encode_frame(slab_return{1, 2});
     EXPECT_EQ(body.size(), 12U);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What an operation costs in the steady state, and what zero-copy means.
+// Cost of an operation in the steady state, and proof that zero-copy copies no byte.
 #include "tests/connection/counting.hpp"
 #include "tests/rdma/rdma_test.hpp"
 #include "tests/support/child.hpp"
@@ -15,7 +15,7 @@ using namespace testing_support;
 
 using steady_test = rdma_test;
 
-// System calls of this thread from now on are not made but counted, and answer EAGAIN.
+// After trap_system_calls() the system calls of this thread are counted and return EAGAIN instead of running.
 volatile std::sig_atomic_t trapped_calls = 0;
 
 void count_call(int, siginfo_t*, void* context) {
@@ -64,7 +64,7 @@ TEST_F(steady_test, an_operation_costs_no_allocation_lock_or_system_call) {
             round();
         const auto after = counts_now();
         const auto allocations = after.allocations - before.allocations, locks = after.locks - before.locks;
-        // A look at the TCP connection every millisecond without an event is not per operation.
+        // The connection reads its TCP stream once per millisecond, independent of the number of operations.
         const bool cheap = allocations == 0 && locks == 0 && trapped_calls < rounds / 10;
         if (!cheap)
             fmt::print(stderr, "{} rounds of 5 operations: {} allocations, {} locks, {} system calls\n",
@@ -99,7 +99,7 @@ struct cost {
 
 class zero_copy_test : public rdma_test {
 protected:
-    // 64 MiB there by send and back by read; what was copied on this side of both virtual libraries.
+    // Sends 64 MiB and reads them back. Returns the bytes that this library copied; the lab is not counted.
     cost transfer_with(memory_path path) {
         constexpr std::size_t size = 64 << 20;
         make_pair(path, path, size);

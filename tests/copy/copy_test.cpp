@@ -226,7 +226,7 @@ TEST_F(copy_test, an_armed_event_descriptor_tells_once) {
     for (int round = 0; round < 3; ++round) {
         EXPECT_TRUE(engine_->write(buffer.address(), sent)->wait());
         EXPECT_FALSE(readable(20)) << "nobody asked";
-        auto before = engine_->write(buffer.address(), sent); // asked for while it is under way
+        auto before = engine_->write(buffer.address(), sent); // armed while this copy is in flight
         engine_->arm();
         EXPECT_TRUE(readable(30000)) << "nobody called poll() on the engine";
         EXPECT_TRUE(before->done());
@@ -235,7 +235,7 @@ TEST_F(copy_test, an_armed_event_descriptor_tells_once) {
         EXPECT_TRUE(readable(30000));
         EXPECT_TRUE(after->done());
     }
-    ASSERT_TRUE(engine_->event_fd()); // somebody else wants to hear of all
+    ASSERT_TRUE(engine_->event_fd()); // now the descriptor reports every completion
     for (int round = 0; round < 2; ++round) {
         EXPECT_TRUE(engine_->write(buffer.address(), sent)->wait());
         EXPECT_TRUE(readable(30000));
@@ -335,11 +335,11 @@ TEST_F(copy_test, five_gibibytes_cross_the_packet_limit) {
     EXPECT_EQ(engine_->statistics().packets, 4U) << "two packets each way";
 }
 
-// Counted and not carried out: the driver refuses every submission.
+// Only counts packets: the driver refuses every submission.
 TEST_F(copy_test, p23_no_packet_is_larger_than_its_size_field) {
     close();
     open({.queues = 1});
-    constexpr std::uint64_t field = 1ULL << 32; // bytes that 32 bits cannot tell from 0
+    constexpr std::uint64_t field = 1ULL << 32; // as a 32-bit size this is 0
     auto from = *device_->heap().allocate(9ULL << 30), to = *device_->heap().allocate(9ULL << 30);
     ASSERT_EQ(gaudi_lab_arm_faults("hlthunk_command_submission every errno ENOMEM"), 0);
     const auto packets_of = [&](std::uint64_t size) {

@@ -31,7 +31,7 @@ protected:
         ::dlclose(library_);
         test_lab::TearDown();
     }
-    // Where the fake's memory was mapped: it tells through the same call that the library uses.
+    // Device address of the fake's memory, from the call that the library also uses.
     std::uint64_t pool_base() const {
         std::uint64_t info[64] = {};
         reinterpret_cast<int (*)(std::uint32_t, void*)>(::dlsym(library_, "synDeviceGetInfoV2"))(0, info);
@@ -102,7 +102,7 @@ TEST_F(synapse_test, its_copies_are_asynchronous_and_wake_a_sleeper) {
         ASSERT_EQ(::read(event, &count, sizeof(count)), static_cast<ssize_t>(sizeof(count)));
         engine.poll();
     }
-    tickets.pop_back(); // the rest is dropped under way, and still waited for at the end
+    tickets.pop_back(); // the other tickets are dropped without a wait
 }
 
 TEST_F(synapse_test, what_its_copies_answer_reaches_the_ticket) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Devices: enumeration, opening, selection, who holds them, what happens when they fail.
+// Devices: enumeration, opening, selection, ownership, failure.
 #include <gaudi/gaudi.hpp>
 
 #include "src/hl/discovery.hpp"
@@ -119,7 +119,7 @@ TEST_F(device_test, one_object_for_everybody_in_the_process) {
     EXPECT_EQ(first->get(), any->get()) << "first_free prefers what is open here";
 }
 
-// In the machine that a lab describes processor N is on node N.
+// In the lab's topology processor N belongs to NUMA node N.
 TEST_F(device_test, first_free_prefers_what_is_near_to_its_processor) {
     for (const int near : {0, 1}) {
         describe(fmt::format("gaudis = 2\n[gaudi {}]\nnuma_node = 0\n[gaudi {}]\nnuma_node = 1\n", near,
@@ -212,10 +212,10 @@ TEST_F(device_test, a_broken_device_and_no_devices) {
 TEST_F(device_test, no_descriptor_left) {
     rlimit before{};
     ::getrlimit(RLIMIT_NOFILE, &before);
-    (void)list_devices(); // everything the lab keeps open is open now
+    (void)list_devices(); // opens the descriptors that the lab keeps open
     const int first_free_fd = ::dup(0);
     ::close(first_free_fd);
-    // One more each time, until they are enough.
+    // Each attempt allows one more descriptor, until opening succeeds.
     auto limit = static_cast<rlim_t>(first_free_fd);
     const auto open_within_limit = [&] {
         const rlimit small{limit, before.rlim_max};
@@ -328,7 +328,7 @@ TEST_F(device_test, a_page_fault_comes_back_on_the_ticket) {
     auto engine = *opened->copies();
     auto buffer = *opened->heap().allocate(1 << 20);
     std::vector<std::byte> data(1 << 20);
-    // Somebody pulls the memory away under the library: only the device can notice.
+    // Unmap the memory without the library: only the device detects the access.
     ASSERT_EQ(hlthunk_memory_unmap(opened->descriptor(),
                                    buffer.address().value() / (768ULL << 20) * (768ULL << 20)),
               -EINVAL);
@@ -369,7 +369,7 @@ TEST_F(device_test, one_gen1_device_per_process_because_addresses_are_physical) 
 }
 
 TEST_F(device_test, cycles_leave_nothing) {
-    (void)open_device(by_index{0}); // what the first use keeps
+    (void)open_device(by_index{0}); // allocates what the first use keeps
     const auto cycle = [] {
         const auto opened = open_device(by_index{0});
         ASSERT_TRUE(opened) << opened.error().message();
@@ -380,7 +380,7 @@ TEST_F(device_test, cycles_leave_nothing) {
         auto ticket = engine->write(buffer->address(), data);
         ASSERT_TRUE(ticket && ticket->wait());
     };
-    for (int i = 0; i < 20; ++i) // thread stacks and arenas that are kept once and for all
+    for (int i = 0; i < 20; ++i) // fills the caches of thread stacks and malloc arenas
         cycle();
     const auto descriptors = open_descriptors();
     const auto regions = mapped_regions();

@@ -41,7 +41,7 @@ TEST(error, message_has_meaning_kind_numbers_errno_and_remedy) {
               "no device memory left (exhausted): hlthunk_device_memory_alloc of 42 bytes: Cannot allocate "
               "memory (ENOMEM); "
               "free buffers or trim heaps; the driver allocates in pages of its own (768 MB on Gaudi2)");
-    // Brought by another error: its remedy is not said twice.
+    // An error that contains the message of another one does not repeat the remedy.
     const error outer(errc::memory_exhausted, fmt::format("for the heap: {}", what.message()));
     EXPECT_EQ(outer.message(), "no device memory left (exhausted): for the heap: " + what.message());
 }

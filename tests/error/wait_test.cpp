@@ -10,7 +10,7 @@ namespace {
 
 using namespace gaudi;
 
-// An operation that ends after so many polls.
+// An operation that completes after `polls_left` polls.
 struct counted_ticket {
     int polls_left = 0;
     bool fails = false;

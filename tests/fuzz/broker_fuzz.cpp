@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Any messages to a broker that shares memory of a virtual Gaudi: it answers or hangs up, and goes on
-// serving. The input is a list of messages: a byte that says how much of a request follows, with bits for a
-// descriptor, for a good head and for a good handle, then the bytes.
+// Sends arbitrary messages to a broker that shares memory of a virtual Gaudi. The broker must answer or close
+// the connection, and must continue to serve. The input is a list of messages: a control byte (length of the
+// request, flags for a descriptor, a valid head and a valid handle), then the bytes.
 #include <gaudi/gaudi.hpp>
 
 #include "src/ipc/broker.hpp"
@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::uint8_t with_descriptor = 0x80, with_head = 0x40, with_handle = 0x20, amount = 0x1f;
 
-// The broker does not serve its own process: another one connects, and passes the connection on.
+// The broker does not serve its own process: a child connects and passes the socket to this process.
 class connector {
 public:
     connector() {
@@ -60,7 +60,7 @@ private:
 };
 
 struct service {
-    connector other; // first: it forks before there are threads
+    connector other; // first member: it must fork before threads exist
     std::shared_ptr<device> opened_device = expect(open_device());
     device_buffer buffer = expect(opened_device->heap().allocate(1 << 20));
     handle_record handle = expect(read_handle(expect(share(buffer)).bytes));
@@ -73,7 +73,7 @@ service& served() {
     return all;
 }
 
-// An honest question gets an honest answer.
+// Aborts unless the broker answers a valid request correctly.
 void check_service() {
     auto& all = served();
     const auto socket = all.other.connect(all.name);
@@ -102,7 +102,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
             std::memcpy(message.data(), data, wanted);
             data += wanted;
             size -= wanted;
-            // The rest of the byte takes a message past the first check, and past the second.
+            // Flags make the head valid, and the handle too, so that the message passes these checks.
             const auto body = [&](std::size_t length) {
                 message.resize(sizeof(request_head) + length);
                 return message.data() + sizeof(request_head);
@@ -129,7 +129,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
                               (how & with_descriptor) != 0 ? std::span<const int>(passed)
                                                            : std::span<const int>(),
                               soon))
-                break; // it hung up
+                break; // the broker closed the connection
         }
         std::array<std::byte, longest_answer> answer;
         while (receive_message(socket.get(), answer, soon)) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Any bytes as a handle: read or refused, and what is read makes sense.
+// Arbitrary bytes as a handle: read_handle() refuses them or returns consistent fields.
 #include "src/ipc/handle.hpp"
 
 #include <algorithm>
@@ -13,7 +13,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         std::copy_n(bytes.begin(), std::min(size, handle.bytes.size()), handle.bytes.begin());
         gaudi::handle_record record;
         std::memcpy(&record, handle.bytes.data(), sizeof(record));
-        if (sealed) { // past the checksum, to what lies behind it
+        if (sealed) { // a valid checksum, to reach the later checks
             record.magic = gaudi::handle_record::magic_value;
             record.version = gaudi::handle_record::current_version;
             record.size = gaudi::memory_handle::size;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Any answers of an owner: an import and a copy end with an error or with data, in bounded time. The input is
-// a list of answers: a byte that says how much of one follows, with bits for a descriptor, for a good head,
-// and for success, then the bytes.
+// Arbitrary answers of an owner: an import and a copy must end with an error or with data, in bounded time.
+// The input is a list of answers: a control byte (length of the answer, flags for a descriptor, a valid head
+// and success), then the bytes.
 #include <gaudi/gaudi.hpp>
 
 #include "src/ipc/messages.hpp"
@@ -24,7 +24,7 @@ struct answers {
     std::size_t size;
 };
 
-// One importer's connection, until there is nothing more to say.
+// Accepts one importer and answers its requests until the input is used up.
 void answer(int listener, answers given, int descriptor) {
     const auto soon = [] { return std::chrono::steady_clock::now() + std::chrono::milliseconds(50); };
     const unique_fd socket(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
@@ -39,7 +39,7 @@ void answer(int listener, answers given, int descriptor) {
         std::memcpy(message.data(), given.data, wanted);
         given.data += wanted;
         given.size -= wanted;
-        if ((how & with_head) != 0) { // an answer of the size that is expected
+        if ((how & with_head) != 0) { // a valid head, and the size that the importer expects
             answer_head head;
             std::memcpy(static_cast<void*>(&head), message.data(), std::min(wanted, sizeof(head)));
             head.magic = request_head::magic_value;
@@ -70,7 +70,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     ipc_settings impatient;
     impatient.answer_timeout = std::chrono::milliseconds(20);
     set_ipc(impatient);
-    handle_record record; // of a process that only these answers speak for
+    handle_record record; // its owner is the thread below
     const auto& self = own_identity();
     record.machine = self.machine;
     record.random = {self.random[0] ^ 1, ++runs};
@@ -89,7 +89,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
             if (auto reading = imported->read(seen))
                 (void)reading->wait(std::chrono::seconds(10));
     }
-    if (const auto waiting = connect_to(broker_name(record.owner()))) { // the thread may still be accepting
+    if (const auto waiting = connect_to(broker_name(record.owner()))) { // the thread may still be in accept4
     }
     owner.join();
     return 0;

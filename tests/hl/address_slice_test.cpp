@@ -36,8 +36,8 @@ TEST(address_slice_test, leaves_out_what_is_skipped) {
     EXPECT_EQ(slice.find_gap(0x1000, 0x8000), 0U);
 }
 
-// The driver's page need not be a power of two (48 MiB and 768 MiB there are), and counts from the low 48
-// bits.
+// The driver's page need not be a power of two (48 MiB and 768 MiB exist). Alignment uses the low 48 bits of
+// an address.
 TEST(address_slice_test, begins_at_a_page_of_the_driver) {
     constexpr std::uint64_t page = 48ULL << 20, high = 0x1001ULL << 48;
     const address_slice slice(high + page + 1, high + 10 * page, page);

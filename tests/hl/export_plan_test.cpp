@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // labels of every test here: critical dmabuf
-// The decision how memory is exported, for every generation and origin.
+// plan_export() for every generation and origin of memory.
 #include "src/hl/export_plan.hpp"
 
 #include <gtest/gtest.h>

@@ -32,7 +32,7 @@ TEST_F(shared_context_test, knows_the_latest_submission_of_all) {
     owner.submitted(5);
     EXPECT_EQ(member.shared()->latest(), 5U);
     member.submitted(9);
-    owner.submitted(7); // told late
+    owner.submitted(7); // reported after a later submission
     EXPECT_EQ(context->latest(), 9U);
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Handles and messages that make no sense, users and namespaces that may not, owners that do not answer.
+// Malformed handles and messages, users and namespaces without permission, owners that do not answer.
 #include "tests/ipc/owner.hpp"
 
 #include "src/hl/hl_device.hpp"
@@ -16,7 +16,7 @@
 #include <sched.h>
 #include <thread>
 
-// The virtual Gaudi's threads stay for half a second, which many processes here do not live.
+// The threads of a virtual Gaudi live for half a second; many processes here exit earlier.
 extern "C" __attribute__((visibility("default"))) const char* __tsan_default_options();
 const char* __tsan_default_options() {
     return "report_thread_leaks=0";
@@ -30,8 +30,8 @@ handle_record record_of(const memory_handle& handle) {
     return expect(read_handle(handle.bytes));
 }
 
-// A process of another user, or somewhere else: `prepare` brings it there. What it says comes back as its
-// status: 0 if it read 4096 bytes of the first pattern.
+// Imports in a child process. `prepare` changes its user or its namespaces. The exit status is 0 if the child
+// read 4096 bytes of the first pattern.
 int import_from(const memory_handle& handle, copy_path path, const std::function<bool()>& prepare) {
     child importer([&] {
         if (!prepare())
@@ -58,7 +58,7 @@ TEST_F(ipc_test, handles_that_make_no_sense) {
     const auto handle = expect(share(buffer));
     for (const std::size_t size : {std::size_t{0}, std::size_t{1}, std::size_t{127}})
         EXPECT_EQ(import_memory(std::span(handle.bytes).first(size)).error().code(), errc::handle_invalid);
-    for (std::size_t i = 0; i < handle.bytes.size(); ++i) { // any byte that changes is noticed
+    for (std::size_t i = 0; i < handle.bytes.size(); ++i) { // a change of any byte is detected
         auto damaged = handle;
         damaged.bytes[i] ^= std::byte{1};
         EXPECT_EQ(import_memory(damaged).error().code(), errc::handle_invalid) << i;
@@ -116,7 +116,7 @@ TEST_F(ipc_test, garbage_disturbs_nobody) {
     auto imported = expect(import_memory(handle, {copy_path::owner_proxy}));
     const auto name = broker_name(record_of(handle).owner());
     std::vector<std::byte> seen(4096);
-    expect(expect(imported.read(seen)).wait()); // served after the import: what that one opened is closed
+    expect(expect(imported.read(seen)).wait()); // afterwards the owner has closed what the import opened
     const auto descriptors = other.descriptors();
     std::mt19937 random(1);
     std::vector<unique_fd> silent;
@@ -124,7 +124,7 @@ TEST_F(ipc_test, garbage_disturbs_nobody) {
         auto socket = expect(connect_to(name));
         message_bytes bytes = request_message(1, open_lease_request{});
         switch (round % 5) {
-        case 0: // anything
+        case 0: // random bytes
             for (auto& each : bytes)
                 each = static_cast<std::byte>(random());
             break;
@@ -134,7 +134,7 @@ TEST_F(ipc_test, garbage_disturbs_nobody) {
         case 2: // another version
             bytes = message_of(request_head{.version = static_cast<std::uint16_t>(random())}, nothing_more{});
             break;
-        case 3: { // a request that is none, or of another size; leases and slabs that are not there
+        case 3: { // an unknown request, a wrong size, or a lease or slab that does not exist
             const auto lease = static_cast<std::uint32_t>(random());
             const auto far = random() * 0x100000001ULL;
             const auto kind = static_cast<std::uint16_t>(random() % 12);
@@ -142,7 +142,7 @@ TEST_F(ipc_test, garbage_disturbs_nobody) {
                                       : message_of(request_head{.kind = kind}, open_context_request{lease});
             break;
         }
-        case 4: // and one that says nothing
+        case 4: // a client that sends nothing
             silent.push_back(std::move(socket));
             continue;
         }
@@ -152,7 +152,7 @@ TEST_F(ipc_test, garbage_disturbs_nobody) {
         expect(expect(imported.read(seen)).wait());
         ASSERT_EQ(seen, pattern(4096, 1));
     }
-    // Whoever says nothing is sent away after two seconds.
+    // The broker closes a silent connection after two seconds.
     EXPECT_TRUE(soon_true([&] { return other.descriptors() <= descriptors; })) << other.descriptors();
     EXPECT_EQ(other.leases(0), 1U);
 }
@@ -189,11 +189,11 @@ TEST_F(ipc_test, an_owner_that_does_not_answer) {
     EXPECT_EQ(refused.error().code(), errc::peer_silent);
     EXPECT_GE(took, milliseconds(1900));
     EXPECT_LT(took, std::chrono::seconds(30));
-    EXPECT_EQ(other.leases(0), 1U); // it runs again
+    EXPECT_EQ(other.leases(0), 1U); // the owner runs again
     std::vector<std::byte> seen(4096);
     expect(expect(imported.read(seen)).wait());
     EXPECT_EQ(seen, pattern(4096, 1)) << "an answer that came too late disturbs nobody";
-    // The same in the middle of a copy that the owner makes.
+    // The same during a copy by the owner.
     other.process().stop();
     const auto left = expect(imported.read(seen)).wait();
     other.process().go_on();
@@ -210,13 +210,12 @@ TEST_F(ipc_test, no_descriptor_left) {
     const auto handle = other.share(4096, 1);
     const auto second = other.share(4096, 2);
     std::vector<std::byte> seen(4096);
-    auto first = expect(
-        import_memory(handle, {copy_path::nic_loopback})); // the thread, the socket, the board, the NIC
+    auto first = expect(import_memory(handle, {copy_path::nic_loopback})); // thread, socket, lease table, NIC
     expect(expect(first.read(seen)).wait());
     auto later = expect(import_memory(second, {copy_path::nic_loopback}));
     const auto refused = [&] {
         const all_descriptors taken;
-        return later.read(seen); // it takes a DMA-BUF
+        return later.read(seen); // receives a DMA-BUF descriptor
     }();
     ASSERT_FALSE(refused);
     EXPECT_EQ(refused.error().code(), errc::descriptors_exhausted) << refused.error().message();
@@ -238,25 +237,25 @@ TEST_F(ipc_test, an_owner_without_a_descriptor_left) {
     const auto refused = again.read(seen); // the owner would have to export its memory
     ASSERT_FALSE(refused);
     EXPECT_EQ(refused.error().code(), errc::descriptors_exhausted) << refused.error().message();
-    expect(expect(known.read(seen)).wait()); // who was there before goes on
+    expect(expect(known.read(seen)).wait()); // the earlier import still works
     EXPECT_EQ(seen, pattern(4096, 1));
     other.run_out_of_descriptors(false);
     EXPECT_EQ(import_from(handle, copy_path::owner_proxy, [] { return true; }), 0);
     expect(expect(again.read(seen)).wait());
 }
 
-// Speaks to an owner without the library's manners.
+// Sends raw requests to an owner, without the library's checks.
 class raw_client {
 public:
     explicit raw_client(const memory_handle& handle)
         : handle_(record_of(handle)), socket_(expect(connect_to(broker_name(handle_.owner())))) {}
-    // Whether there was room for it.
+    // False if the message could not be sent.
     template <typename Request>
     bool send(const Request& request, std::span<const int> descriptors = {}) {
         return send_message(socket_.get(), request_message(++last_id_, request), descriptors, {}).has_value();
     }
     bool open_lease() { return send(open_lease_request{handle_}); }
-    // The next answer, or that there is none.
+    // The next answer, or nullopt if none arrives before the limit.
     std::optional<answer_head> answer(milliseconds limit) {
         std::array<std::byte, longest_answer> bytes;
         auto got = receive_message(socket_.get(), bytes, std::chrono::steady_clock::now() + limit);
@@ -267,13 +266,13 @@ public:
                     bytes.begin() + static_cast<std::ptrdiff_t>(got->bytes));
         return read_as<answer_head>(std::span(bytes).first(sizeof(answer_head)));
     }
-    // What a request fails with: 0, or the error's number + 1.
+    // Sends a request. Returns 0, or the number of its error + 1.
     template <typename Request>
     std::uint32_t failure_of(const Request& request, std::span<const int> descriptors = {}) {
         EXPECT_TRUE(send(request, descriptors));
         return answer(std::chrono::seconds(20)).value().failed;
     }
-    // An answer that must come.
+    // Sends a request that must succeed.
     template <typename Request>
     typename Request::answer ask(const Request& request, std::span<const int> descriptors = {}) {
         EXPECT_EQ(failure_of(request, descriptors), 0U);
@@ -290,7 +289,7 @@ private:
     std::uint64_t last_id_ = 0;
 };
 
-// A handle of a part of a buffer: neither a changed handle nor messages of one's own reach the rest of it.
+// A handle of a part of a buffer: neither a modified handle nor forged messages reach the rest of the buffer.
 TEST_F(ipc_test, a_handle_of_a_part_opens_that_part_alone) {
     const auto own = expect(open_device(by_index{0}));
     const auto buffer = expect(own->heap().allocate(3 * 4096));
@@ -335,7 +334,7 @@ TEST_F(ipc_test, a_handle_of_a_part_opens_that_part_alone) {
     EXPECT_EQ(importer.wait(), 0);
 }
 
-// A DMA-BUF cannot be taken back from a process that does not let go: its pages are not handed out again.
+// The owner cannot revoke a DMA-BUF that a process keeps open, so the heap does not reuse its pages.
 TEST_F(ipc_test, memory_that_a_hostile_importer_keeps_is_not_handed_out_again) {
     const auto own = expect(open_device(by_index{0}));
     auto buffer = expect(own->heap().allocate(mebibyte));
@@ -488,7 +487,7 @@ TEST_P(elsewhere, another_pid_namespace_is_served_by_the_socket) {
     const int status = import_from(handle, GetParam(), [] {
         if (::unshare(CLONE_NEWPID) != 0)
             return false;
-        const pid_t inside = ::fork(); // only its children are in the new namespace
+        const pid_t inside = ::fork(); // unshare() moves only later children into the new namespace
         if (inside == 0)
             return true;
         int ended = 0;

@@ -73,7 +73,7 @@ TEST_F(lease_set_test, announces_a_revocation_in_the_table_and_on_the_socket) {
 TEST_F(lease_set_test, believes_its_own_word_that_a_lease_is_revoked) {
     const auto slot = open();
     leases.revoke_if([](const lease_record&) { return true; });
-    table()[slot].revoked = 0; // the importer can write the table
+    table()[slot].revoked = 0; // the importer may write to the table
     EXPECT_EQ(leases.find_usable(slot), nullptr);
 }
 
@@ -86,7 +86,7 @@ TEST_F(lease_set_test, notices_that_the_importer_no_longer_listens) {
     EXPECT_FALSE(leases.has_listener());
 }
 
-// A full socket has a reader that is slow, and it has something to read.
+// The socket is full: its reader is slow, and already has a message to read.
 TEST_F(lease_set_test, is_not_held_up_by_an_importer_that_does_not_read) {
     (void)open();
     const auto socket = leases.open_revoke_socket();

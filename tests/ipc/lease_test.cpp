@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Leases: who has what open, taking it back, and the end of either side.
+// Leases: listing and revoking them, and the death of owner or importer.
 #include "tests/ipc/owner.hpp"
 
 #include "src/ipc/handle.hpp"
@@ -49,7 +49,7 @@ TEST_F(ipc_test, revoked_memory_is_out_of_reach) {
     EXPECT_TRUE(imported.gone());
     EXPECT_EQ(imported.read(seen).error().code(), errc::lease_revoked);
     EXPECT_EQ(import_memory(handle).error().code(), errc::handle_stale);
-    // Sharing it anew makes a new handle that works.
+    // Sharing the memory again makes a new handle that works.
     auto again = expect(import_memory(other.share_again(0)));
     expect(expect(again.read(seen)).wait());
     EXPECT_EQ(seen, pattern(mebibyte, 1));
@@ -95,7 +95,7 @@ TEST_F(ipc_test, freeing_waits_for_leases_where_it_is_told_to) {
     std::thread later([&] {
         std::this_thread::sleep_for(milliseconds(100));
         imported = {};
-        stop_ipc(); // it would be kept for the next
+        stop_ipc(); // otherwise the lease stays cached for the next import
     });
     EXPECT_EQ(other.free_when_unleased(0, 10000), 0U);
     later.join();
@@ -113,7 +113,7 @@ INSTANTIATE_TEST_SUITE_P(leases, by_way, ::testing::ValuesIn(to_another_process)
 
 TEST_P(by_way, revoke_waits_for_copies_under_way) {
     owner other;
-    // The owner copies in pieces: with several of them there is something to cut short.
+    // The owner copies in parts; with several parts, the revocation interrupts the copy.
     const std::size_t size = (GetParam() == copy_path::owner_proxy ? 64 : 16) * mebibyte;
     auto imported = expect(import_memory(other.share(size, 1), {GetParam()}));
     landing to(GetParam(), size);
@@ -125,7 +125,7 @@ TEST_P(by_way, revoke_waits_for_copies_under_way) {
     });
     EXPECT_TRUE(soon_true([&] { return imported.gone(); }));
     EXPECT_EQ(to.read(imported).error().code(), errc::lease_revoked);
-    if (GetParam() == copy_path::owner_proxy) { // the owner's own copies are what it waits for
+    if (GetParam() == copy_path::owner_proxy) { // the owner waits only for copies of its own
         const auto cut_short = reading.wait();
         ASSERT_FALSE(cut_short);
         EXPECT_EQ(cut_short.error().code(), errc::lease_revoked);
@@ -147,7 +147,7 @@ TEST_F(ipc_test, a_copy_that_nobody_ends_keeps_the_memory_from_being_used_again)
     child importer([&] {
         auto imported = expect(import_memory(handle, {copy_path::nic_loopback}));
         std::vector<std::byte> seen(mebibyte);
-        auto reading = expect(imported.read(seen)); // begun, and never looked at again
+        auto reading = expect(imported.read(seen)); // started, and never polled
         begun.open();
         ::raise(SIGSTOP);
         (void)over.wait();
@@ -155,7 +155,7 @@ TEST_F(ipc_test, a_copy_that_nobody_ends_keeps_the_memory_from_being_used_again)
     });
     ASSERT_TRUE(begun.wait());
     EXPECT_EQ(revoke_leases(address, milliseconds(50)).error().code(), errc::leased);
-    buffer = {}; // waits its five seconds
+    buffer = {}; // waits up to five seconds
     EXPECT_EQ(own->heap().statistics().abandoned, mebibyte);
     const auto next = expect(own->heap().allocate(mebibyte));
     EXPECT_NE(next.address().value(), address.value());
@@ -226,7 +226,7 @@ TEST_F(ipc_test, a_killed_importer_ends_its_leases) {
     EXPECT_EQ(own->heap().statistics().abandoned, 0U);
 }
 
-// Where the owner cannot watch the process itself, as across pid namespaces, the end of its socket counts.
+// Where the owner cannot open a pidfd, as across pid namespaces, a closed socket means that it died.
 // labels: waits
 TEST_F(ipc_test, a_killed_importer_is_noticed_without_a_pidfd) {
     auto* const handle = static_cast<memory_handle*>(
@@ -265,7 +265,7 @@ TEST_F(ipc_test, a_killed_importer_is_noticed_without_a_pidfd) {
 TEST_F(ipc_test, an_owners_forked_child_does_not_keep_its_leases_alive) {
     std::optional<owner> other(std::in_place);
     const auto imported = expect(import_memory(other->share(4096, 1), {copy_path::owner_proxy}));
-    const auto left = other->fork_a_child(); // it has the sockets' numbers, but not the sockets
+    const auto left = other->fork_a_child(); // the child inherits the descriptor numbers, but not the sockets
     ASSERT_GT(left, 0);
     other->process().kill_it();
     EXPECT_TRUE(soon_true([&] { return imported.gone(); }));
@@ -281,7 +281,7 @@ TEST_F(ipc_test, a_forked_importer_has_no_leases) {
         const auto refused = imported.read(seen);
         if (refused || refused.error().code() != errc::forked)
             return 1;
-        auto again = import_memory(handle, {copy_path::owner_proxy}); // but it may ask for its own
+        auto again = import_memory(handle, {copy_path::owner_proxy}); // the child may open leases of its own
         if (!again || !expect(again->read(seen)).wait() || seen != pattern(4096, 1))
             return 2;
         return 0;
@@ -312,11 +312,11 @@ TEST_F(ipc_test, imports_are_kept_and_the_oldest_go_first) {
     EXPECT_EQ(counted.imports, 16U);
     EXPECT_EQ(counted.misses - before.misses, 1000U);
     EXPECT_EQ(counted.evicted - before.evicted, 984U);
-    for (unsigned i = 84; i < 100; ++i) // the sixteen last ones are there
+    for (unsigned i = 84; i < 100; ++i) // the last sixteen are cached
         (void)expect(import_memory(handles[i]));
     EXPECT_EQ(process_statistics().ipc.hits - counted.hits, 16U);
     std::uint64_t leases = 0;
-    EXPECT_TRUE(soon_true([&] { // the owner hears of the last eviction a moment later
+    EXPECT_TRUE(soon_true([&] { // the last eviction reaches the owner asynchronously
         leases = 0;
         for (unsigned i = 0; i < 100; ++i)
             leases += other.leases(i);
@@ -334,7 +334,7 @@ TEST_F(ipc_test, an_import_that_is_kept_costs_no_system_call) {
     child importer([&] {
         const auto first = expect(import_memory(handle));
         for (int i = 0; i < 3; ++i)
-            (void)expect(import_memory(handle)); // memory that it needs is there
+            (void)expect(import_memory(handle)); // later imports allocate nothing new
         struct sigaction counts {};
         counts.sa_handler = [](int) { calls_made = calls_made + 1; };
         ::sigaction(SIGSYS, &counts, nullptr);
@@ -363,7 +363,7 @@ TEST_F(ipc_test, cycles_and_deaths_leave_nothing) {
         expect(expect(expect(import_memory(handle)).read(seen)).wait());
         EXPECT_EQ(other.revoke(0), 0U);
     };
-    { // what is opened once for a device is open from now on
+    { // opens what stays open for each device
         owner brief(1);
         expect(expect(expect(import_memory(brief.share(4096, 2))).read(seen)).wait());
     }
@@ -409,10 +409,10 @@ TEST_F(ipc_test, cycles_and_deaths_leave_nothing) {
     EXPECT_TRUE(soon_true([&] { return other.leases(0) <= 1; }));
     EXPECT_TRUE(soon_true([&] { return open_descriptors() <= before; })) << open_descriptors();
     EXPECT_TRUE(soon_true([&] { return other.descriptors() <= owners_descriptors; })) << other.descriptors();
-    constexpr unsigned arenas = 16; // of the heap, one a thread at most
+    constexpr unsigned arenas = 16; // of malloc, at most one a thread
     EXPECT_TRUE(soon_true([&] { return other.mappings() <= owners_mappings + arenas; }));
     EXPECT_TRUE(soon_true([&] { return mapped_regions() <= mappings + arenas; }));
-    if (!under_a_sanitizer) { // which keeps what was freed
+    if (!under_a_sanitizer) { // a sanitizer keeps freed memory
         EXPECT_TRUE(soon_true([&] { return other.resident() <= owners_resident + 2 * mebibyte; }));
         EXPECT_TRUE(soon_true([&] { return resident_bytes() <= resident + 2 * mebibyte; }));
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What importers let go of when its owner takes it back, and how long an owner waits for that.
+// What importers release when the owner revokes a lease, and how long the owner waits for it.
 #include "tests/ipc/owner.hpp"
 
 #include <csignal>
@@ -10,7 +10,7 @@ namespace {
 using namespace testing_support;
 using clock_type = std::chrono::steady_clock;
 
-// It cannot let go: its owner goes on without it, and does not wait for it each time.
+// A stopped importer cannot release its leases: the owner gives up on it after one timeout, not one a lease.
 TEST_F(ipc_test, an_importer_that_is_stopped_is_waited_for_once) {
     describe("gaudis = 1\nhcas = 1");
     ipc_settings settings;
@@ -44,7 +44,7 @@ TEST_F(ipc_test, an_importer_that_is_stopped_is_waited_for_once) {
     (void)stopped.wait();
 }
 
-// More than a socket has room for, both ways: neither side waits for the other to read.
+// Both sides send more revocations than a socket holds: neither waits for the other to read.
 TEST_F(ipc_test, two_processes_take_everything_back_at_once) {
     describe("gaudis = 2\nhcas = 1");
     constexpr unsigned many = 300;

@@ -34,7 +34,7 @@ inline std::vector<std::byte> pattern(std::size_t size, unsigned seed) {
     return made;
 }
 
-// A way in the name of a test.
+// The name of a path within the name of a test.
 inline std::string word_for(const ::testing::TestParamInfo<copy_path>& each) {
     constexpr const char* words[] = {"cpu", "engine", "context", "import", "nic", "staged", "proxy"};
     return words[static_cast<std::size_t>(each.param)];
@@ -47,7 +47,7 @@ inline std::uint64_t resident_bytes() {
     return resident * 4096;
 }
 
-// Within thirty seconds.
+// Polls a condition for up to thirty seconds.
 template <typename F>
 bool soon_true(F&& condition) {
     using clock = std::chrono::steady_clock;
@@ -58,7 +58,7 @@ bool soon_true(F&& condition) {
     return false;
 }
 
-// Takes every descriptor that this process may open.
+// Opens every descriptor that this process may have.
 class all_descriptors {
 public:
     all_descriptors() {
@@ -81,7 +81,7 @@ private:
     std::vector<int> taken_;
 };
 
-// From now on this call fails, in this thread and in those that it makes.
+// Makes a system call fail from now on, in this thread and in threads that it starts.
 inline bool forbid(int call, int reason) {
     auto* const filter = ::seccomp_init(SCMP_ACT_ALLOW);
     const bool loaded =
@@ -91,10 +91,10 @@ inline bool forbid(int call, int reason) {
     return loaded;
 }
 
-// Another process that owns device memory and does with it what the test says.
+// Another process that owns device memory and executes the commands of the test.
 class owner {
 public:
-    // `index`: its device.
+    // `index`: the device that it opens.
     explicit owner(unsigned index = 0, const ipc_settings& settings = {}) {
         int ends[2];
         if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0)
@@ -113,34 +113,34 @@ public:
     owner(const owner&) = delete;
     owner& operator=(const owner&) = delete;
 
-    // A new buffer, filled; its number is the count of those before it.
+    // Allocates, fills and shares a buffer; buffers are numbered from 0.
     memory_handle share(std::uint64_t size, unsigned seed) { return ask({'s', size, seed}).handle; }
     bool holds(unsigned buffer, unsigned seed) { return ask({'h', buffer, seed}).value != 0; }
     void fill(unsigned buffer, unsigned seed) { ask({'f', buffer, seed}); }
     void free(unsigned buffer) { ask({'d', buffer, 0}); }
-    // An errc + 1, or 0.
+    // Returns an errc + 1, or 0.
     std::uint64_t free_unless_leased(unsigned buffer) { return ask({'u', buffer, 0}).value; }
     std::uint64_t free_when_unleased(unsigned buffer, unsigned ms) { return ask({'U', buffer, ms}).value; }
-    // From now on the kernel refuses to send descriptors for it. Before anything is shared.
+    // The kernel refuses to send the owner's descriptors from now on. Call it before sharing.
     bool cannot_pass_descriptors() { return ask({'x', 0, 0}).value != 0; }
     std::uint64_t revoke(unsigned buffer) { return ask({'r', buffer, 0}).value; }
     std::uint64_t leases(unsigned buffer) { return ask({'l', buffer, 0}).value; }
     std::uint64_t wait_for_leases(unsigned buffer, unsigned ms) { return ask({'w', buffer, ms}).value; }
     memory_handle share_again(unsigned buffer) { return ask({'a', buffer, 0}).handle; }
-    // All of the buffer but its first `skip` bytes and as many at its end.
+    // The buffer without its first and last `skip` bytes.
     memory_handle share_middle(unsigned buffer, unsigned skip) { return ask({'p', buffer, skip}).handle; }
-    // Frees everything and closes its device.
+    // Frees all buffers and closes the device.
     void close() { ask({'C', 0, 0}); }
-    // Opens it again at once; how much of it is free, or 0: it cannot be opened.
+    // Closes the device and opens it again at once. Returns its free memory, or 0 if it cannot be opened.
     std::uint64_t open_again() { return ask({'C', 1, 0}).value; }
     std::uint64_t descriptors() { return ask({'o', 0, 0}).value; }
     std::uint64_t mappings() { return ask({'m', 0, 0}).value; }
     std::uint64_t resident() { return ask({'R', 0, 0}).value; }
-    // It has no descriptor left, until it may have them again.
+    // True: uses up all descriptors of the owner. False: frees them.
     void run_out_of_descriptors(bool out) { ask({'n', out ? 1U : 0U, 0}); }
-    // Copies of its own, this many at once, on the buffer.
+    // The owner reads the buffer with this many copies in flight.
     bool copies(unsigned buffer, unsigned count) { return ask({'c', buffer, count}).value != 0; }
-    // One that stays when its parent is killed: the test ends it.
+    // The child survives a kill of the owner: the test kills it.
     pid_t fork_a_child() { return static_cast<pid_t>(ask({'k', 0, 0}).value); }
     child& process() { return *process_; }
 
@@ -279,7 +279,7 @@ private:
     std::unique_ptr<child> process_;
 };
 
-// Where a test reads to: host memory, or memory of a device of its own where the way is between two devices.
+// The local end of a test's copies: host memory, or device memory where the path connects two devices.
 class landing {
 public:
     landing(copy_path path, std::size_t size)

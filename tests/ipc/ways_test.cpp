@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Every way between two processes, with every byte checked.
+// Every path between two processes, with every byte checked.
 #include "tests/ipc/owner.hpp"
 
 namespace {
@@ -8,11 +8,11 @@ using namespace testing_support;
 
 struct way_case {
     copy_path path;
-    bool device; // the importer's side is device memory
+    bool device; // the importer's end is device memory
     ipc_give give = ipc_give::context;
 };
 
-// In a lab where every way is possible; the owner gives what this one needs.
+// The lab makes every path possible; the owner gives what the tested path needs.
 class way_test : public ipc_test, public ::testing::WithParamInterface<way_case> {
 protected:
     void SetUp() override {
@@ -69,7 +69,7 @@ TEST_P(way_test, moves_every_byte_both_ways) {
         ASSERT_TRUE(written) << written.error().message();
         EXPECT_TRUE(other.holds(number, 8));
 
-        // A piece in the middle touches nothing beside it.
+        // A copy to the middle leaves the bytes around it unchanged.
         if (size > 100) {
             const auto piece = pattern(31, 9);
             if (GetParam().device) {
@@ -95,7 +95,7 @@ TEST_P(way_test, moves_every_byte_both_ways) {
               20 * mebibyte);
 }
 
-// A part that begins and ends within pages: its bytes are found where they are, those around it stay.
+// The shared part begins and ends inside pages: its bytes are copied, those around it stay unchanged.
 TEST_P(way_test, moves_a_part_of_a_buffer) {
     owner other(0, settings);
     const std::size_t size = 3 * mebibyte, skip = 12345;
@@ -106,7 +106,7 @@ TEST_P(way_test, moves_a_part_of_a_buffer) {
     expect(expect(to.read(imported)).wait());
     const auto whole = pattern(size, 7);
     EXPECT_EQ(to.bytes(), std::vector<std::byte>(whole.begin() + skip, whole.end() - skip));
-    other.fill(0, 8); // what is written back is not there already
+    other.fill(0, 8); // so that the write below changes the bytes
     expect(expect(to.write(imported)).wait());
     auto expected = pattern(size, 8);
     std::copy(whole.begin() + skip, whole.end() - skip, expected.begin() + skip);
@@ -116,7 +116,7 @@ TEST_P(way_test, moves_a_part_of_a_buffer) {
     EXPECT_EQ(seen.bytes(), expected);
 }
 
-// What importers have of the memory, in use or kept for the next import, does not keep the device busy.
+// Leases of importers, in use or cached, do not keep the owner's device busy.
 TEST_P(way_test, the_owner_closes_its_device_and_opens_it_again_at_once) {
     owner other(0, settings);
     landing to(GetParam().device, mebibyte);
@@ -138,7 +138,7 @@ TEST_P(way_test, the_owner_closes_its_device_and_opens_it_again_at_once) {
                 EXPECT_EQ(to.read(*imported).error().code(), errc::lease_revoked);
             }
         }
-    // A moment later nothing of it is taken any more.
+    // All memory of the device becomes free again.
     EXPECT_TRUE(soon_true([&] { return other.open_again() == free; }));
 }
 
@@ -155,7 +155,7 @@ TEST_P(way_test, a_device_that_its_owner_closed_is_free_for_others) {
     EXPECT_TRUE(soon_true([&] { return open_device(by_index{0}).has_value(); }));
 }
 
-// Which way is taken where nobody says.
+// The path that the library chooses by default.
 copy_path chosen(owner& other, bool device, const std::shared_ptr<gaudi::device>& own) {
     auto imported = expect(import_memory(other.share(4096, 1)));
     auto local = expect(own->heap().allocate(4096));
@@ -210,7 +210,7 @@ TEST_F(ipc_test, zero_copy_can_be_required) {
 TEST_F(ipc_test, a_way_that_alone_is_allowed_and_impossible_is_told_with_its_remedy) {
     owner other;
     import_options options;
-    options.only = copy_path::peer_dmabuf; // which this driver cannot
+    options.only = copy_path::peer_dmabuf; // this driver cannot import
     auto imported = expect(import_memory(other.share(4096, 1), options));
     std::vector<std::byte> host(4096);
     const auto refused = imported.read(host);
@@ -235,7 +235,7 @@ TEST_F(ipc_test, other_generations_by_the_ways_they_have) {
         gate over;
         int ends[2];
         ASSERT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
-        child other([&] { // memory without contents of its own: Gaudi3 has no engine to fill it with
+        child other([&] { // the owner does not fill the memory: Gaudi3 has no engine
             const auto opened_device = expect(open_device(by_index{0}));
             auto buffer = expect(opened_device->heap().allocate(mebibyte));
             const auto handle = expect(share(buffer));
@@ -300,7 +300,7 @@ TEST_F(ipc_test, part_of_a_buffer_is_shared_and_no_more) {
     EXPECT_EQ(share(device_buffer()).error().code(), errc::not_allocated);
 }
 
-// Two processes with memory on one device: the second joins the first's context.
+// Two processes have memory on one device: the second joins the context of the first.
 TEST_F(ipc_test, two_processes_on_one_device) {
     describe("gaudis = 1\nhcas = 0");
     gate offered, over;
@@ -315,7 +315,7 @@ TEST_F(ipc_test, two_processes_on_one_device) {
         const auto handle = expect(share(buffer));
         if (::send(ends[1], &handle, sizeof(handle), 0) != sizeof(handle))
             return 1;
-        memory_handle theirs; // and the owner imports its guest's memory
+        memory_handle theirs; // the context owner imports memory of the member
         if (::recv(ends[1], &theirs, sizeof(theirs), 0) != sizeof(theirs))
             return 2;
         auto imported = expect(import_memory(theirs));
@@ -335,7 +335,7 @@ TEST_F(ipc_test, two_processes_on_one_device) {
     memory_handle handle;
     ASSERT_EQ(::recv(ends[0], &handle, sizeof(handle), 0), static_cast<ssize_t>(sizeof(handle)));
     {
-        const auto opened_device = expect(open_device(by_index{0})); // busy, and joined
+        const auto opened_device = expect(open_device(by_index{0})); // the device is busy: joins its context
         auto engine = expect(opened_device->copies());
         auto own = expect(opened_device->heap().allocate(5 * mebibyte));
         auto small = expect(opened_device->heap().allocate(mebibyte));
@@ -361,8 +361,8 @@ TEST_F(ipc_test, two_processes_on_one_device) {
     EXPECT_TRUE(open_device(by_index{0})) << "free again";
 }
 
-// Both submit on one context at the same time, more than the driver takes: nobody may end up inside hl-thunk,
-// where the 65th spins.
+// Owner and importer submit on one context at the same time, more than the driver accepts. Neither may call
+// hl-thunk with more than 64 submissions in flight: the 65th call spins there.
 TEST_F(ipc_test, a_guest_and_the_owner_share_the_queues) {
     owner other;
     const auto handle = other.share(mebibyte, 5);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Other people's programs, unmodified, judge the virtual HCA: Debian's ibverbs-utils and perftest, stock UCX.
+// Unmodified third-party programs test the virtual HCA: Debian's ibverbs-utils and perftest, stock UCX.
 #include "tests/judges/two_programs.hpp"
 #include "tests/support/expect_has.hpp"
 
@@ -23,7 +23,7 @@ TEST_F(judge, devices_are_listed) {
     EXPECT_HAS(info.output, "GID[  0]:\t\tfe80:0000:0000:0000:0267:64ff:fe00:0001");
 }
 
-// Programs of rdma-core 65 find their verbs under its symbol versions, and the new ones do what they should.
+// A program built with rdma-core 65 resolves its verbs under their symbol versions, and the new verbs work.
 TEST_F(judge, a_program_built_with_a_newer_rdma_core_runs) {
     for (const auto* link : {"infiniband", "ethernet"}) {
         const auto description = root() / fmt::format("{}.lab", link);
@@ -35,7 +35,7 @@ TEST_F(judge, a_program_built_with_a_newer_rdma_core_runs) {
         EXPECT_HAS(shown.output, fmt::format("GIDs of type {}, 196608 bytes written",
                                              link == std::string("ethernet") ? 1 : 0));
     }
-    // Without the virtual HCA it would have reached the library that it is linked to.
+    // Without the virtual HCA the program calls the library that it is linked to.
     const auto alone = run_program({NEWER_RDMA_CORE}, {"GAUDI_DIRECT_HLTHUNK", "LD_PRELOAD"});
     EXPECT_NE(alone.status, 0);
     EXPECT_HAS(alone.output, "ibv_get_device_list: the stock library was reached");
@@ -49,7 +49,7 @@ TEST_F(judge, on_demand_paging_is_said_to_be_absent) {
     }
 }
 
-// A cable that is pulled and plugged in under a running program.
+// The port goes down and up while a program runs.
 TEST_F(judge, a_port_that_goes_down_is_heard_of) {
     const auto seen = root() / "seen";
     const auto shown = run_program(
@@ -65,8 +65,8 @@ TEST_F(judge, a_port_that_goes_down_is_heard_of) {
     EXPECT_HAS(shown.output, "IBV_EVENT_PORT_ACTIVE (9), port 1");
 }
 
-// rdma-core's own tests, as Debian ships them with python3-pyverbs. Those of features that the device does
-// not have skip themselves.
+// rdma-core's own tests, as Debian ships them with python3-pyverbs. Tests of features that the device lacks
+// skip themselves.
 class rdma_core : public judge, public ::testing::WithParamInterface<const char*> {};
 TEST_P(rdma_core, finds_nothing_wrong) {
     const std::filesystem::path shipped = "/usr/share/doc/rdma-core/tests";
@@ -136,7 +136,7 @@ TEST_F(judge, lab_show_counts_what_a_queue_pair_has_moved) {
     EXPECT_LE(std::stoull(bytes[1]) / 4096, std::stoull(count[1]) + 1) << "read one after the other";
 }
 
-// A line is a command; the client gets the server's name behind it.
+// Each parameter is a command; the client gets the server's name after it.
 class pair_of : public judge, public ::testing::WithParamInterface<const char*> {
 protected:
     void expect_both(const std::string& options, const std::string& command, const std::string& port_flag,
@@ -149,7 +149,7 @@ protected:
         const auto both = run_both(in_lab(options, server), in_lab(options, client), port);
         EXPECT_EQ(both.server.status, 0) << both.server.output;
         EXPECT_EQ(both.client.status, 0) << both.client.output;
-        for (const auto& each : {both.server, both.client}) // of -c, which ends with 0 all the same
+        for (const auto& each : {both.server, both.client}) // -c reports wrong data, but exits with 0
             EXPECT_HAS_NOT(each.output, "invalid data");
     }
 };
@@ -179,8 +179,8 @@ using perftest = pair_of;
 TEST_P(perftest, passes) {
     expect_both("", fmt::format("{} -d vhca0 -F", GetParam()), "-p");
 }
-// Without a reliable connection what finds no receive is lost, and perftest waits for it for ever: so fewer
-// messages than its 512 receives.
+// On UC and UD a message without a posted receive is lost, and perftest waits for it forever: so these send
+// fewer messages than its 512 receives.
 INSTANTIATE_TEST_SUITE_P(
     quick, perftest,
     ::testing::Values("ib_read_bw -s 8388608 -n 20", "ib_send_bw -s 8388608 -n 20",
@@ -195,7 +195,7 @@ INSTANTIATE_TEST_SUITE_P(
                       "ib_atomic_bw -b -q 4 -n 500", "ib_read_lat -e -n 500",
                       "ib_send_bw --use-srq -q 2 -n 500"),
     name_of);
-// On a device whose part number it knows, perftest posts inline, and by ibv_wr_*.
+// perftest posts inline, and by ibv_wr_*, on a NIC whose part number it knows.
 TEST_F(judge, perftest_posts_inline_on_a_card_that_it_knows) {
     const auto file = root() / "known.lab";
     std::ofstream(file) << "vendor_part_id = 4123\n";
@@ -214,12 +214,12 @@ TEST_F(judge, perftest_posts_inline_on_a_card_that_it_knows) {
         EXPECT_HAS(both.client.output, classic ? "ibv_wr* API     : OFF" : "ibv_wr* API     : ON");
     }
 }
-// Every program, service, size and flag that perftest itself allows: it refuses events with write.
+// Every program, service, size and flag that perftest allows: it refuses events with write.
 // labels: full
 INSTANTIATE_TEST_SUITE_P(
     whole_matrix, perftest,
-    // Latency is measured by two processes that poll in turn: on few processors beside load each turn is a
-    // time slice, so that few rounds are asked for.
+    // A latency test has two processes that poll in turn: on a busy machine each turn lasts a time slice, so
+    // these run few iterations.
     ::testing::Values("ib_write_bw -a -n 500", "ib_read_bw -a -n 500", "ib_send_bw -a -n 500",
                       "ib_write_lat -a -n 100", "ib_read_lat -a -n 100", "ib_send_lat -a -n 100",
                       "ib_write_bw -a -c UC -n 500", "ib_send_bw -a -c UC -n 500",

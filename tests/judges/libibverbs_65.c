@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * In the place of libibverbs of rdma-core 65, so that a program can be linked to its symbol versions and the
- * dynamic linker finds them. None of its verbs may be reached: the virtual HCA is preloaded before it.
+ * Replaces libibverbs of rdma-core 65, so that a program can link to its symbol versions and the dynamic
+ * linker finds them. No call may reach these verbs: the virtual HCA is preloaded before this library.
  */
 #include <stdio.h>
 #include <stdlib.h>

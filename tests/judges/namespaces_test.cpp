@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Two hosts, as network namespaces joined by a cable; other people's programs between them.
+// Two hosts: network namespaces joined by a veth pair. Third-party programs run between them.
 #include "tests/judges/two_programs.hpp"
 #include "tests/support/expect_has.hpp"
 
@@ -18,7 +18,7 @@ protected:
         hurry_ucx();
         near_ = fmt::format("gdn{}", ::getpid());
         far_ = fmt::format("gdf{}", ::getpid());
-        for (const auto& left : {near_, far_}) // by a run of the same process number that was killed
+        for (const auto& left : {near_, far_}) // left by a killed run with the same pid
             (void)shell(fmt::format("ip netns del {}", left));
         if (shell(fmt::format("ip netns add {0} && ip netns exec {0} true", near_)) != 0)
             GTEST_SKIP() << "no network namespaces here: no right to make them, or a chroot";
@@ -30,14 +30,14 @@ protected:
                 "ip -n {0} link set lo up && ip -n {1} link set lo up",
                 near_, far_)),
             0);
-        // UCX leaves out an interface that has no carrier yet.
+        // UCX ignores an interface without carrier.
         for (const auto& [host, port] : {std::pair(near_, "gdv0"), std::pair(far_, "gdv1")})
             ASSERT_EQ(shell(fmt::format("for i in $(seq 300); do ip -n {} link show {} | grep -q LOWER_UP && "
                                         "exit 0; sleep 0.01; done; exit 1",
                                         host, port)),
                       0);
         std::ofstream(root() / "host.lab")
-            << "gaudis = 1\nhcas = 1\nlink_layer = ethernet\n"; // its own address each
+            << "gaudis = 1\nhcas = 1\nlink_layer = ethernet\n"; // each host has its own address
     }
     void TearDown() override {
         (void)shell(fmt::format("ip netns del {}", near_));
@@ -57,11 +57,11 @@ protected:
             all.push_back(word);
         return all;
     }
-    // `meanwhile` runs when both are at work.
+    // `meanwhile` runs while server and client run.
     both_results run_on_both(const std::string& options, const std::string& server, const std::string& client,
                              const std::function<void()>& meanwhile = {}) {
         const unsigned port = 21000;
-        // A process of the far host shows its ports.
+        // A process in the remote namespace: its /proc/PID/net lists the ports there.
         child holder([&] {
             const auto path = "/run/netns/" + far_;
             ::execlp("nsenter", "nsenter", ("--net=" + path).c_str(), "sleep", "600", nullptr);
@@ -70,7 +70,7 @@ protected:
         const auto network = [](const std::string& process) {
             return std::filesystem::read_symlink("/proc/" + process + "/ns/net");
         };
-        while (network(std::to_string(holder.pid())) == network("self")) // until it has gone there
+        while (network(std::to_string(holder.pid())) == network("self")) // until it has entered the namespace
             std::this_thread::sleep_for(std::chrono::milliseconds(1));
         const auto tables = fmt::format("/proc/{}/net", holder.pid());
         running_program serving(on(far_, "far", options, fmt::format("{} -p {}", server, port)),
@@ -82,7 +82,7 @@ protected:
             meanwhile();
         both_results both;
         both.client = asking.wait(std::chrono::seconds(120));
-        if (meanwhile) // nothing tells the other one
+        if (meanwhile) // the server gets no notice of the cut
             serving.signal_group(SIGKILL);
         both.server = serving.wait(std::chrono::seconds(120));
         return both;
@@ -91,7 +91,7 @@ protected:
         const auto both = run_on_both(options, server, client);
         EXPECT_EQ(both.server.status, 0) << both.server.output;
         EXPECT_EQ(both.client.status, 0) << both.client.output;
-        for (const auto& each : {both.server, both.client}) // of pingpong -c, which ends with 0 all the same
+        for (const auto& each : {both.server, both.client}) // pingpong -c reports wrong data but exits with 0
             EXPECT_HAS_NOT(each.output, "invalid data");
     }
 
@@ -101,7 +101,7 @@ protected:
 TEST_P(two_hosts, work_together) {
     const auto [options, command] = GetParam();
     const std::string text = command;
-    // UCX takes the server's name right behind the program, the others at the end.
+    // ucx_perftest takes the server's name as its first argument, the others as their last.
     const auto ucx = text.find("ucx_perftest");
     const auto client =
         ucx == text.npos ? text + " 10.77.0.2" : std::string(text).insert(ucx + 12, " 10.77.0.2");
@@ -124,8 +124,8 @@ INSTANTIATE_TEST_SUITE_P(debian, two_hosts,
                                            std::pair("", "ib_atomic_lat -d vhca0 -F")),
                          name_of_pair);
 
-// No packet says that the other is gone. Who only waits for what will never come is not told: as with a real
-// cable.
+// No packet reports that the peer is gone: only the side with outstanding requests gets an error, as with a
+// real cable.
 class cut_cable : public two_hosts {};
 TEST_P(cut_cable, is_a_retry_error_in_bounded_time) {
     const std::string program = GetParam().second;
@@ -153,7 +153,7 @@ INSTANTIATE_TEST_SUITE_P(whole_matrix, cut_cable,
                          ::testing::Values(std::pair("", "ib_read_bw -d vhca0 -F -D 15")), name_of_pair);
 
 #ifdef UCX_PREFIX
-// Every byte, between two Gaudis of two hosts.
+// Checks every byte between two Gaudis of two hosts.
 class gaudis_of_two_hosts : public two_hosts {};
 TEST_P(gaudis_of_two_hosts, hold_the_same_data) {
     const std::string options = GetParam().first, transports = GetParam().second;
@@ -182,7 +182,7 @@ INSTANTIATE_TEST_SUITE_P(ucx, two_hosts,
                              "--ucx " UCX_PREFIX, "env UCX_TLS=ud_v ucx_perftest -t tag_bw -n 100 -s 65536")),
                          name_of_pair);
 
-// UCX's settings as they are: put and get begin with a strong fence (gotcha V2).
+// Default UCX settings: put and get begin with a strong fence (gotcha V2).
 class every_operation_of_two_hosts : public two_hosts {};
 TEST_P(every_operation_of_two_hosts, ends_by_itself) {
     for (const auto* test : {"ucp_put_bw", "ucp_get", "ucp_am_bw", "stream_bw", "tag_bw"})

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * What a program that was built with rdma-core 65 asks of a NIC: its new verbs, and a write from one of its
- * buffers to another over a queue pair that is connected to itself. Linked to libibverbs_65.c.
+ * Calls the new verbs of rdma-core 65, and writes from one buffer to another over a queue pair that is
+ * connected to itself. Linked to libibverbs_65.c.
  */
 #include "tests/lab/hca/newer_verbs.h"
 
@@ -69,10 +69,10 @@ int main(void) {
 
     /* The device. */
     uint64_t speed = 0;
-    CHECK(newer_query_port_speed(context, 1, &speed) == 0 && speed == 4000); /* of 100 Mbit/s */
+    CHECK(newer_query_port_speed(context, 1, &speed) == 0 && speed == 4000); /* in units of 100 Mbit/s */
     CHECK(newer_query_port_speed(context, 9, &speed) == EINVAL);
     int type = -1;
-    CHECK(newer_query_gid_type(context, 1, 1, &type) == 0); /* InfiniBand: none there */
+    CHECK(newer_query_gid_type(context, 1, 1, &type) == 0); /* InfiniBand has no entry there */
     CHECK(newer_query_gid_type(context, 1, 9, &type) == -1 && errno == EINVAL);
     CHECK(newer_query_gid_type(context, 1, 0, &type) == 0);
     CHECK(newer_query_gid_type(context, 9, 0, &type) == -1 && errno == EINVAL);
@@ -81,7 +81,7 @@ int main(void) {
     struct ibv_comp_channel* channel = ibv_create_comp_channel(context);
     CHECK(channel != NULL && ibv_destroy_comp_channel(channel) == 0);
 
-    /* Its buffers. */
+    /* Buffers. */
     enum { size = 3 << 16 };
     const int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
     struct ibv_pd *pd = ibv_alloc_pd(context), *other = ibv_alloc_pd(context);
@@ -98,7 +98,7 @@ int main(void) {
     struct ibv_mr* mr = newer_reg_buf_mr(pd, from, source, size, access);
     NEEDED(mr != NULL && mr->addr == source && mr->length == size);
 
-    /* Regions by description, the target at an address of its own. */
+    /* Regions by ibv_reg_mr_ex, the target with an iova of its own. */
     struct newer_mr_init_attr wanted = {.length = size, .access = access, .addr = target, .fd = -1};
     const uint64_t mapped_at = UINT64_C(0x700000000000);
     wanted.comp_mask = newer_mr_addr | newer_mr_dmah;

@@ -24,8 +24,7 @@ inline std::vector<std::string> words(const std::string& text) {
     return all;
 }
 
-// Whether somebody on this host listens on a TCP port. A connection to find out would be taken for the
-// client.
+// Whether a process listens on a TCP port. Reads /proc: a server would take a test connection for its client.
 inline bool listening(unsigned port, const std::string& tables = "/proc/net") {
     for (const auto* table : {"/tcp", "/tcp6"}) {
         std::ifstream file(tables + table);
@@ -37,15 +36,13 @@ inline bool listening(unsigned port, const std::string& tables = "/proc/net") {
     return false;
 }
 
-// UCX patches the program's code at its start and waits 0.4 s for other threads to leave it, which there are
-// none of.
+// By default UCX patches the program's code at start, and waits 0.4 s for other threads to leave it.
 inline void hurry_ucx() {
     ::setenv("UCX_MEM_MMAP_HOOK_MODE", "reloc", 0);
 }
 
-// Below the range that the kernel takes for connections of its own choice. A test program has a network of
-// its own (own_network.cpp), where nothing else listens; without the right to that it begins where others
-// hardly do.
+// A port below the kernel's ephemeral range. A test program has its own network namespace (own_network.cpp),
+// where nothing else listens; without permission for that, the first port depends on the pid.
 inline unsigned free_port() {
     static unsigned next = static_cast<unsigned>(::getpid()) * 23;
     do
@@ -58,7 +55,7 @@ struct both_results {
     program_result server, client;
 };
 
-// Somebody else's programs in pairs, in the lab: the server first, the client when it listens.
+// Runs pairs of third-party programs in the lab: the server first, the client once the server listens.
 class judge : public test_lab {
 protected:
     static std::vector<std::string> in_lab(const std::string& options, const std::string& command) {
@@ -79,7 +76,7 @@ protected:
         both.server = serving.wait(limit);
         return both;
     }
-    // False: the server ended without.
+    // False: the server ended without listening.
     static bool wait_until_listening(running_program& server, unsigned port,
                                      const std::string& tables = "/proc/net") {
         while (!listening(port, tables)) {
@@ -89,7 +86,7 @@ protected:
         }
         return true;
     }
-    // Programs choose their library themselves.
+    // Unset, so that programs choose the library themselves.
     static inline const std::vector<std::string> without_hlthunk{"GAUDI_DIRECT_HLTHUNK"};
 };
 

@@ -122,7 +122,7 @@ TEST_F(address_map_test, random_against_a_shadow_model) {
     EXPECT_EQ(map.size(), live.size());
 }
 
-// Readers never see a mixture: an allocation they find is one that existed, whole.
+// Readers never see a torn entry: base, length and tag belong to one allocation.
 TEST_F(address_map_test, readers_beside_writers) {
     std::atomic<bool> stop{false};
     std::atomic<std::uint64_t> seen{0};

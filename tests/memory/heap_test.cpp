@@ -137,7 +137,7 @@ TEST_F(heap_test, empty_chunks_go_back_to_the_driver) {
 
 TEST_F(heap_test, a_chunk_whose_dmabuf_is_held_stays) {
     auto buffer = *heap().allocate(4096);
-    const int region = ::dup(buffer.dmabuf()->fd); // as a memory region would
+    const int region = ::dup(buffer.dmabuf()->fd); // a memory region holds such a reference
     buffer = {};
     heap().trim();
     EXPECT_EQ(heap().statistics().chunks, 1U) << "the driver refuses to unmap it";
@@ -195,7 +195,7 @@ TEST_F(heap_test, a_warm_heap_makes_no_system_call) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     GTEST_SKIP() << "the sanitizer makes system calls of its own";
 #endif
-    // The kernel itself counts: in the child any call but leaving ends the process.
+    // seccomp kills the child at any system call except exit_group.
     child counted([] {
         const auto own = open_device(by_index{1});
         if (!own)

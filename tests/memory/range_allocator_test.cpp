@@ -33,7 +33,7 @@ TEST(range_allocator, alignment) {
     EXPECT_EQ(ranges.largest_free(), 1U << 20) << "neighbours have merged";
 }
 
-// A shadow model: no byte is ever handed out twice, and everything merges again.
+// No two live blocks overlap, and all free blocks merge again.
 TEST(range_allocator, random_against_a_shadow_model) {
     std::mt19937_64 random(20261115);
     constexpr std::uint64_t total = 64ULL << 20;
@@ -74,7 +74,7 @@ TEST(range_allocator, random_against_a_shadow_model) {
 }
 
 TEST(range_allocator, fragmentation_stays_bounded) {
-    // Mixed sizes at about half load: a request of 1/16 of the whole must still find room.
+    // With mixed sizes and half of the range allocated, an allocation of 1/16 of the range must succeed.
     std::mt19937_64 random(7);
     constexpr std::uint64_t total = 256ULL << 20;
     range_allocator ranges(total, nullptr);

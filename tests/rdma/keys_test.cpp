@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// A hostile peer with a key: what it was not given it must not reach. The victim is a process of its own, in
-// the same lab or on another virtual host, and looks at all of its memory after each attack.
+// A hostile peer with a key must not access memory that was not offered to it. The victim is a separate
+// process, in the same lab or on another virtual host, and checks all of its memory after each attack.
 #include "src/connection/connection_core.hpp"
 #include "src/os/internals.hpp"
 #include "tests/rdma/rdma_test.hpp"
@@ -20,18 +20,18 @@ using enum remote_access;
 
 constexpr std::size_t one_page = 4096;
 
-// What the victim does before it is attacked.
+// Action of the victim before the attack.
 enum class then { stay, withdraw, free, free_and_allocate };
 
 struct attack {
     const char* name;
-    remote_access rights;   // that the victim gives
-    transfer_kind kind;     // what the peer tries
-    std::int64_t shift = 0; // from the address that was offered
+    remote_access rights;   // that the victim offers
+    transfer_kind kind;     // the operation of the attacker
+    std::int64_t shift = 0; // offset from the offered address
     std::uint64_t length = one_page;
     then first = then::stay;
-    bool with_local_key = false; // the key of the victim's own registration, as if guessed
-    std::uint32_t key_shift = 0; // a key near the one that was given
+    bool with_local_key = false; // the attacker uses the victim's lkey
+    std::uint32_t key_shift = 0; // offset from the offered key
 };
 
 constexpr auto read_it = transfer_kind::read, write_it = transfer_kind::write,
@@ -62,7 +62,7 @@ constexpr attack attacks[] = {
     {"write with another generation of the key", read | write, write_it, 0, one_page, then::stay, false, 1},
 };
 
-// What both processes see.
+// In memory that both processes share.
 struct shared_state {
     std::atomic<unsigned> step;
     std::atomic<unsigned> port;
@@ -109,7 +109,7 @@ protected:
         return shared_->step >= step;
     }
 
-    // Three neighbours in one chunk, of which the middle one is offered.
+    // Three adjacent buffers of one chunk. The victim offers the middle one.
     struct victim {
         side self;
         std::array<device_buffer, 3> device;
@@ -152,7 +152,7 @@ protected:
         }
     };
 
-    // The order of steps for each attack: the victim has prepared (2n + 1), the attack is over (2n + 2).
+    // Steps of attack n: 2n + 1: the victim is prepared; 2n + 2: the attack is over.
     int be_victim() {
         const auto path = GetParam().path;
         become("far", "127.0.0.2");
@@ -173,8 +173,8 @@ protected:
             prepare(it, link, tried.first);
             shared_->step = ++step;
             ++step;
-            // Staged memory is served by this side. Otherwise it does nothing: a victim that notices the
-            // attack tells its peer so, which may be faster than the NIC's answer.
+            // The victim serves accesses to staged memory. On other paths it must not poll: a victim that
+            // detects the attack sends a goodbye frame, which may arrive before the completion of the NIC.
             while (shared_->step < step)
                 if (path == memory_path::staged)
                     link.poll();
@@ -203,7 +203,7 @@ protected:
         EXPECT_EQ(it.device[1].address(), address) << "the address is handed out again";
         it.put(1, pattern(one_page, 1));
     }
-    // Host memory is freed by its own means, and staged memory has no key to guess.
+    // The library does not free host memory. Staged memory has no local key and no atomics.
     static bool applies(const attack& tried) {
         const auto path = GetParam().path;
         const bool frees = tried.first == then::free || tried.first == then::free_and_allocate;
@@ -245,7 +245,7 @@ TEST_P(hostile_peer, gets_nowhere) {
         expect(link.send_note({}));
         ASSERT_TRUE(reached(++step));
         auto at = offered;
-        at.rights = all; // what a hostile peer makes of it
+        at.rights = all; // the attacker claims all rights
         at.address += static_cast<std::uint64_t>(tried.shift);
         at.length = tried.length;
         at.key = tried.with_local_key ? shared_->local_key.load() : offered.key + tried.key_shift;
@@ -299,7 +299,7 @@ TEST_F(keys_test, what_was_offered_still_works_for_what_it_was_offered) {
     }
 }
 
-// Offering the same bytes again asks the NIC for nothing, on any connection, while an offer stands.
+// A repeated offer on the same connection makes no new registration while the first offer is valid.
 TEST_F(keys_test, are_shared_while_they_live_and_end_with_the_last) {
     make_pair(memory_path::host, memory_path::zero_copy, one_page);
     const auto regions = [&] { return right.nic->statistics(); };
@@ -312,7 +312,7 @@ TEST_F(keys_test, are_shared_while_they_live_and_end_with_the_last) {
     }
     EXPECT_EQ(regions().misses, first.misses);
     EXPECT_EQ(regions().regions, first.regions);
-    // Keys of the program's own are apart from the connection's: a withdrawal does not wait for them.
+    // Keys from expose() are separate from those of offers: withdraw() does not end or await them.
     auto held = expect(right.region.expose(read)), same = expect(right.region.expose(read));
     EXPECT_NE(held.region().key, given.key);
     EXPECT_EQ(held.region().key, same.region().key);
@@ -327,7 +327,7 @@ TEST_F(keys_test, are_shared_while_they_live_and_end_with_the_last) {
     EXPECT_EQ(regions().regions, first.regions - 1) << "the chunk's own is left";
 }
 
-// Two peers with the same offer, of which one is withdrawn.
+// Two peers have the same offer, and the owner withdraws one of them.
 TEST_F(keys_test, that_are_withdrawn_from_one_peer_stay_with_the_other) {
     make_pair(memory_path::host, memory_path::zero_copy, one_page);
     const auto kept_left = std::move(*left.link), kept_right = std::move(*right.link);
@@ -340,7 +340,7 @@ TEST_F(keys_test, that_are_withdrawn_from_one_peer_stay_with_the_other) {
     const auto first = expect(first_peer.take_offer(soon)), second = expect(left.link->take_offer(soon));
     EXPECT_NE(first.key, second.key);
     first_owner.withdraw(right.region);
-    // Neither the key that was withdrawn works, on any connection, nor does its end touch the other.
+    // The withdrawn key fails on every connection; the other key still works.
     auto good = expect(left.link->read(left.region, second));
     finish_all(good);
     expect(good.wait(soon));
@@ -354,7 +354,7 @@ TEST_F(keys_test, that_are_withdrawn_from_one_peer_stay_with_the_other) {
     EXPECT_EQ(borrowed.wait(soon).error().code(), errc::remote_access);
 }
 
-// Memory that was given up and never freed: its keys end with the device.
+// Keys of a released buffer, which is never freed, become invalid when the device is closed.
 TEST_F(keys_test, of_memory_that_was_given_up_end_with_the_device) {
     equip(right, 0, memory_path::zero_copy, one_page);
     auto buffer = expect(right.gaudi->heap().allocate(one_page));
@@ -388,7 +388,7 @@ TEST_F(keys_test, end_with_the_buffer_and_before_it_is_handed_out_again) {
     EXPECT_NE(expect(fresh.expose(all)).region().key, key.region().key);
 }
 
-// A thread makes keys of a buffer while another frees it: no key survives the buffer.
+// One thread makes keys of a buffer while another frees the buffer: no key stays valid.
 TEST_F(keys_test, made_while_the_buffer_is_freed_do_not_survive_it) {
     equip(right, 0, memory_path::zero_copy, one_page);
     for (int round = 0; round < 50; ++round) {
@@ -415,8 +415,8 @@ TEST_F(keys_test, made_while_the_buffer_is_freed_do_not_survive_it) {
     }
 }
 
-// A thread drops the last key to a buffer while another frees it: the memory is not handed out before the NIC
-// has forgotten the key, however long that takes.
+// One thread drops the last key of a buffer while another frees the buffer: the heap must not reuse the
+// memory before ibv_dereg_mr has returned.
 TEST_F(keys_test, that_are_being_dropped_are_gone_before_the_memory_is_handed_out) {
     equip(left, 0, memory_path::host, one_page);
     right.nic = left.nic;
@@ -448,7 +448,7 @@ TEST_F(keys_test, that_are_being_dropped_are_gone_before_the_memory_is_handed_ou
     }
 }
 
-// Staged memory: a copy that the peer's write caused has ended when a free returns.
+// Staged memory: when a free returns, no copy for a peer's write is in flight.
 TEST_F(keys_test, of_staged_memory_leave_no_copy_behind_a_free) {
     make_pair(memory_path::host, memory_path::staged, 4 << 20);
     const auto address = right.buffer.address();
@@ -457,7 +457,7 @@ TEST_F(keys_test, of_staged_memory_leave_no_copy_behind_a_free) {
         const auto remote = expect(left.link->take_offer(soon));
         std::fill(left.host.begin(), left.host.end(), std::byte{0x66});
         auto writing = expect(left.link->write(left.region, remote));
-        for (int i = 0; i < 50 * (round + 1); ++i) { // somewhere in the middle
+        for (int i = 0; i < 50 * (round + 1); ++i) { // free in the middle of the write
             left.link->poll();
             right.link->poll();
         }
@@ -505,7 +505,7 @@ TEST_F(keys_test, are_bounded_like_other_registrations) {
     EXPECT_TRUE(expect(region.part(4 * one_page, one_page)).expose(read));
 }
 
-// The words in which the peer's credits arrive are all that a handshake gives away.
+// The key in the handshake allows writes to the credit ring only.
 TEST_F(keys_test, of_the_handshake_reach_the_credits_and_no_more) {
     for (const bool reading : {false, true}) {
         make_pair(memory_path::host, memory_path::host, one_page);
@@ -523,7 +523,7 @@ TEST_F(keys_test, of_the_handshake_reach_the_credits_and_no_more) {
     }
 }
 
-// Slabs that are granted for staged memory: each key opens one slab, in one direction.
+// Each key of a granted slab allows access to one slab, in one direction.
 TEST_F(keys_test, to_granted_slabs_open_one_slab_in_one_direction) {
     equip(left, 0, memory_path::staged, 4 * one_page);
     const auto& opened_device = core_of(*left.nic);
@@ -542,7 +542,7 @@ TEST_F(keys_test, to_granted_slabs_open_one_slab_in_one_direction) {
         while (grants.size() < 4)
             (void)expect(staging->progress());
         EXPECT_NE(grants[0].key, grants[1].key);
-        // A peer's queue pair on the same domain.
+        // A queue pair of a peer, in the same protection domain.
         const auto tries = [&](transfer_kind kind, std::uint64_t address, std::uint32_t key) {
             auto a = expect(queue_pair::make(opened_device, 4, 1)),
                  b = expect(queue_pair::make(opened_device, 4, 1));
@@ -572,7 +572,7 @@ TEST_F(keys_test, to_granted_slabs_open_one_slab_in_one_direction) {
     }
 }
 
-// Memory that a NIC copies to itself: no queue pair of a connection reaches what is registered for that.
+// Registrations for loopback have their own protection domain: connections cannot access them.
 TEST_F(keys_test, of_loopback_transfers_are_out_of_reach_for_connections) {
     equip(left, 0, memory_path::zero_copy, one_page);
     const auto& opened_device = core_of(*left.nic);

@@ -16,7 +16,8 @@ using std::chrono::milliseconds;
 
 constexpr auto soon = milliseconds(20000);
 
-// Both sides of a connection in one process, each with a Gaudi, a NIC of its own and memory of some kind.
+// Both sides of a connection in one process. Each side has a NIC, a region and, except for host memory, a
+// Gaudi.
 class rdma_test : public test_lab {
 protected:
     rdma_test() { ::setenv("GAUDI_DIRECT_VERBS", LAB_VHCA, 1); }
@@ -29,7 +30,7 @@ protected:
         local_region region;
         std::optional<connection> link;
 
-        // Bytes into and out of the region, whatever it is.
+        // Write and read the bytes of the region, in host or device memory.
         void put(std::span<const std::byte> bytes) {
             if (!buffer)
                 std::copy(bytes.begin(), bytes.end(), host.begin());
@@ -56,7 +57,7 @@ protected:
         test_lab::TearDown();
     }
 
-    // `way`: host, zero-copy or staged.
+    // `path`: host, zero-copy or staged.
     static void equip(side& each, unsigned index, memory_path path, std::size_t size) {
         each.nic = expect(open_nic());
         if (path == memory_path::host) {
@@ -85,7 +86,7 @@ protected:
         connect_both(options);
     }
 
-    // Both ends belong to this thread: whoever waits for one must drive the other.
+    // Both ends belong to this thread: it must poll both while it waits.
     template <typename... Transfers>
     void finish_all(Transfers&... transfers) {
         const auto deadline = std::chrono::steady_clock::now() + soon;

@@ -53,7 +53,7 @@ TEST_F(registration_test, the_least_recently_used_goes_when_there_is_no_room) {
                c = expect(left.gaudi->heap().allocate(700 << 20));
     (void)expect(region_of(a));
     (void)expect(region_of(b));
-    (void)expect(region_of(a)); // b is the older now
+    (void)expect(region_of(a)); // b is now the least recently used
     (void)expect(region_of(c));
     EXPECT_EQ(left.nic->statistics().evictions, 1U);
     const auto misses = left.nic->statistics().misses;
@@ -66,7 +66,7 @@ TEST_F(registration_test, the_least_recently_used_goes_when_there_is_no_room) {
         << refused.error().message();
 }
 
-// By address, memory of the chunk that was asked for last is found by a shorter way, which must see the same.
+// A lookup by address has a fast path for the chunk of the previous lookup. Its results must be the same.
 class last_chunk_test : public registration_test {
 protected:
     result<local_region> region_at(device_address address, std::uint64_t length = 8) {
@@ -89,7 +89,7 @@ TEST_F(last_chunk_test, serves_every_buffer_in_it) {
 
 TEST_F(last_chunk_test, does_not_serve_what_is_not_allocated) {
     open();
-    const auto kept = expect(left.gaudi->heap().allocate(4096)); // so that the chunk stays
+    const auto kept = expect(left.gaudi->heap().allocate(4096)); // keeps the chunk allocated
     auto freed = expect(left.gaudi->heap().allocate(4096));
     const auto at = freed.address();
     (void)expect(region_at(at));
@@ -215,11 +215,11 @@ TEST_F(registration_test, parts_stay_within) {
     EXPECT_EQ(expect(remote_region::decode(remote.encode())).address, remote.address);
     auto bytes = remote.encode();
     bytes.back() = std::byte{9};
-    EXPECT_EQ(remote_region::decode(bytes).error().code(), errc::handshake_refused);
-    EXPECT_EQ(remote_region::decode(std::span(bytes).first(5)).error().code(), errc::handshake_refused);
+    EXPECT_EQ(remote_region::decode(bytes).error().code(), errc::protocol_violated);
+    EXPECT_EQ(remote_region::decode(std::span(bytes).first(5)).error().code(), errc::protocol_violated);
 }
 
-// Memory of which only a DMA-BUF descriptor is known, as of a GPU: one virtual Gaudi's stands for it.
+// Memory known only by a DMA-BUF descriptor, such as a GPU's. The test uses a descriptor of a virtual Gaudi.
 TEST_F(registration_test, any_dmabuf_can_be_registered_and_moved) {
     constexpr std::size_t size = 100001, skip = 12345;
     equip(left, 0, memory_path::zero_copy, size);
@@ -227,7 +227,7 @@ TEST_F(registration_test, any_dmabuf_can_be_registered_and_moved) {
     const auto window = expect(right.gaudi->export_memory(right.buffer.address() + skip, size));
     const std::uint64_t iova = 0x7000000000 + window.offset % 4096;
     right.region = expect(right.nic->region(window.fd, window.offset, size, iova));
-    ::close(window.fd); // the region has its own
+    ::close(window.fd); // the region holds its own reference
     EXPECT_EQ(right.region.address(), iova);
     EXPECT_EQ(right.region.path(), memory_path::zero_copy);
     connect_both();
@@ -242,7 +242,7 @@ TEST_F(registration_test, any_dmabuf_can_be_registered_and_moved) {
     expect(expect(expect(right.gaudi->copies()).read(seen, right.buffer.address())).wait());
     EXPECT_TRUE(std::equal(sent.begin(), sent.end(), seen.begin() + skip));
 
-    // A key for the peer reaches exactly what it was made for.
+    // A key gives access to exactly the bytes that it was made for.
     const auto key = expect(expect(right.region.part(4096, 8192)).expose(remote_access::read));
     left.put(pattern(size, 2));
     const auto into = expect(left.region.part(0, 8192));

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* An hl-thunk with what is required of it and nothing optional: no export, no notifier, no submission; or
- * WITH_SUBMISSION, and the export of the first generation. What it has, the lab's does. Opened and not
- * linked: dlsym would find the rest in it. */
+/* An hl-thunk that has only the required functions: no export, no notifier, no submission. WITH_SUBMISSION
+ * adds submission and the first-generation export. Every function calls the lab's library, which is opened
+ * with dlopen: if it were linked, dlsym would also find the missing functions. */
 #include "abi/hlthunk.h"
 
 #include <dlfcn.h>

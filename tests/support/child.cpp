@@ -31,16 +31,16 @@ bool another_thread_runs() {
         std::ifstream file(each.path() / "stat");
         std::string line;
         std::getline(file, line);
-        const auto end = line.rfind(')'); // of the name; the state follows
+        const auto end = line.rfind(')'); // end of the name; the state follows
         if (each.path().filename() != own && end != line.npos && line.find_first_of("RD", end) == end + 2)
             return true;
     }
     return false;
 }
 
-// A child of fork inherits the locks of threads that are in an allocator just then, and those of the
-// sanitizers are never released in it. So the other threads come to rest first: one that was started a moment
-// ago allocates. Those of a busy test do not; it goes on after a while.
+// A forked child inherits locks that other threads hold, for example inside an allocator, and locks of the
+// sanitizers are never released in the child. So wait until the other threads sleep: a thread that has just
+// started allocates. In a busy test they never sleep; the wait then ends after 2 s.
 void let_other_threads_rest() {
     const auto deadline = clock::now() + std::chrono::seconds(2);
     for (int quiet = 0; quiet < 2 && clock::now() < deadline;) {
@@ -190,7 +190,7 @@ running_program::running_program(const std::vector<std::string>& command,
         ::execvp(arguments[0], arguments.data());
         ::_exit(127);
     }
-    ::setpgid(pid_, pid_); // here too: a signal to the group may come before the child has run
+    ::setpgid(pid_, pid_); // also in the parent: signal_group() may run before the child does
     ::close(ends[1]);
     stream_ = ends[0];
     reader_ = std::thread([this] { read_all(); });
@@ -238,7 +238,7 @@ bool running_program::ended() {
 bool running_program::wait_for_output(const std::string& words, std::chrono::seconds limit) {
     for (const auto deadline = clock::now() + limit; clock::now() < deadline;
          std::this_thread::sleep_for(std::chrono::milliseconds(2))) {
-        const bool last = ended(); // what it wrote before its end is in the pipe
+        const bool last = ended(); // after the exit, all output is in the pipe
         if (output().find(words) != std::string::npos)
             return true;
         if (last && all_read_)
@@ -269,7 +269,7 @@ program_result running_program::wait(std::chrono::seconds limit) {
         status_ = status_of(raw);
     }
     if (reader_.joinable()) {
-        while (!all_read_ && clock::now() < deadline) // a process that it left behind may hold the pipe open
+        while (!all_read_ && clock::now() < deadline) // a descendant may hold the pipe open
             std::this_thread::sleep_for(std::chrono::milliseconds(1));
         stop_reading_ = true;
         reader_.join();

@@ -13,8 +13,8 @@
 
 namespace testing_support {
 
-// A forked peer. The child runs `body` and exits with what it returns; never with the parent's tests. Killed,
-// if it still runs, when the object goes.
+// A forked process that runs `body` and exits with its result; it never continues with the parent's tests.
+// The destructor kills it if it still runs.
 class child {
 public:
     explicit child(const std::function<int()>& body);
@@ -22,7 +22,7 @@ public:
     child(const child&) = delete;
     child& operator=(const child&) = delete;
 
-    // Exit status, or 128 + signal; -1 when it does not end in time.
+    // Returns the exit status, or 128 + signal; -1 if the process does not end within the limit.
     [[nodiscard]] int wait(std::chrono::seconds limit = std::chrono::seconds(60));
     void kill_it();
     // Sends SIGSTOP and returns when all of its threads have stopped.
@@ -35,7 +35,7 @@ private:
     bool ended_ = false;
 };
 
-// Both ends of a byte channel between parent and child: one signals, the other waits.
+// A socket pair between parent and child: one process signals, the other waits.
 class gate {
 public:
     gate();
@@ -44,7 +44,7 @@ public:
     gate& operator=(const gate&) = delete;
     void open();
     [[nodiscard]] bool wait(std::chrono::seconds limit = std::chrono::seconds(60));
-    // Passes a descriptor through.
+    // send() and receive() pass a descriptor.
     void send(int fd);
     [[nodiscard]] int receive();
 
@@ -54,11 +54,11 @@ private:
 
 struct program_result {
     int status;
-    std::string output; // both streams
+    std::string output; // stdout and stderr
 };
 
-// A program with extra environment ("NAME=value", or "NAME" to remove it) that runs beside the test, in a
-// process group of its own. Killed, if it still runs, when the object goes.
+// A program that runs in parallel with the test, in its own process group. `environment` adds variables
+// ("NAME=value") or removes them ("NAME"). The destructor kills the program if it still runs.
 class running_program {
 public:
     explicit running_program(const std::vector<std::string>& command,
@@ -67,17 +67,17 @@ public:
     running_program(const running_program&) = delete;
     running_program& operator=(const running_program&) = delete;
 
-    // What it has written so far, to both streams.
+    // Its output so far, stdout and stderr.
     [[nodiscard]] std::string output();
-    // False: it ended, or the time was over, without these words.
+    // False if the program ended, or the limit expired, before it wrote these words.
     [[nodiscard]] bool wait_for_output(const std::string& words,
                                        std::chrono::seconds limit = std::chrono::seconds(60));
     [[nodiscard]] bool ended();
-    // To every process of its group, as a terminal does for Ctrl-C.
+    // Signals every process of the group, as a terminal does for Ctrl-C.
     void signal_group(int signal) const;
-    // SIGSTOP; returns when all of its threads have stopped.
+    // Sends SIGSTOP and returns when all of its threads have stopped.
     void stop_it() const;
-    // Its end; past the limit it is killed, and its status is -1.
+    // Waits for the exit. At the limit it kills the program and reports status -1.
     [[nodiscard]] program_result wait(std::chrono::seconds limit = std::chrono::seconds(60));
 
 private:
@@ -97,7 +97,7 @@ private:
 [[nodiscard]] program_result run_program(const std::vector<std::string>& command,
                                          const std::vector<std::string>& environment = {},
                                          std::chrono::seconds limit = std::chrono::seconds(60));
-// Tests of this program in a process of their own.
+// Runs tests of this program in a new process.
 [[nodiscard]] program_result run_own_tests(const std::string& filter,
                                            const std::vector<std::string>& environment);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Opens the first free Gaudi, names it in the file $1, and holds it until the file $2 is there too. */
+/* Opens the first free Gaudi, writes its bus id to the file $1, and holds it until the file $2 exists. */
 #include "tests/support/hlthunk_functions.h"
 
 #include <stdio.h>

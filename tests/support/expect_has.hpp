@@ -4,6 +4,6 @@
 #include <gtest/gtest.h>
 #include <string>
 
-// What a user reads; shown whole where it is not as expected.
+// Checks a message for a part of it; prints the whole message on failure.
 #define EXPECT_HAS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
 #define EXPECT_HAS_NOT(text, part) EXPECT_EQ((text).find(part), std::string::npos) << (text)

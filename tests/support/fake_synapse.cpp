@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Plays SynapseAI's part: holds a device in this process, owns all of its memory and its queues, tells its
-// descriptor when asked, and copies, stream by stream, in its own time.
+// A fake SynapseAI: it opens a device in this process, owns all of its memory and its queues, returns its
+// descriptor on request, and runs copies asynchronously, in order within each stream.
 #include "tests/support/gaudi_device.hpp"
 
 #include <atomic>
@@ -29,9 +29,9 @@ device_info_v2 acquired{};
 
 std::mutex mutex;
 std::map<const void*, std::pair<std::uint64_t, std::uint64_t>> mapped; // device address, length
-std::atomic<int> copied{0}, broken{0}; // broken: what copies answer from now on
+std::atomic<int> copied{0}, broken{0};                                 // broken: status of all later copies
 
-// Where the device sees host memory that was mapped before; 0: nowhere.
+// Device address of mapped host memory; 0 if it is not mapped.
 std::uint64_t device_address_of(std::uint64_t host) {
     const std::lock_guard guard(mutex);
     for (const auto& [begin, where] : mapped)
@@ -40,7 +40,7 @@ std::uint64_t device_address_of(std::uint64_t host) {
     return 0;
 }
 
-// Work in its order, by a thread of its own.
+// Runs jobs in order, in its own thread.
 class stream {
 public:
     stream() : thread_([this] { run(); }) {}
@@ -83,7 +83,7 @@ struct event {
     std::atomic<int> status{0};
 };
 
-// The descriptor is this library's: the helper must not close it.
+// The fake owns the descriptor: the destructor must not close it.
 class borrowed_device : public testing_support::gaudi_device {
 public:
     explicit borrowed_device(int descriptor) : gaudi_device("none") { fd = descriptor; }
@@ -166,7 +166,7 @@ FAKE synMemCopyAsync(void* on, std::uint64_t from, std::uint64_t size, std::uint
                                   direction == 1 ? 4 : 0) == 0)
             ++copied;
         else
-            broken = 26; // it failed; a virtual Gaudi3 has no queue even for us
+            broken = 26; // the copy failed; a virtual Gaudi3 has no queues
     });
     return 0;
 }
@@ -192,7 +192,7 @@ FAKE synEventQuery(void* which) {
     return static_cast<event*>(which)->status;
 }
 
-// How many copies it made; and what they answer from now on.
+// Number of copies that ran. fake_synapse_break() sets the status of all later copies.
 FAKE fake_synapse_copied() {
     return copied;
 }

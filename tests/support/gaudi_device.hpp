@@ -16,8 +16,7 @@ constexpr std::uint64_t mib = 1ULL << 20, gib = 1ULL << 30, dram_page = 768 * mi
 constexpr std::uint64_t cfg = 0x1000007FF8000000, fence_of_queue_0 = cfg + 0x4C8A290;
 constexpr std::uint32_t user_buffer = HL_CS_CHUNK_FLAGS_USER_ALLOC_CB;
 
-// A device opened through the C interface, with what tests do over and over. Closed at the end, whatever
-// happened.
+// A device opened through the C interface, with common operations of the tests. The destructor closes it.
 class gaudi_device {
 public:
     explicit gaudi_device(const char* bus_id = "0000:19:00.0")
@@ -32,7 +31,7 @@ public:
         return rc;
     }
 
-    // Mapped device memory; 0 on failure.
+    // Allocates and maps device memory; returns its address, 0 on failure.
     std::uint64_t memory(std::uint64_t size, std::uint64_t* handle = nullptr) const {
         const auto made = hlthunk_device_memory_alloc(fd, size, 0, true, false);
         if (handle != nullptr)
@@ -45,7 +44,7 @@ public:
         return hlthunk_device_mapped_memory_export_dmabuf_fd(fd, address, size, offset, flags);
     }
 
-    // Submits a command buffer at a device address; rc, and the sequence through `sequence`.
+    // Submits a command buffer at a device address. Returns the return code; stores the sequence number.
     int submit(std::uint64_t buffer, std::uint32_t size, std::uint32_t queue, std::uint64_t* sequence,
                std::uint32_t flags = user_buffer, std::uint32_t submission_flags = 0) const {
         hl_cs_chunk chunk{};
@@ -67,7 +66,7 @@ public:
     int fd;
 };
 
-// Host memory that a device can reach, for data or command buffers.
+// Host memory mapped for a device, for data or command buffers.
 class host_memory {
 public:
     host_memory(const gaudi_device& where, std::size_t size) : card_(where), bytes_(size) {
@@ -89,7 +88,7 @@ private:
     std::vector<unsigned char> bytes_;
 };
 
-// Writes packets one after the other.
+// Appends packets to a command buffer.
 class packets {
 public:
     void lin_dma(std::uint64_t source, std::uint64_t destination, std::uint32_t size,
@@ -132,7 +131,7 @@ private:
     std::vector<unsigned char> bytes_;
 };
 
-// Runs packets on a queue and waits: the wait's return code; its status through `status`.
+// Submits packets to a queue and waits. Returns the return code of the wait; stores its status in `status`.
 inline int run(const gaudi_device& where, const packets& what, std::uint32_t queue = 0,
                std::uint32_t* status = nullptr) {
     host_memory buffer(where, 4096 + what.size());
@@ -149,7 +148,7 @@ inline int run(const gaudi_device& where, const packets& what, std::uint32_t que
     return rc;
 }
 
-// The same on gen1, which runs nothing but buffers of the driver's own.
+// The same on gen1, which runs only command buffers that the driver allocated.
 inline int run_on_gen1(const gaudi_device& where, const packets& what, std::uint32_t queue = 0) {
     std::uint64_t handle = 0, sequence = 0;
     if (const int rc = hlthunk_request_command_buffer(where.fd, 4096, &handle); rc != 0)

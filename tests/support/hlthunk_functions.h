@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * Signatures of hl-thunk's functions that tests call directly, linked by SONAME as a user's program would.
+ * Declarations of hl-thunk functions that tests call directly. Tests link by SONAME, as user programs do.
  */
 #pragma once
 
@@ -63,7 +63,7 @@ int hlthunk_notifier_create(int);
 int hlthunk_notifier_release(int, int);
 int hlthunk_notifier_recv(int, int, uint64_t*, uint64_t*, uint32_t, uint32_t);
 
-/* The lab's own. */
+/* Functions of the lab only. */
 int gaudi_lab_arm_faults(const char* script);
 uint64_t gaudi_lab_faults_fired(void);
 void gaudi_lab_leave(void);

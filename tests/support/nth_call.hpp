@@ -10,8 +10,8 @@
 
 namespace testing_support {
 
-// Runs `body` again and again, failing the first call of hl-thunk, the second, and so on, until a run passes
-// without a fault fired. `body` must cope with every failure and clean up. Returns how many calls there were.
+// Runs `body` repeatedly: in run n the nth hl-thunk call fails, until no fault fires in a run. `body` must
+// handle every failure and clean up. Returns the number of calls.
 inline unsigned fail_every_call(std::string_view action, const std::function<void()>& body) {
     for (unsigned n = 1;; ++n) {
         SCOPED_TRACE(fmt::format("call {} fails with {}", n, action));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Every test program runs in a network namespace of its own, where the kernel permits it: no other test, and
-// no other checkout's, can have its ports or the names of its sockets. Without the right to make one, tests
-// choose ports that are free when they look.
+// Every test program runs in its own network namespace if the kernel permits it: no other test, and no test
+// of another checkout, can occupy its ports or socket names. Without a namespace, tests choose ports that are
+// free at that moment.
 #include <cstring>
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -27,7 +27,7 @@ bool bring_up_loopback() {
 class own_network : public ::testing::Environment {
     void SetUp() override {
         const int before = ::open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC);
-        if (::unshare(CLONE_NEWNET) == 0 && !bring_up_loopback()) { // before the first thread is made
+        if (::unshare(CLONE_NEWNET) == 0 && !bring_up_loopback()) { // before the first thread starts
             ASSERT_EQ(::setns(before, CLONE_NEWNET), 0);
         }
         ::close(before);

@@ -63,7 +63,7 @@ std::size_t open_descriptors() {
     std::size_t count = 0;
     for ([[maybe_unused]] const auto& entry : fs::directory_iterator("/proc/self/fd"))
         ++count;
-    return count - 1; // the one that lists them
+    return count - 1; // minus the descriptor of the iterator
 }
 
 std::size_t mapped_regions() {

@@ -10,13 +10,13 @@
 
 namespace testing_support {
 
-// A lab root of its own for each test, gone afterwards. Checks that the test leaves no descriptor behind.
+// Gives each test its own lab root and removes it afterwards. Checks that the test leaks no descriptor.
 class test_lab : public ::testing::Test {
 protected:
     test_lab();
     ~test_lab() override;
 
-    // Makes the lab anew with this description; devices must be closed.
+    // Recreates the lab with this description; devices must be closed.
     void describe(std::string_view text);
     void TearDown() override;
     [[nodiscard]] const std::filesystem::path& root() const { return root_; }
@@ -27,7 +27,7 @@ private:
     std::size_t descriptors_;
 };
 
-// The lab's root is on a tmpfs of this size ("40m") while it lives, where there is the right to mount one.
+// Puts the lab root on a tmpfs of this size ("40m") during its lifetime, if this process may mount one.
 class small_tmpfs {
 public:
     small_tmpfs(const std::filesystem::path& under, const std::string& size);
@@ -48,10 +48,10 @@ constexpr bool under_a_sanitizer = true;
 constexpr bool under_a_sanitizer = false;
 #endif
 
-// Regions in /proc/self/maps; under a sanitizer, whose runtime maps memory of its own, those of files alone.
+// Regions in /proc/self/maps; under a sanitizer, whose runtime maps memory too, only those of files.
 [[nodiscard]] std::size_t mapped_regions();
 [[nodiscard]] std::string text_of(const std::filesystem::path& file);
-// Bytes that a folder really occupies.
+// Bytes that the files of a folder occupy, without holes.
 [[nodiscard]] std::uint64_t stored_bytes(const std::filesystem::path& folder);
 
 } // namespace testing_support

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* The C surface, from C. */
+/* The C interface, used from C. */
 #include <gaudi/gaudi.h>
 
 #include <stdio.h>
@@ -15,7 +15,7 @@
         }                                                                                                    \
     while (0)
 
-/* What programs that are built today count on. */
+/* The ABI of programs that are built today. */
 _Static_assert(sizeof(gaudi_device_info) == 56 && offsetof(gaudi_device_info, memory_total) == 24 &&
                    offsetof(gaudi_device_info, bus_id) == 40,
                "gaudi_device_info");
@@ -35,7 +35,7 @@ int main(void) {
     EXPECT(gaudi_device_count(&count) == GAUDI_OK && count == 2);
     gaudi_device *device = NULL, *same = NULL, *none = NULL;
     EXPECT(gaudi_open("1", &device) == GAUDI_OK);
-    EXPECT(gaudi_open("auto", &same) == GAUDI_OK); /* the one that is open */
+    EXPECT(gaudi_open("auto", &same) == GAUDI_OK); /* the device that is already open */
     gaudi_device_info info = {.struct_size = sizeof(info)};
     EXPECT(gaudi_query_device(same, &info) == GAUDI_OK && info.index == 1 && info.generation == 2);
     EXPECT(info.struct_size == sizeof(info) && strlen(info.bus_id) == 12 && info.memory_total > (1ULL << 30));
@@ -56,7 +56,7 @@ int main(void) {
     EXPECT(gaudi_copy_within(device, two, one, size) == GAUDI_OK);
     EXPECT(gaudi_copy_out(device, back, two, size) == GAUDI_OK);
     EXPECT(memcmp(out, back, size) == 0);
-    EXPECT(gaudi_copy_out(device, back, two + 1, size) == GAUDI_INVALID); /* one byte too far */
+    EXPECT(gaudi_copy_out(device, back, two + 1, size) == GAUDI_INVALID); /* one byte too long */
 
     gaudi_memory_info memory = {.struct_size = sizeof(memory)};
     EXPECT(gaudi_query_memory(two + 777, &memory) == GAUDI_OK);
@@ -66,7 +66,7 @@ int main(void) {
     EXPECT(gaudi_query_memory(two, &unset) == GAUDI_INVALID &&
            strstr(gaudi_last_error(), "struct_size") != NULL);
 
-    /* A program that was built when the structure was shorter, and one for which it is longer. */
+    /* A program built with a shorter structure, and one built with a longer one. */
     struct {
         gaudi_memory_info known;
         uint64_t more[4];
@@ -80,7 +80,7 @@ int main(void) {
     longer.known.struct_size = sizeof(longer);
     EXPECT(gaudi_query_memory(two, &longer.known) == GAUDI_OK);
     EXPECT(longer.known.struct_size == sizeof(longer) && longer.known.generation == memory.generation);
-    EXPECT(longer.more[0] == 0 && longer.more[3] == 0); /* what this library does not know of */
+    EXPECT(longer.more[0] == 0 && longer.more[3] == 0); /* fields that this library does not know */
 
     gaudi_dmabuf dmabuf = {.struct_size = sizeof(dmabuf)};
     EXPECT(gaudi_export(device, one + 4096, 8192, &dmabuf) == GAUDI_OK);
@@ -89,10 +89,10 @@ int main(void) {
     EXPECT(gaudi_export(device, one, 0, &dmabuf) == GAUDI_INVALID &&
            strstr(gaudi_last_error(), "0 bytes") != NULL);
 
-    /* Null pointers are refused, with a word. */
+    /* Null pointers are refused with a message. */
     EXPECT(gaudi_device_count(NULL) == GAUDI_INVALID && strstr(gaudi_last_error(), "null pointer") != NULL);
     EXPECT(gaudi_open("0", NULL) == GAUDI_INVALID &&
-           gaudi_open(NULL, &same) == GAUDI_OK); /* which means auto */
+           gaudi_open(NULL, &same) == GAUDI_OK); /* NULL means auto */
     gaudi_close(same);
     gaudi_close(NULL);
     EXPECT(gaudi_query_device(NULL, &info) == GAUDI_INVALID &&

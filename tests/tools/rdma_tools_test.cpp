@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// rdma_server and rdma_client as a user runs them, with what he reads.
+// rdma_server and rdma_client as a user runs them, and their output.
 #include "tests/judges/two_programs.hpp"
 #include "tests/support/expect_has.hpp"
 #include "tools/rdma/pattern.hpp"
@@ -20,7 +20,7 @@ const auto client_program = std::string(RDMA_CLIENT);
 
 class rdma_tools : public judge {
 protected:
-    // A lab description that both sides use.
+    // The lab description of both sides.
     void describe_lab(const std::string& text) {
         std::ofstream(root() / "tools.lab") << text;
         lab_options_ = fmt::format("--lab tools --config {}", (root() / "tools.lab").string());
@@ -41,7 +41,7 @@ protected:
         EXPECT_HAS(both.server.output, "all data right");
     }
 
-    // A server that waits for clients; listening when this returns. End it with stop().
+    // Starts a server and returns once it listens. End it with stop().
     std::unique_ptr<running_program> serve(unsigned port, const std::string& options = "") const {
         auto server = std::make_unique<running_program>(
             lab(fmt::format("{} --port {} {}", server_program, port, options)), without_hlthunk);
@@ -52,7 +52,7 @@ protected:
         server.signal_group(SIGINT);
         return server.wait();
     }
-    // A client that transfers without end; transferring when this returns.
+    // Starts a client with very many iterations and returns once it transfers.
     std::unique_ptr<running_program> busy_client(unsigned port) const {
         auto client = std::make_unique<running_program>(
             lab(fmt::format("{} localhost:{} --iterations 100000 --size 64K", client_program, port)),
@@ -65,7 +65,7 @@ private:
     std::string lab_options_ = "--lab tools --gaudis 2";
 };
 
-// Pairs, link layers, ways to wait.
+// Memory of server and client, link layer, wait mode.
 using pair_parameters = std::tuple<const char*, const char*, const char*, const char*>;
 class rdma_pairs : public rdma_tools, public ::testing::WithParamInterface<pair_parameters> {};
 
@@ -110,7 +110,7 @@ INSTANTIATE_TEST_SUITE_P(sizes, rdma_sizes, ::testing::Values("1", "4095", "4096
 // labels: full
 INSTANTIATE_TEST_SUITE_P(large, rdma_sizes, ::testing::Values("1G"), name_of_size);
 
-// What stands against zero-copy, and the words for it.
+// A cause that prevents zero-copy, and the message that names it.
 struct obstacle {
     const char* name;
     const char* description;
@@ -301,7 +301,7 @@ TEST_F(rdma_tools, a_killed_peer_is_noticed_and_the_server_goes_on) {
             break;
     }
     EXPECT_EQ(good.status, 0) << good.output;
-    // Now the server dies under a client.
+    // Now the server dies while a client transfers.
     const auto client = busy_client(port);
     server->signal_group(SIGKILL);
     const auto serving = server->wait();
@@ -311,8 +311,8 @@ TEST_F(rdma_tools, a_killed_peer_is_noticed_and_the_server_goes_on) {
     EXPECT_HAS(bad.output, "the peer is no longer there");
 }
 
-// One side dies inside its Nth call of the verbs: set-up, handshake, transfers, tear-down. The other one says
-// so and ends, and the Gaudi is free again for the next.
+// One side dies inside its Nth verbs call: set-up, handshake, transfers, tear-down. The other side reports it
+// and exits, and the Gaudi is free for the next process.
 class rdma_deaths : public rdma_tools, public ::testing::WithParamInterface<const char*> {};
 // labels: waits
 TEST_P(rdma_deaths, at_every_step) {
@@ -320,7 +320,7 @@ TEST_P(rdma_deaths, at_every_step) {
     const bool client_dies = std::string_view(GetParam()) == "client";
     const char* text = std::getenv("GAUDI_TEST_STRIDE");
     const int stride = text != nullptr ? std::atoi(text) : 83;
-    for (int n = 1; n < 1000000; n += n < 1000 ? stride : n / 4) { // later calls only look for the end
+    for (int n = 1; n < 1000000; n += n < 1000 ? stride : n / 4) { // later calls only poll for completions
         SCOPED_TRACE(fmt::format("call {}", n));
         const auto port = free_port();
         auto server = fmt::format("{} --once --port {}", server_program, port);
@@ -330,10 +330,10 @@ TEST_P(rdma_deaths, at_every_step) {
         std::ofstream(root() / "faults") << fmt::format("* {} die\n", n);
         dying = fmt::format("env GAUDI_LAB_FAULTS=@{} {}", (root() / "faults").string(), dying);
         running_program serving(lab(server), without_hlthunk);
-        (void)wait_until_listening(serving, port); // a server that dies before that is not waited for
+        (void)wait_until_listening(serving, port); // returns early if the server dies before that
         both_results both;
         both.client = run_program(lab(client), without_hlthunk);
-        // A client that died before it connected leaves a server that waits on: it serves another one.
+        // If the client died before it connected, the server still waits: another client ends it.
         if (client_dies && !serving.ended())
             (void)run_program(lab(fmt::format("{} localhost:{} --iterations 1 --size 64K --wait-for-server 0",
                                               client_program, port)),
@@ -374,7 +374,7 @@ TEST_F(rdma_tools, a_bar_shows_progress_on_a_terminal) {
         GTEST_SKIP() << "no terminals here: a chroot without /dev/pts";
     EXPECT_TRUE(bar) << shown.output();
     EXPECT_HAS(shown.output(), "\r[");
-    shown.signal_group(SIGKILL); // with its terminal the program ends
+    shown.signal_group(SIGKILL); // the program ends with its terminal
     (void)shown.wait();
     (void)stop(*server);
 }
@@ -436,7 +436,7 @@ TEST_F(rdma_tools, strangers_and_silence_do_not_stop_the_server) {
         ::close(fd);
 }
 
-// Programs that went to the lab by themselves, without `lab run`, which would clean up after them.
+// These programs enter the lab without `lab run`, which would clean up after them.
 TEST_F(rdma_tools, memory_of_killed_programs_is_given_back_by_whoever_looks) {
     const std::vector<std::vector<std::string>> looks{
         {GAUDI_DIRECT_TOOL, "lab", "list"}, {GAUDI_DIRECT_TOOL, "lab", "show"}, {GAUDI_DIRECT_TOOL, "info"}};
@@ -451,7 +451,7 @@ TEST_F(rdma_tools, memory_of_killed_programs_is_given_back_by_whoever_looks) {
         ASSERT_TRUE(client.wait_for_output("  server   ")) << client.output();
         while (stored_bytes(root()) < 100 << 20)
             ASSERT_FALSE(client.ended()) << client.output();
-        server.stop_it(); // both: one that saw the other die would give its memory back itself
+        server.stop_it(); // both: a survivor would release its memory itself
         client.stop_it();
         for (auto* each : {&server, &client}) {
             each->signal_group(SIGKILL);
@@ -492,7 +492,7 @@ TEST_F(rdma_tools, a_client_waits_for_its_server) {
         run_alone(fmt::format("{} localhost:{} --wait-for-server 0", client_program, free_port()));
     EXPECT_EQ(alone.status, 3);
     EXPECT_HAS(alone.output, "no program listens there");
-    // In a pipe, too, the error comes after what was printed before it.
+    // In a pipe, too, the error follows the earlier output.
     EXPECT_LT(alone.output.find("  memory   "), alone.output.find("no program listens there"));
 }
 
@@ -531,7 +531,7 @@ TEST_F(rdma_tools, the_nearest_nic_is_chosen_and_the_choice_explained) {
         return stop(*server).output;
     };
     const auto first = chosen("--device 0"), second = chosen("--device 1");
-    EXPECT_HAS(first, "vhca1 port 1: InfiniBand 400 Gbit/s"); // its own one's port is down
+    EXPECT_HAS(first, "vhca1 port 1: InfiniBand 400 Gbit/s"); // the port of vhca0 is down
     EXPECT_HAS(first, "chosen: on the NUMA node of the Gaudi");
     EXPECT_HAS(second, "vhca2 port 1");
     EXPECT_HAS(second, "chosen: behind the PCI switch of the Gaudi");
@@ -573,7 +573,7 @@ TEST(rdma_pattern, a_wrong_byte_is_found_with_its_offset) {
     auto wrong = bytes;
     wrong[8] = std::byte{7};
     EXPECT_EQ(data.check(wrong, 0)->text(), "wrong element at offset 8: expected 102, found 7");
-    // A piece that begins in the middle.
+    // A part that begins in the middle.
     EXPECT_FALSE(data.check(std::span(bytes).subspan(400), 400));
 }
 

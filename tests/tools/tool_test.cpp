@@ -30,8 +30,8 @@ protected:
         std::ofstream(path) << text;
         return path;
     }
-    // A script with GAUDI_LAB_ROOT, on a tmpfs of these mount options, of its own; nothing where that is not
-    // allowed.
+    // Runs a script with GAUDI_LAB_ROOT on a new tmpfs with these mount options; nullopt if mounting is not
+    // permitted.
     std::optional<program_result> on_tmpfs(const std::string& options, const std::string& script) {
         const auto small = (root() / "small").string();
         std::filesystem::create_directory(small);
@@ -161,7 +161,7 @@ TEST_F(tool_test, info_shows_the_described_numa_node) {
     EXPECT_HAS(tool({"lab", "run", "--config", node, "--", GAUDI_DIRECT_TOOL, "info"}).output,
                "NUMA node        3\n");
     EXPECT_EQ(json::parse(tool({"info", "--json"}).output)["devices"][1]["numa_node"], 3);
-    // Programs are shown the lab's machine where it says more than the real one.
+    // Programs get the lab's topology only if it has several NUMA nodes or several NICs.
     const std::vector<std::string> show{"--", "sh", "-c", "echo machine: $HWLOC_XMLFILE"};
     const auto seen_with = [&](std::vector<std::string> options) {
         options.insert(options.begin(), {"lab", "run"});
@@ -194,7 +194,7 @@ TEST_F(tool_test, libraries_that_cannot_be_used) {
     EXPECT_EQ(missing.status, 1);
     EXPECT_HAS(missing.output, "hl-thunk was not found");
     EXPECT_HAS(missing.output, "/nonexistent/libhl-thunk.so");
-    // An ELF file for another machine: the header of this one with the machine changed.
+    // An ELF file for another machine: the header of this program with e_machine changed.
     std::ifstream self("/proc/self/exe", std::ios::binary);
     std::string header(4096, '\0');
     self.read(header.data(), 4096);
@@ -277,7 +277,7 @@ TEST_F(tool_test, descriptions) {
     EXPECT_EQ(json::parse(tool({"lab", "show", "--json"}).output)["gaudis"].size(), 3U);
     EXPECT_EQ(tool({"lab", "run", "--gaudis", "1", "--", "true"}).status, 0) << "idle: remade";
     EXPECT_EQ(json::parse(tool({"lab", "show", "--json"}).output)["gaudis"].size(), 1U);
-    // In use: the same description is fine, another one is an error.
+    // While the lab is in use, the same description is accepted and another one is an error.
     const auto nested = [&](const std::string& count) {
         return tool({"lab", "run", "--gaudis", "1", "--", GAUDI_DIRECT_TOOL, "lab", "run", "--gaudis", count,
                      "--", "true"});
@@ -383,7 +383,7 @@ TEST_F(tool_test, list_show_clean) {
 }
 
 TEST_F(tool_test, two_runs_side_by_side_share_one_lab) {
-    // Each holds the first free device until the other has one.
+    // Each run holds the first free device until the other has one.
     const auto mine = (root() / "mine").string(), other = (root() / "other").string();
     child second([&] { return tool({"lab", "run", "--", DEVICE_HOLDER, other, mine}).status; });
     const auto first = tool({"lab", "run", "--", DEVICE_HOLDER, mine, other});
@@ -394,7 +394,7 @@ TEST_F(tool_test, two_runs_side_by_side_share_one_lab) {
 }
 
 TEST_F(tool_test, a_program_that_dies_leaves_no_memory_behind) {
-    // Killed once it has memory: the shell looks at the lab's folder, and tries again where it was too late.
+    // The shell kills the program once the lab's folder grows, and retries if the program ended before.
     const auto script = fmt::format("for i in $(seq 100); do {} & pid=$!; "
                                     "while kill -0 $pid && [ $(du -sk {} | cut -f1) -lt 16384 ]; do :; done; "
                                     "kill -9 $pid; wait $pid; [ $? -ne 137 ] || exit 0; done; exit 1",
@@ -456,7 +456,7 @@ TEST_F(tool_test, full_tmpfs_is_an_error_and_no_crash) {
     EXPECT_HAS(shown->output, "the device failed or was reset");
 }
 
-// The machine's last memory is not the lab's to take: a reserve that leaves less than the example touches.
+// The lab leaves a reserve of the machine's memory. Here the reserve leaves less than the example needs.
 TEST_F(tool_test, the_machines_memory_is_not_used_up) {
     const auto available = [] {
         std::ifstream file("/proc/meminfo");
@@ -477,7 +477,7 @@ TEST_F(tool_test, the_machines_memory_is_not_used_up) {
 }
 
 TEST_F(tool_test, full_tmpfs_while_the_lab_is_made) {
-    // By bytes and by files, from the first to the last; what is left behind would be listed.
+    // Limits bytes, then files, from one upwards; `ls` would list files that remain.
     const std::string attempt = GAUDI_DIRECT_TOOL " lab run -- true; status=$?; ls -A; exit $status";
     unsigned refused = 0;
     for (const std::string limit : {"size=", "nr_inodes="})
@@ -499,7 +499,7 @@ TEST_F(tool_test, full_tmpfs_while_the_lab_is_made) {
 }
 
 TEST_F(tool_test, full_tmpfs_when_a_device_is_opened) {
-    // Not even a page for the device; none for its tables; for those of the first device only.
+    // No page for the device; none for its tables; enough for the tables of the first device only.
     for (const auto* size : {"32k", "64k", "12m"}) {
         const auto shown =
             on_tmpfs(std::string("size=") + size, GAUDI_DIRECT_TOOL

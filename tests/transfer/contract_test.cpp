@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What every path keeps, for every pair of places that it is for: each byte where it belongs and none beside
-// it, a ticket that tells path and length, one count when it has ended, and "viable" where it is asked.
+// The contract of every path, for every pair of places that it serves: it writes exactly the requested bytes,
+// its ticket reports path and length, each finished copy is counted once, and copier::paths() lists the path
+// as possible.
 #include "tests/transfer/ends.hpp"
 
 namespace {
 
 using namespace testing_support;
 
-enum class memory { host, near, other, foreign, leased }; // near and other: two devices of this process
+enum class memory { host, near, other, foreign, leased }; // `near`, `other`: two devices of this process
 
 struct path_case {
     copy_path path;
@@ -31,7 +32,7 @@ protected:
         describe("gaudis = 3\nhcas = 1\ndmabuf_import = yes");
     }
     static std::unique_ptr<copy_place> make(memory what) {
-        ipc_settings settings; // what the path needs, and no more
+        ipc_settings settings; // the owner gives only what the path needs
         if (GetParam().path == copy_path::owner_proxy)
             settings.give = ipc_give::nothing;
         else if (GetParam().path == copy_path::nic_loopback || GetParam().path == copy_path::peer_dmabuf)
@@ -128,7 +129,7 @@ TEST_P(contract_test, is_kept) {
     EXPECT_EQ(after.bytes - before.bytes, moved);
 }
 
-// Several at a time, driven by the copier alone until they have ended.
+// Several copies in flight at a time; only copier::poll() drives them until they complete.
 TEST_P(contract_test, is_kept_by_many_at_a_time) {
     const auto to = make(GetParam().to), from = make(GetParam().from);
     copier copies;
@@ -138,7 +139,7 @@ TEST_P(contract_test, is_kept_by_many_at_a_time) {
     std::vector<copy_ticket> tickets;
     for (std::uint64_t at = 0; at + size <= largest; at += step) {
         auto started = copies.copy(to->part(at, size), from->part(at, size), {GetParam().path});
-        if (!started && started.error().code() == errc::too_many_operations) { // the owner has so many slabs
+        if (!started && started.error().code() == errc::too_many_operations) { // the owner has no free slab
             while (!tickets.front().finished())
                 copies.poll();
             tickets.erase(tickets.begin());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// How a path is chosen, what is kept, how copies are waited for, and what is refused.
+// How the copier chooses a path, what it caches, how callers wait for copies, and what it refuses.
 #include <gaudi/gaudi.h>
 
 #include "src/hl/hl_device.hpp"
@@ -39,7 +39,7 @@ TEST_F(copier_test, between_two_devices_the_best_path_is_taken) {
     }
 }
 
-// A device without queues for users: a NIC carries every copy, in the library and in the C surface.
+// Gaudi3 has no queues for users: a NIC carries every copy, in the C++ and the C interface.
 TEST_F(copier_test, gaudi3_copies_by_a_nic) {
     describe("gaudis = 2\nhcas = 1\ngeneration = gaudi3");
     const auto opened_device = expect(open_device(by_index{0})), other = expect(open_device(by_index{1}));
@@ -147,7 +147,8 @@ TEST_F(copier_test, bad_places_are_refused_and_nothing_is_lost) {
     EXPECT_TRUE(one.bytes() == sent);
 }
 
-// Nothing behind a ticket blocks: all are begun before the first has ended, and a sleeper is woken.
+// No copy blocks its caller: all are started before the first completes, and event_fd() wakes a sleeping
+// thread.
 TEST_F(copier_test, copies_of_every_path_are_waited_for_by_one_descriptor) {
     describe("gaudis = 2\nhcas = 1\ndmabuf_import = yes");
     constexpr std::size_t size = 4 * mebibyte;
@@ -197,7 +198,7 @@ TEST_F(copier_test, imports_and_pins_are_kept_and_end_with_their_memory) {
             const auto from = expect(first->heap().allocate(mebibyte)),
                        to = expect(second->heap().allocate(mebibyte));
             expect(expect(copies.copy(to, from, {only})).wait());
-            // From now on no memory can be mapped or imported: what the next copies need is there.
+            // Mapping and importing fail from here on: the next copies use what the copier has cached.
             ASSERT_EQ(gaudi_lab_arm_faults("hlthunk_host_memory_map every errno ENOMEM; "
                                            "hlthunk_memory_ioctl every errno ENOMEM"),
                       0);
@@ -249,7 +250,7 @@ TEST_F(copier_test, what_a_lost_device_had_is_let_go) {
     EXPECT_TRUE(expect(copies.copy(place(buffer.address(), 4096), std::span(host))).wait());
 }
 
-// Who only waits for tickets and never polls leaves nothing behind.
+// A caller that only waits for tickets and never calls poll() leaks nothing.
 TEST_F(copier_test, copies_that_nobody_polls_for_do_not_pile_up) {
     describe("gaudis = 2\nhcas = 0");
     device_place to(1, 4096), from(0, 4096);
@@ -277,7 +278,7 @@ TEST_F(copier_test, memory_of_another_device_than_was_named_is_refused_by_every_
     }
 }
 
-// A thread that sleeps is woken for copies that another begins.
+// An armed event_fd() also reports copies that start after arm().
 TEST_F(copier_test, a_sleeper_hears_of_copies_that_begin_later) {
     describe("gaudis = 2\nhcas = 0");
     device_place to(1, mebibyte), from(0, mebibyte);

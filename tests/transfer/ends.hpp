@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The kinds of places that copies are made between, each with a look at its bytes by another way than the
+// The kinds of places that tests copy between. Each reads and writes its bytes by another path than the
 // copier.
 #pragma once
 
@@ -32,7 +32,7 @@ private:
     std::vector<std::byte> memory_;
 };
 
-// Memory of a device of this process, which has an engine.
+// Device memory of this process; the device has an engine.
 class device_place : public copy_place {
 public:
     device_place(unsigned index, std::size_t size)
@@ -56,7 +56,7 @@ private:
     device_buffer memory_;
 };
 
-// A DMA-BUF of which nothing is known but its descriptor: another device's, as a GPU's would be.
+// A DMA-BUF that is known only by its descriptor, as that of a GPU would be.
 class foreign_place : public device_place {
 public:
     foreign_place(unsigned index, std::size_t size)
@@ -71,7 +71,7 @@ private:
     dmabuf_export window_;
 };
 
-// Memory of another process.
+// Memory of another process, under a lease.
 class leased_place : public copy_place {
 public:
     leased_place(std::size_t size, const ipc_settings& settings = {}, unsigned index = 0)

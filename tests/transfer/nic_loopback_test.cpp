@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Copies by a NIC that sends to itself: small ones at once, large ones as they come, and what it cannot do.
+// Copies by a NIC in loopback: small ones complete inside the call, large ones later; and what it refuses.
 #include "tests/transfer/ends.hpp"
 
 #include <sys/mman.h>
@@ -39,7 +39,7 @@ TEST_F(nic_loopback_test, small_copies_are_done_at_once) {
         EXPECT_EQ(written.path(), copy_path::nic_loopback);
         EXPECT_TRUE(written.finished());
         std::vector<std::byte> seen(size), back(size);
-        expect(expect(engine.read(seen, buffer.address() + 13)).wait()); // the device itself
+        expect(expect(engine.read(seen, buffer.address() + 13)).wait()); // by the device's engine
         EXPECT_EQ(seen, out) << size;
         const auto other = pattern(size, 77);
         expect(expect(engine.write(buffer.address() + 13, other)).wait());
@@ -58,7 +58,7 @@ TEST_F(nic_loopback_test, stays_within_an_allocation_that_lives) {
     describe("gaudis = 1\nhcas = 1");
     open();
     auto buffer = expect(opened_device->heap().allocate(4096));
-    const auto beside = expect(opened_device->heap().allocate(4096)); // the chunk stays
+    const auto beside = expect(opened_device->heap().allocate(4096)); // keeps the chunk allocated
     std::array<std::byte, 8> word{};
     for (const auto& only : {std::optional<copy_path>(), std::optional(copy_path::nic_loopback)}) {
         EXPECT_TRUE(copies->copy(place(buffer.address() + 4088, 8), std::span(word), {only}));
@@ -124,7 +124,7 @@ TEST_F(nic_loopback_test, works_over_ethernet) {
     }
 }
 
-// Memory that a program may only read, such as a mapped file.
+// The source is read-only memory, such as a mapped file.
 TEST_F(nic_loopback_test, a_source_may_be_read_only) {
     describe("gaudis = 1\nhcas = 1");
     open();
@@ -145,7 +145,7 @@ TEST_F(nic_loopback_test, a_source_may_be_read_only) {
     ::munmap(mapped, mebibyte);
 }
 
-// A NIC that cannot talk to itself: copies go on by an engine, and it is not preferred again.
+// The NIC cannot connect to itself: the copier falls back to an engine, and does not retry the NIC.
 TEST_F(nic_loopback_test, one_that_fails_is_left_alone) {
     describe("gaudis = 2\nhcas = 1");
     open();

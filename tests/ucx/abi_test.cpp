@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Our statement of UCX's private structures against the debug information of the stock library.
+// Compares our declarations of UCX's private structures with the debug information of the stock library.
 #include "tests/support/child.hpp"
 
 #include <fmt/format.h>
@@ -35,9 +35,8 @@ std::string declared_name(const std::string& declaration) {
     return std::regex_search(declaration, name, std::regex(R"((\w+)(\[[^\]]*\])*$)")) ? name[1].str() : "";
 }
 
-// As gdb tells it ("/* offset | size */ type name;"), which knows unnamed structures by their typedef. The
-// name of an unnamed structure within one stands at its end, behind its members: these become
-// "structure.member".
+// The layout that gdb prints ("/* offset | size */ type name;"). gdb finds unnamed structures by their
+// typedef; the name of a nested unnamed structure follows its members: these become "structure.member".
 layout in_library(const std::string& type) {
     layout found;
     const auto shown =
@@ -53,7 +52,7 @@ layout in_library(const std::string& type) {
     for (std::string line; std::getline(lines, line);) {
         std::smatch match;
         if (std::regex_search(line, match, total))
-            found.size = std::stoul(match[1]); // the last is the whole
+            found.size = std::stoul(match[1]); // the last total is that of the whole structure
         else if (std::regex_match(line, match, opens))
             whole = {std::stoul(match[1]), std::stoul(match[2])};
         else if (std::regex_match(line, match, member))
@@ -68,7 +67,7 @@ layout in_library(const std::string& type) {
     return found;
 }
 
-// Every structure with members in our header, without the _t that typedefs have.
+// Every structure with members in our header, without the _t of typedefs.
 std::set<std::string> stated() {
     std::set<std::string> names;
     std::ifstream header(SOURCE_FOLDER "/ucx/abi/uct_private.h");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What goes wrong with a peer or with its memory, as UCX itself reports it: ucp_errors checks the data, the
-// statuses and the handlers.
+// Errors of a peer or of its memory, as UCX itself reports them: ucp_errors checks the data, the statuses and
+// the error handlers.
 #include "tests/ucx/ucx_fixture.hpp"
 
 namespace {
@@ -11,8 +11,8 @@ class errors_test : public ucx_test {
 protected:
     program_result trouble(const std::string& version, const std::string& transports, const std::string& what,
                            std::vector<std::string> environment = {}, int nics = 1) {
-        describe_lab(fmt::format("gaudis = 3\nhcas = {}\n", nics)); // for three processes
-        // A peer that says nothing is looked after: every 100 ms, and with rc by datagrams.
+        describe_lab(fmt::format("gaudis = 3\nhcas = {}\n", nics)); // one Gaudi a process
+        // UCX sends keep-alive messages every 100 ms; with rc they are datagrams.
         environment.insert(environment.end(), {fmt::format("UCX_TLS={},gaudi_cpy", transports),
                                                devices_for(transports), "UCX_KEEPALIVE_INTERVAL=100ms"});
         if (transports.ends_with("_v"))
@@ -22,7 +22,7 @@ protected:
             environment.emplace_back("UCX_POSIX_ERROR_HANDLING=y");
         return run(prefix_of(version), fmt::format("{} {}", UCP_ERRORS, what), environment);
     }
-    // A script: the device is reset under this submission of the process that gets it.
+    // A fault script: this submission of the process that loads it resets the device.
     std::string reset_at(int submission) {
         std::ofstream(root() / "faults") << fmt::format("hlthunk_command_submission {} reset\n", submission);
         return "@" + (root() / "faults").string();
@@ -31,19 +31,18 @@ protected:
         const std::regex line("GAUDI ERROR");
         return std::distance(std::sregex_iterator(output.begin(), output.end(), line), {});
     }
-    // The active side's last words, after everything else was right.
+    // The last output of the active process, if all else was right.
     static void expect_only_a_failed(const program_result& done) {
         EXPECT_EQ(done.status, 0) << done.output;
         EXPECT_HAS(done.output, "a put and a message to B: right\nall right\n");
     }
-    // Lines that may have one of several statuses.
+    // `lines` is a regular expression: several statuses are possible.
     static void expect_match(const program_result& done, const std::string& lines) {
         EXPECT_TRUE(std::regex_search(done.output, std::regex(lines + "\n"))) << lines << "\n" << done.output;
     }
 };
 
-// A peer that ended: its transport says the one, or the round of keep-alive messages, which may come first,
-// the other.
+// A peer ended: the transport reports the first status, the keep-alive, which may be earlier, the second.
 constexpr const char* peer_gone = "(Connection reset by remote peer|Endpoint timeout)";
 
 class both_versions_of_errors : public errors_test, public ::testing::WithParamInterface<const char*> {};
@@ -74,8 +73,8 @@ TEST_P(killed_peer, ends_its_requests_and_no_other_with_an_error) {
                        "Endpoint is not connected|Input/output error)");
 }
 
-// What becomes of a put that cannot be carried out: an error of the transport, after which the endpoint works
-// on or does not; or, where UCX makes messages of it and has no way to tell, the end of the target.
+// The result of a put that must fail: the transport reports an error, and the endpoint stays usable or not.
+// Where UCX sends the put as messages, it cannot report an error to the sender and aborts the target process.
 struct put_error {
     const char* version;
     const char* transports;
@@ -89,7 +88,7 @@ protected:
         return trouble(GetParam().version, GetParam().transports, what + " --then " + GetParam().then);
     }
     [[nodiscard]] static bool staged() { return GetParam().then == std::string_view("process_ends"); }
-    // One line tells why, and UCX's own that it ends the process.
+    // The plugin logs the cause in one line, and UCX that it aborts the process.
     static void expect_the_target_said_why(const program_result& done, const char* why) {
         if (!staged())
             return;
@@ -111,7 +110,7 @@ INSTANTIATE_TEST_SUITE_P(over, failing_put,
                                                      "Invalid parameter", "endpoint_lives"},
                                            put_error{"1.22", "tcp", peer_gone, peer_gone, "process_ends"},
                                            put_error{"1.23", "tcp", peer_gone, peer_gone, "process_ends"},
-                                           // Over shared memory a flush may be answered before.
+                                           // Over shared memory a flush may complete before the abort.
                                            put_error{"1.22", "posix,cma", ".*", ".*", "process_ends"},
                                            put_error{"1.23", "posix,cma", ".*", ".*", "process_ends"}),
                          name_of_put);
@@ -135,7 +134,7 @@ TEST_P(failing_put, to_memory_that_was_freed_is_an_error) {
     expect_the_target_said_why(done, "no live allocation at this address");
 }
 
-// Where there is a key to look at: messages are written to whatever lies there now, as with host memory.
+// Only where a key is checked: UCX writes messages to whatever is allocated there now, as with host memory.
 TEST_P(failing_put, to_memory_that_was_freed_spares_what_lies_there_now) {
     if (staged())
         GTEST_SKIP() << "UCX looks at no key here (gotcha U5)";
@@ -167,9 +166,9 @@ TEST_P(both_versions_of_errors, a_corrupted_key_is_refused_and_the_right_one_wor
     EXPECT_EQ(errors_in(done.output), 3) << done.output;
 }
 
-// ---- a device that is reset while something is under way ----
+// ---- a device reset with operations in flight ----
 
-// UCX stages in pieces, each of which the engine copies here: the reset meets one of them.
+// UCX stages in fragments, which the engine copies here: the reset hits one of them.
 class reset_under_staging : public errors_test, public ::testing::WithParamInterface<killing> {
 protected:
     program_result message(const std::string& more) {
@@ -201,8 +200,8 @@ TEST_P(reset_under_staging, of_the_sender_ends_it_and_no_other) {
     EXPECT_HAS(done.output, "B: the peer is gone\n");
 }
 
-// Endpoints without error handling get rendezvous in a pipeline, whose copies UCX does not look at: nothing
-// hangs or ends, and the plugin says what it means.
+// For endpoints without error handling UCX uses pipelined rendezvous and ignores the status of its copies:
+// nothing hangs or aborts, and the plugin logs the consequence.
 TEST_P(both_versions_of_errors, a_reset_under_a_pipeline_is_told_by_the_log_alone) {
     for (const auto* whose : {"A", "active"}) {
         SCOPED_TRACE(whose);
@@ -220,7 +219,7 @@ TEST_P(both_versions_of_errors, a_reset_under_a_pipeline_is_told_by_the_log_alon
     }
 }
 
-// gaudi_ipc copies with both devices in turn: one of them is lost, then the other.
+// gaudi_ipc copies with both devices in turn: over the four runs, each of the two is lost.
 TEST_P(both_versions_of_errors, a_reset_under_puts_between_processes_is_an_error_of_the_put) {
     std::string all;
     for (const int at : {40, 41, 42, 43}) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// gaudi_ipc under stock UCX: between two processes, by every way, every byte checked.
+// gaudi_ipc under stock UCX: between two processes, by every path, with every byte checked.
 #include "tests/ucx/ucx_fixture.hpp"
 
 namespace {
@@ -18,7 +18,7 @@ struct ipc_case {
 
 class between_processes : public ucx_test, public ::testing::WithParamInterface<ipc_case> {
 protected:
-    // put, get, tag and am of these sizes, the largest of which nobody stages.
+    // put, get, tag and am of these sizes; UCX itself does not stage the largest.
     void expect_its_way(const char* sizes, std::uint64_t largest, int limit) {
         const auto& [name, version, description, environment, path] = GetParam();
         describe_lab(description);
@@ -36,7 +36,7 @@ protected:
                 EXPECT_GE(bytes[static_cast<std::size_t>(each)], 4 * largest) << each;
             else
                 EXPECT_EQ(bytes[static_cast<std::size_t>(each)], 0U) << each;
-        if (path == nic) { // as the NIC itself reports it, although nobody closes it before the end
+        if (path == nic) { // the NIC's own counters; it reports them although it stays open until exit
             const auto counted = ways_of();
             EXPECT_GE(counted.from_dmabuf, 4 * largest);
             EXPECT_GE(counted.to_dmabuf, 4 * largest);
@@ -98,7 +98,7 @@ TEST_F(ucx_test, gaudi_dma_stands_alone_and_beside_the_others) {
             const auto counted = ways_of();
             if (std::string_view(transports).find("gaudi_ipc") == std::string_view::npos)
                 EXPECT_GE(counted.dma, 4U * 9 << 20);
-            else // which needs none of the others for what is large
+            else // gaudi_ipc carries all large operations
                 EXPECT_GE(ipc_bytes()[nic], 4U * 9 << 20);
         }
 }
@@ -132,7 +132,7 @@ TEST_P(ipc_on_both_versions, is_listed) {
 }
 
 TEST_P(ipc_on_both_versions, ucp_takes_it_before_shared_memory_and_before_a_nic) {
-    // Nobody says which transports to use.
+    // UCX_TLS is not set.
     const auto done = run(prefix(), fmt::format("{} --operations tag --rounds 1 --sizes 1m", UCP_PEERS),
                           {"UCX_PROTO_INFO=y", "UCX_NET_DEVICES=lo,vhca0:1"});
     EXPECT_EQ(done.status, 0) << done.output;
@@ -150,7 +150,7 @@ TEST_P(ipc_on_both_versions, more_copies_at_once_than_the_owner_makes_wait_for_r
     EXPECT_EQ(done.status, 0) << done.output;
 }
 
-// Which of the two copies is what their estimates say.
+// UCX chooses between the two by their estimates.
 TEST_P(ipc_on_both_versions, estimates_rank_gaudi_dma_and_gaudi_cpy) {
     const auto by_dma = [&](const std::vector<const char*>& estimates) {
         forget_counts();
@@ -180,7 +180,7 @@ TEST_P(ipc_on_both_versions, zero_copy_may_be_required) {
     EXPECT_HAS(refused.output, "zero-copy was required");
 }
 
-// A rendezvous, where UCX would leave the other side waiting: both programs end with an error.
+// In a rendezvous UCX would leave the peer waiting: both programs must end with an error.
 TEST_P(ipc_on_both_versions, zero_copy_that_is_required_and_not_given_ends_both_sides) {
     describe_lab("gaudis = 2\nhcas = 1\n");
     const std::string requires_it = "UCX_GAUDI_IPC_REQUIRE=zero-copy",
@@ -223,7 +223,7 @@ TEST_P(ipc_on_both_versions, settings_without_sense_are_refused) {
         const auto shown = run(prefix(), "ucx_info -d", {setting});
         EXPECT_HAS(shown.output, said);
         EXPECT_HAS_NOT(shown.output, "Transport: gaudi_ipc");
-        EXPECT_HAS(shown.output, "Transport: gaudi_cpy"); // nothing else suffers
+        EXPECT_HAS(shown.output, "Transport: gaudi_cpy"); // the other transports stay
     }
     const auto shown = run(prefix(), "ucx_info -d", {"UCX_GAUDI_IPC_REQUIRE=all"});
     EXPECT_HAS(shown.output, "UCX_GAUDI_IPC_REQUIRE=all: use none or zero-copy");

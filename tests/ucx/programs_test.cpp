@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Programs of others with Gaudi memory: ucx_perftest and NIXL.
+// Third-party programs with Gaudi memory: ucx_perftest and NIXL.
 #include "tests/ucx/ucx_fixture.hpp"
 
 namespace {
 
 using namespace testing_support;
 
-// Tests of perftest one after the other in the same two processes.
+// Runs tests of ucx_perftest one after the other in the same two processes.
 class perftest_test : public ucx_test, public ::testing::WithParamInterface<path> {
 protected:
     void expect_all(const std::string& tests, const std::string& sizes, const std::string& more) {
@@ -16,11 +16,11 @@ protected:
                 lines.push_back(fmt::format("{0}_of_{1} -t {0} -s {1} {2}", test, size, more));
         expect_lines(lines);
     }
-    // Each: a name, and perftest's arguments.
+    // Each line: a name, and the arguments of ucx_perftest.
     void expect_lines(const std::vector<std::string>& lines) {
         std::ofstream(root() / "batch") << fmt::format("{}\n", fmt::join(lines, "\n"));
         const auto said = run_batch();
-        // Behind the name of each test its figures: those of every second that it took, and the sum.
+        // After the name of each test come its figures: one line a second, then the sum.
         std::size_t at = 0;
         for (const auto& line : lines) {
             const auto name = line.substr(0, line.find(' '));
@@ -33,7 +33,7 @@ protected:
     }
 
 private:
-    // Both sides; what the client printed.
+    // Runs both sides. Returns the client's output.
     std::string run_batch() {
         const auto port = free_port();
         const auto program =
@@ -50,12 +50,12 @@ private:
     }
 };
 
-// `more`: what goes for all tests.
+// `more`: arguments of all tests.
 class perftest_matrix : public perftest_test {};
 // labels: full
 TEST_P(perftest_matrix, runs_every_test_with_every_memory) {
     std::string tests = "tag_lat tag_bw tag_sync_lat tag_sync_bw stream_lat stream_bw ucp_am_lat ucp_am_bw";
-    // What a NIC does by itself wakes nobody who sleeps until it is done: perftest waits for ever, with host
+    // One-sided operations of a NIC do not wake a process that sleeps: ucx_perftest waits forever, with host
     // memory too.
     const bool sleeps = std::string_view(GetParam().more).find("sleep") != std::string_view::npos;
     if (!sleeps || GetParam().transports != std::string_view("rc_v"))
@@ -80,8 +80,8 @@ INSTANTIATE_TEST_SUITE_P(whole_matrix, perftest_matrix, ::testing::ValuesIn([] {
                          }()),
                          name_of_way);
 
-// Every operation with every memory, in two of the sizes each, and with one that is larger; then with
-// threads, and asleep. `more`: the lab.
+// Every operation with every memory, in two of the sizes each (in one on Ethernet), and a larger size; then
+// with threads, and in sleep mode. `more`: a line of the lab description.
 class perftest_round : public perftest_test {};
 TEST_P(perftest_round, runs_every_operation_with_every_memory) {
     const auto& [version, transports, described, environment] = GetParam();
@@ -91,7 +91,7 @@ TEST_P(perftest_round, runs_every_operation_with_every_memory) {
     const auto add = [&](const std::string& test, int size, const std::string& more) {
         lines.push_back(fmt::format("{0}_{1} -t {0} -s {2} -n 20 -w 2 {3}", test, lines.size(), size, more));
     };
-    const bool ethernet = *described != 0; // the same messages, addressed otherwise
+    const bool ethernet = *described != 0; // the same messages with other addressing
     std::size_t turn = ethernet ? 1 : 0;
     for (const auto* test : {"tag_lat", "tag_bw", "stream_bw", "ucp_am_bw", "ucp_put_bw", "ucp_get"}) {
         for (const auto* memory : {"gaudi", "gaudi,host", "host,gaudi"}) {
@@ -111,7 +111,7 @@ TEST_P(perftest_round, runs_every_operation_with_every_memory) {
     add("ucp_am_bw", 1 << 20, "-m gaudi -E sleep");
     expect_lines(lines);
     const auto counted = ways_of();
-    EXPECT_GT(counted.to_dmabuf, 0U); // the plugin was there: the NIC's own messages, or small copies by it
+    EXPECT_GT(counted.to_dmabuf, 0U); // the plugin was used: zero-copy messages, or small copies by the NIC
     EXPECT_GT(counted.staged, 0U);
 }
 // labels: waits
@@ -126,7 +126,7 @@ INSTANTIATE_TEST_SUITE_P(other_version, perftest_round,
                          ::testing::Values(path{"1.23", "tcp", "", ""}, path{"1.22", "posix,cma", "", ""}),
                          name_of_way);
 
-// Whose devices have no queues: a NIC that sends to itself copies what the tool copies, and what UCX stages.
+// Gaudi3 has no queues: a NIC in loopback carries the tool's copies, and what UCX stages.
 class perftest_of_gaudi3 : public perftest_test {};
 TEST_P(perftest_of_gaudi3, runs) {
     describe_lab("gaudis = 2\nhcas = 1\ngeneration = gaudi3\n");
@@ -189,11 +189,11 @@ TEST_P(nixl, moves_memory_of_the_library) {
     EXPECT_EQ(counted.to_dmabuf, moved);
     if (network)
         EXPECT_EQ(counted.from_dmabuf, moved);
-    else // the NIC in loopback copies the pieces that UCX sends, and reads a byte behind each that it writes
+    else // the NIC in loopback copies UCX's fragments, and reads a byte after each write
         EXPECT_GE(counted.from_dmabuf, moved);
     if (network)
         EXPECT_EQ(counted.staged, 0U);
-    else // twice that, unless NIXL leaves a context open at its end, whose domain then says nothing
+    else // twice that, unless NIXL exits with an open context: its domain then prints no counters
         EXPECT_GE(counted.staged, moved);
 }
 INSTANTIATE_TEST_SUITE_P(over, nixl, ::testing::Values("tcp", "rc_v"),

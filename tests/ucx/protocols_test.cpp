@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Rendezvous schemes that a user forces: the data is right, and UCX says what it took. The two sides are two
-// programs, because a scheme is the choice of the side that carries it out.
+// Rendezvous schemes that a user forces: the data is right, and UCX reports the scheme that it used. The two
+// sides are two programs, because the side that executes a scheme chooses it.
 #include "tests/ucx/ucx_fixture.hpp"
 
 namespace {
@@ -9,7 +9,7 @@ using namespace testing_support;
 
 constexpr std::uint64_t message_size = 9 << 20;
 
-// What UCX says begins with (?) where the other side has the last word.
+// UCX prints (?) first where the peer makes the final choice.
 struct scheme {
     const char* name;
     const char* version;
@@ -18,8 +18,8 @@ struct scheme {
     const char* receiver; // settings
     const char* more;     // options of ucp_peers
     const char* sender_says;
-    const char* receiver_says = nullptr; // where it has a say
-    const char* sender_does = nullptr;   // where it does it
+    const char* receiver_says = nullptr; // nullptr: not checked
+    const char* sender_does = nullptr;   // nullptr: not checked
 };
 
 std::uint64_t bytes_of(const std::string& shown) {
@@ -31,9 +31,9 @@ std::uint64_t bytes_of(const std::string& shown) {
     return end == shown.size() ? number : number << 10 * (unit + 1);
 }
 
-// The description of a size in the table with this title that UCX_PROTO_INFO prints.
+// The description of a size in the table with this title, from the output of UCX_PROTO_INFO.
 std::string taken(const std::string& output, const std::string& title, std::uint64_t size) {
-    // Tables of what was used have one column more, which counts.
+    // Tables of used protocols have one more column, a count.
     const std::regex row(R"(\| +(?:\d+ +\| +)?(\d+[KMG]?)(?:\.\.(\w+))? +\| (.*?) *\| [^|]*\|$)");
     std::istringstream lines(output);
     std::smatch match;
@@ -66,7 +66,7 @@ INSTANTIATE_TEST_SUITE_P(
         scheme{"get_pipeline_1_23", "1.23", "posix,cma", "get_zcopy", "get_ppln", "--here host",
                "(?) rendezvous zero-copy read from remote",
                "pipeline read from remote, gaudi_cpy, frag host"},
-        // A sender does not know that its receiver would read in pieces: told so itself, it never announces.
+        // With get_ppln forced at the sender, UCX finds no rendezvous scheme there and sends eagerly.
         scheme{"get_pipeline_at_the_sender_1_22", "1.22", "posix,cma", "get_ppln", "get_ppln", "",
                "multi-frag eager copy-in copy-out"},
         scheme{"put_pipeline_rc", "1.23", "rc_v", "put_ppln UCX_GAUDI_COPY_DMABUF=no",

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What the plugin refuses under stock UCX, and how.
+// What the plugin refuses under stock UCX, and which errors it reports.
 #include "tests/ucx/ucx_fixture.hpp"
 
 namespace {
 
 using namespace testing_support;
 
-constexpr int killed = 128 + SIGKILL; // what timeout -s KILL makes of a program that hangs
+constexpr int killed = 128 + SIGKILL; // the status of timeout -s KILL for a program that hangs
 
 TEST_F(ucx_test, perftest_has_no_gaudi_memory_on_an_unknown_version) {
     const auto port = free_port();
@@ -64,12 +64,12 @@ TEST_P(both_versions, a_ucx_without_a_function_is_declined_and_works_on) {
                fmt::format("libuct_gaudi is not used: UCX {}.0 lacks uct_md_query_single_md_resource; known "
                            "are 1.22 and 1.23",
                            GetParam()));
-    // Nothing to speak by either.
+    // Without UCX's log function the plugin writes to stderr.
     EXPECT_HAS(without("ucs_log_dispatch"), "libuct_gaudi is not used: no libuct belongs to ");
 }
 
 TEST_F(ucx_test, two_ucx_in_one_process_share_the_devices) {
-    // UCX's default: two of them that patch relocations instead patch each other's, with any plugin or none.
+    // UCX's default mode: with relocations, two UCX patch each other's, with any plugin or none.
     const auto shown =
         run(new_ucx, fmt::format("{} {}/lib/libucp.so.0 {}/lib/libucp.so.0", TWO_UCX, old_ucx, new_ucx),
             {"UCX_MEM_MMAP_HOOK_MODE=bistro"});
@@ -98,7 +98,7 @@ TEST_F(ucx_test, settings_without_sense_are_named) {
     }
 }
 
-// Of a transport: the domain is there, and the transport does not open.
+// A bad setting of a transport: the domain opens, the transport does not.
 class bad_transport_setting : public ucx_test, public ::testing::WithParamInterface<bad_setting> {};
 TEST_P(bad_transport_setting, is_named_and_refused) {
     const auto& [setting, said] = GetParam();
@@ -178,7 +178,7 @@ TEST_F(ucx_test, a_nic_without_dmabufs_carries_staged_memory) {
         "GAUDI WARN +no NIC here registers DMA-BUFs \\(of those that are active, vhca0 is the first");
     const auto log = logged();
     EXPECT_EQ(std::distance(std::sregex_iterator(log.begin(), log.end(), line), {}), 2)
-        << log; // one a process
+        << log; // one line a process
 }
 
 TEST_P(both_versions, without_such_a_nic_processes_of_a_host_share_memory_by_other_ways) {
@@ -200,7 +200,7 @@ TEST_F(ucx_test, a_plugin_that_cannot_be_read_disturbs_nobody) {
     const auto folder = root() / "plugins";
     const auto plugin = folder / "libuct_gaudi.so.0";
     std::filesystem::create_directory(folder);
-    // Root may read everything, unless it has given that up.
+    // Root must drop these capabilities, or it may read every file.
     const std::string rights = "-dac_override,-dac_read_search";
     const auto shown = [&] {
         return run(new_ucx, fmt::format("setpriv --bounding-set={0} --inh-caps={0} env UCX_PLUGIN_PATH={1} "
@@ -237,7 +237,7 @@ TEST_F(ucx_test, an_export_that_fails_is_an_error_only_where_it_must_work) {
                             {faults, "UCX_GAUDI_COPY_DMABUF=yes"});
     EXPECT_NE(must.status, 0);
     EXPECT_HAS(must.output, "UCX_GAUDI_COPY_DMABUF=yes: the driver does not export the memory as a DMA-BUF");
-    // By default the bytes arrive all the same, and one line of each process says how.
+    // By default the transfer still succeeds, and each process logs once how.
     for (const auto& [version, transports] :
          {std::pair("1.22", "tcp"), std::pair("1.23", "rc_v"), std::pair("1.23", "rc_v,tcp")})
         for (const auto* library : {"", " --library"}) {
@@ -256,7 +256,7 @@ TEST_F(ucx_test, an_export_that_fails_is_an_error_only_where_it_must_work) {
         }
     expect_right(peers(new_ucx, "rc_v", "--sizes 8,1m --rounds 1 --operations tag,put",
                        {faults, "UCX_GAUDI_COPY_DMABUF=no"}));
-    // The lab's own refusal (gotcha U14), with everything as it is by default.
+    // The lab refuses the export (gotcha U14), with default settings.
     describe_lab("gaudis = 2\nhcas = 1\nsmall_bar = yes\n");
     const auto small_bar = peers(new_ucx, "rc_v", "--sizes 8,1m --rounds 1");
     EXPECT_EQ(small_bar.status, 0) << small_bar.output;

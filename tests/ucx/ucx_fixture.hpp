@@ -22,7 +22,7 @@ inline std::string prefix_of(std::string_view version) {
 class ucx_test : public judge {
 protected:
     ucx_test() { hurry_ucx(); }
-    // The tests make the lab themselves: two Gaudis, one NIC.
+    // Describes the lab. The default has two Gaudis and one NIC.
     void describe_lab(const std::string& text) {
         std::ofstream(root() / "ucx.lab") << text;
         described_ = true;
@@ -57,17 +57,17 @@ protected:
         EXPECT_HAS_NOT(result.output, "ERROR");
     }
 
-    // Sums of what the virtual NIC reported, and what our component printed.
+    // Sums of the virtual NIC's report and of the plugin's counters.
     struct ways {
         std::uint64_t bytes = 0, from_dmabuf = 0, to_dmabuf = 0, staged = 0, exports = 0, dma = 0;
     };
-    // Each process writes into a file of its own: lines of two would mingle.
+    // Each process writes its own log file, so that lines do not interleave.
     [[nodiscard]] std::vector<std::string> counting() {
         return {"UCX_GAUDI_COPY_STATISTICS=y", "UCX_GAUDI_IPC_STATISTICS=y",
                 "GAUDI_LAB_HCA_REPORT=" + (root() / "report").string(),
                 "UCX_LOG_FILE=" + (root() / "ucx.log.%p").string()};
     }
-    // What UCX and the plugin wrote into these files.
+    // The contents of these files.
     [[nodiscard]] std::string logged() const {
         std::string all;
         for (const auto& each : std::filesystem::directory_iterator(root()))
@@ -104,7 +104,7 @@ protected:
         return sum;
     }
 
-    // Bytes by the paths of gaudi_ipc, both processes together, in the order of gaudi::copy_path.
+    // Bytes by path of gaudi_ipc, summed over both processes, in the order of gaudi::copy_path.
     std::array<std::uint64_t, 7> ipc_bytes() {
         std::array<std::uint64_t, 7> sum{};
         const std::regex printed("by path: the CPU ([0-9]+), [^,]* ([0-9]+), [^,]* ([0-9]+), [^,]* "
@@ -129,13 +129,13 @@ inline std::string name_of(const auto& info) {
     return made;
 }
 
-// Under 1.22 and under 1.23.
+// Runs under UCX 1.22 and 1.23.
 class both_versions : public ucx_test, public ::testing::WithParamInterface<const char*> {
 protected:
     [[nodiscard]] std::string prefix() const { return prefix_of(GetParam()); }
 };
 
-// A run of a program: over what, with what arguments, in what environment.
+// A run of a program: UCX version, transports, arguments, environment.
 struct path {
     const char* version;
     const char* transports;

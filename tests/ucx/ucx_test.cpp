@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The plugin under stock UCX: 1.22 (no InfiniBand) and 1.23 (with libuct_ib). Our own program checks every
-// byte.
+// The plugin under stock UCX: 1.22 (no InfiniBand) and 1.23 (with libuct_ib). ucp_peers checks every byte.
 #include "tests/ucx/ucx_fixture.hpp"
 
 namespace {
 
 using namespace testing_support;
 
-// ---- what a user sees first ----
+// ---- ucx_info and discovery ----
 
 INSTANTIATE_TEST_SUITE_P(ucx, both_versions, ::testing::Values("1.22", "1.23"),
                          [](const auto& each) { return name_of(each.param); });
@@ -86,7 +85,7 @@ TEST_P(both_versions, ucx_reckons_with_what_the_tool_measured) {
     }
 }
 
-// No lab at all: only UCX and the plugin.
+// Without a lab: only UCX and the plugin.
 std::vector<std::string> without_lab(const std::string& prefix, const std::string& command) {
     return words(fmt::format("env -u GAUDI_DIRECT_HLTHUNK LD_LIBRARY_PATH={}/lib UCX_PLUGIN_PATH={} {}",
                              prefix, PLUGIN_FOLDER, command));
@@ -99,13 +98,13 @@ TEST_P(both_versions, nothing_is_said_or_shown_without_a_gaudi) {
     EXPECT_HAS_NOT(with.output, "gaudi_copy");
     EXPECT_HAS_NOT(with.output, "GAUDI");
     const auto loud = run_program(without_lab(prefix(), "UCX_LOG_LEVEL=debug " + command));
-    EXPECT_HAS(loud.output, "no Gaudi:"); // it was there, and looked
+    EXPECT_HAS(loud.output, "no Gaudi:"); // the plugin was loaded and searched for devices
 }
 
 TEST_P(both_versions, what_hides_every_gaudi_is_named) {
     const auto hidden = run(prefix(), "ucx_info -d", {"HABANA_VISIBLE_DEVICES=5"});
     EXPECT_EQ(hidden.status, 0);
-    EXPECT_HAS_NOT(hidden.output, "GAUDI"); // it may be meant
+    EXPECT_HAS_NOT(hidden.output, "GAUDI"); // may be intended
     const auto loud = run(prefix(), "ucx_info -d", {"HABANA_VISIBLE_DEVICES=5", "UCX_LOG_LEVEL=debug"});
     EXPECT_HAS(loud.output, "no Gaudi: hl-thunk finds none, or none that HABANA_VISIBLE_DEVICES and");
     const auto malformed = run(prefix(), "ucx_info -d", {"HABANA_VISIBLE_DEVICES=x"});
@@ -125,7 +124,7 @@ TEST_P(both_versions, host_memory_goes_its_way_without_a_gaudi) {
     }
 }
 
-// ---- every byte, every way ----
+// ---- every byte, every path ----
 
 class data : public ucx_test, public ::testing::WithParamInterface<path> {};
 TEST_P(data, is_right) {
@@ -159,16 +158,16 @@ INSTANTIATE_TEST_SUITE_P(
                       path{"1.22", "tcp", "--rounds 1 --sizes 16m,100m --operations put,get,tag", ""},
                       path{"1.23", "posix,cma", "--rounds 1 --sizes 16m,100m --operations stream,am", ""},
                       path{"1.23", "tcp", "--threads 3 --rounds 1 --sizes 8,4096,1m", ""},
-                      // More fragments at once than gaudi_dma takes from whoever can wait.
+                      // More fragments in flight than the limit of gaudi_dma for requests that can wait.
                       path{"1.22", "posix,gaudi_dma", "--rounds 1 --sizes 64m --operations tag",
                            "UCX_GAUDI_DMA_IN_FLIGHT=8"},
                       path{"1.23", "posix,gaudi_dma", "--rounds 1 --sizes 64m --operations tag",
                            "UCX_GAUDI_DMA_IN_FLIGHT=8"},
-                      // As UCX is without our haste: code that is patched, which memory of the library comes
-                      // and goes under.
+                      // UCX's default hooks (see hurry_ucx): it patches code while the library allocates and
+                      // frees memory.
                       path{"1.22", "tcp", "--library --rounds 1", "UCX_MEM_MMAP_HOOK_MODE=bistro"}),
     name_of_way);
-// UCX is given addresses and nothing else, with and without its memory-type cache.
+// UCX gets only addresses, with and without its memory-type cache.
 INSTANTIATE_TEST_SUITE_P(detected, data, ::testing::ValuesIn([] {
                              std::vector<path> all;
                              for (const auto& [version, transports] :
@@ -262,7 +261,7 @@ INSTANTIATE_TEST_SUITE_P(atomics, data, ::testing::ValuesIn([] {
                          }()),
                          name_of_way);
 
-// docs/ucx.md, "Is it zero-copy?": a line a set of transports, a column an operation.
+// docs/ucx.md, "Is it zero-copy?": one row for each set of transports, one column for each operation.
 TEST_F(ucx_test, the_table_of_operations_is_true) {
     const auto text = text_of(SOURCE_FOLDER "/docs/ucx.md");
     const auto cells_of = [](const std::string& line) {
@@ -279,7 +278,7 @@ TEST_F(ucx_test, the_table_of_operations_is_true) {
     std::getline(table, line);
     const auto operations = cells_of(line);
     ASSERT_EQ(operations.size(), 6U) << line;
-    std::getline(table, line); // the rule below it
+    std::getline(table, line); // the separator row
     unsigned rows = 0;
     for (; std::getline(table, line) && line.starts_with("| "); ++rows) {
         const auto row = cells_of(line);
@@ -287,7 +286,7 @@ TEST_F(ucx_test, the_table_of_operations_is_true) {
         for (std::size_t i = 1; i < row.size(); ++i) {
             forget_counts();
             auto settings = counting();
-            settings.emplace_back("UCX_GAUDI_COPY_NIC_MAX=0"); // the NIC counts no copies to host memory
+            settings.emplace_back("UCX_GAUDI_COPY_NIC_MAX=0"); // the NIC makes no copies to host memory
             const auto done =
                 peers(new_ucx, row[0], fmt::format("--sizes 1m --rounds 2 --operations {}", operations[i]),
                       settings);
@@ -298,10 +297,10 @@ TEST_F(ucx_test, the_table_of_operations_is_true) {
             const auto* found = sides == 0 ? "zero-copy" : sides == 1 ? "receiver" : "both";
             EXPECT_EQ(row[i], found) << operations[i] << " over " << row[0] << ": " << counted.staged
                                      << " bytes staged";
-            // The NIC, which gaudi_ipc uses too, has moved every byte from Gaudi memory to Gaudi memory.
+            // The NIC, which gaudi_ipc uses too, moved every byte from Gaudi to Gaudi memory.
             if (sides == 0) {
                 EXPECT_GE(std::min(counted.from_dmabuf, counted.to_dmabuf), payload);
-            } else if (sides == 1) { // not the sender's, which the NIC has read
+            } else if (sides == 1) { // the NIC read the sender's memory directly; the receiver staged
                 EXPECT_GE(counted.from_dmabuf, payload);
                 EXPECT_LT(counted.to_dmabuf, payload);
             }
@@ -310,7 +309,7 @@ TEST_F(ucx_test, the_table_of_operations_is_true) {
     EXPECT_EQ(rows, 5U);
 }
 
-// Gotcha U18: a setting that libucs_gaudi makes where a GPU is beside a Gaudi, and where the user made none.
+// Gotcha U18: libucs_gaudi makes a setting on machines with a GPU and a Gaudi, unless the user made it.
 TEST_P(both_versions, fragments_stay_in_host_memory_where_a_gpu_is) {
     const auto setting = [&](const std::string& with) {
         auto command = lab(prefix(), "ucx_info -c -a");
@@ -333,7 +332,7 @@ TEST_P(both_versions, fragments_stay_in_host_memory_where_a_gpu_is) {
     EXPECT_EQ(setting("UCX_RNDV_FRAG_MEM_TYPES=cuda"), "cuda") << "the user's stays";
 }
 
-// Gotcha U17: UCX waited for itself where it could not place a device in the PCI tree.
+// Gotcha U17: UCX deadlocked if sysfs lacked a device.
 TEST_P(both_versions, log_level_debug_hangs_nothing) {
     for (const auto* transports : {"tcp", "posix,gaudi_ipc", "rc_v"}) {
         if (prefix() == old_ucx && transports == std::string_view("rc_v"))
@@ -346,7 +345,7 @@ TEST_P(both_versions, log_level_debug_hangs_nothing) {
     }
 }
 
-// Gotcha U6: UCX's own code carries it out, on the CPU of the target's process.
+// Gotcha U6: UCX executes the atomic in software, on the CPU of the target process.
 TEST_P(both_versions, an_atomic_operation_on_gaudi_memory_ends_its_owner_and_the_other_is_told) {
     const auto ended = peers(prefix(), "tcp", "--operations atomic --sizes 8 --rounds 1");
     EXPECT_NE(ended.status, 0);
@@ -379,7 +378,7 @@ TEST_F(ucx_test, data_is_right_over_roce) {
         }
 }
 
-// What a program computes on: memory of SynapseAI, which UCX is given by its address.
+// Memory of SynapseAI, which programs compute on; UCX gets its address.
 TEST_F(ucx_test, data_is_right_in_memory_of_synapse) {
     for (const auto& [version, transports] : {std::pair("1.22", "tcp"), std::pair("1.22", "posix,gaudi_ipc"),
                                               std::pair("1.23", "posix,cma"), std::pair("1.23", "rc_v")}) {
@@ -395,7 +394,7 @@ TEST_F(ucx_test, data_is_right_in_memory_of_synapse) {
     EXPECT_EQ(ways_of().staged, 0U);
 }
 
-// ---- how a process ends ----
+// ---- process exit ----
 
 using version_and_end = std::tuple<const char*, const char*>;
 class process_end : public ucx_test, public ::testing::WithParamInterface<version_and_end> {};
@@ -418,7 +417,7 @@ INSTANTIATE_TEST_SUITE_P(
         return name_of(fmt::format("{} {}", std::get<0>(each.param), std::get<1>(each.param)));
     });
 
-// ---- zero-copy, proved ----
+// ---- zero-copy, by the NIC's counters ----
 
 TEST_F(ucx_test, zero_copy_is_what_the_nic_counts) {
     const auto moved = 3ULL * (1 << 20); // put, get and tag, 1 MiB each
@@ -429,7 +428,7 @@ TEST_F(ucx_test, zero_copy_is_what_the_nic_counts) {
     EXPECT_EQ(zero.to_dmabuf, moved);
     EXPECT_EQ(zero.staged, 0U);
     EXPECT_GT(zero.exports, 0U);
-    EXPECT_LT(zero.bytes, moved + 65536); // nothing but them and UCX's own messages
+    EXPECT_LT(zero.bytes, moved + 65536); // the data and UCX's own messages only
 
     forget_counts();
     auto without = counting();
@@ -439,7 +438,7 @@ TEST_F(ucx_test, zero_copy_is_what_the_nic_counts) {
     const auto staged = ways_of();
     EXPECT_EQ(staged.from_dmabuf, 0U);
     EXPECT_EQ(staged.to_dmabuf, 0U);
-    EXPECT_EQ(staged.staged, 2 * moved); // out of one device, into the other
+    EXPECT_EQ(staged.staged, 2 * moved); // once out of a device, once into the other
     EXPECT_EQ(staged.exports, 0U);
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Fault scripts as they act on the virtual Gaudi.
+// Effects of fault scripts on the virtual Gaudi.
 #include "tests/support/child.hpp"
 #include "tests/support/expect_has.hpp"
 #include "tests/support/gaudi_device.hpp"
@@ -69,7 +69,7 @@ TEST_F(lab_faults, functions_without_a_result) {
     ASSERT_EQ(gaudi_lab_arm_faults("hlthunk_free 2 errno EIO; hlthunk_profiler_destroy 1 delay 60ms"), 0);
     void* memory[] = {hlthunk_malloc(100), hlthunk_malloc(100)};
     for (auto* each : memory)
-        hlthunk_free(each); // the leak checker knows whether it did
+        hlthunk_free(each); // the leak checker detects a missing free
     EXPECT_EQ(gaudi_lab_faults_fired(), 1U);
     const auto begin = clock::now();
     hlthunk_profiler_destroy();
@@ -77,7 +77,7 @@ TEST_F(lab_faults, functions_without_a_result) {
     EXPECT_EQ(gaudi_lab_faults_fired(), 2U);
 }
 
-// In a program of its own: whether there is a trace is decided at the first call.
+// In a new process: the first call decides whether calls are traced.
 TEST_F(lab_faults, trace_covers_functions_without_a_result) {
     const auto ran = run_own_tests("lab_faults.functions_without_a_result", {"GAUDI_LAB_TRACE=1"});
     EXPECT_EQ(ran.status, 0) << ran.output;

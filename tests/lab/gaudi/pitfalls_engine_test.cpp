@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The pitfalls of hardware that the virtual Gaudi must reproduce: submission, queues, packets.
+// Hardware pitfalls that the virtual Gaudi must reproduce: submission, queues, packets.
 #include "tests/lab/gaudi/queues.hpp"
 
 #include <numeric>
@@ -148,7 +148,7 @@ TEST_F(pitfall, p22_order_within_a_queue) {
     EXPECT_EQ(host.bytes()[4096], 1);
 }
 
-// Who polls may carry out short copies for the virtual device: in their order, and nothing else.
+// A polling thread may execute short copies for the virtual device, in order, and no other packets.
 TEST_F(pitfall, p22_order_while_several_threads_poll) {
     gaudi_device opened;
     constexpr std::uint32_t size = 64 << 10, steps = 60;
@@ -157,7 +157,7 @@ TEST_F(pitfall, p22_order_while_several_threads_poll) {
     std::fill(host.bytes().begin(), host.bytes().end(), 7);
     ASSERT_EQ(copy(opened, host.address, device, size), 0);
     std::uint64_t last = 0;
-    for (std::uint32_t i = 0; i < steps; ++i) { // each step takes what the one before it has left
+    for (std::uint32_t i = 0; i < steps; ++i) { // each step copies the result of the previous one
         packets step;
         step.lin_dma(device + i * size, device + (i + 1) * size, size);
         std::copy(step.bytes().begin(), step.bytes().end(), buffers.bytes().begin() + i * 64);
@@ -258,7 +258,7 @@ TEST_F(pitfall, lin_dma_endian_swap_of_every_width) {
     gaudi_device opened;
     const auto device = opened.memory(1);
     for (const unsigned code : {0U, 1U, 2U, 3U}) {
-        const unsigned width = 1U << code; // 16, 32 and 64 bits
+        const unsigned width = 1U << code; // in bytes; 1 means no swap
         host_memory host(opened, 4096), back(opened, 4096);
         std::iota(host.bytes().begin(), host.bytes().begin() + 64, 0);
         packets swap;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The pitfalls of hardware that the virtual Gaudi must reproduce: memory, mapping, DMA-BUF.
+// Hardware pitfalls that the virtual Gaudi must reproduce: memory, mapping, DMA-BUF.
 #include "lab/dmabuf.h"
 #include "tests/support/child.hpp"
 #include "tests/support/gaudi_device.hpp"
@@ -114,7 +114,7 @@ TEST_F(pitfall, p10_a_kept_duplicate_outlives_the_descriptor) {
     gaudi_device opened;
     const auto base = opened.memory(1);
     const int fd = opened.dmabuf(base, 8192);
-    const int region = ::fcntl(fd, F_DUPFD_CLOEXEC, 0); // what a memory region keeps
+    const int region = ::fcntl(fd, F_DUPFD_CLOEXEC, 0); // the reference that a memory region holds
     ::close(fd);
     gaudi_lab_dmabuf head{};
     gaudi_lab_range range{};
@@ -142,7 +142,7 @@ TEST_F(pitfall, p11_a_dmabuf_cannot_be_mapped_or_read) {
     EXPECT_EQ(status.st_size, 8192);
     dma_buf_sync sync{DMA_BUF_SYNC_START | DMA_BUF_SYNC_RW};
     EXPECT_EQ(::ioctl(fd, DMA_BUF_IOCTL_SYNC, &sync), 0) << "through the ioctl of the library";
-    // Where a user-space descriptor cannot refuse (docs/gotchas.md says so), nothing comes of it.
+    // A user-space descriptor cannot refuse these calls (see docs/gotchas.md); they have no effect.
     EXPECT_EQ(::write(fd, "x", 1), 1);
     host_memory host(opened, 4096);
     ASSERT_EQ(copy(opened, base, host.address, 4096, 4), 0);
@@ -164,7 +164,7 @@ TEST_F(pitfall, p12_the_cpu_cannot_touch_a_device_address) {
         return *reinterpret_cast<volatile char*>(address) != 0 ? 1 : 2;
     });
     const int status = toucher.wait();
-    EXPECT_TRUE(status > 2) << "the access went through: " << status; // a signal, or the sanitizer's own exit
+    EXPECT_TRUE(status > 2) << "the access went through: " << status; // a signal, or a sanitizer's exit code
 }
 
 TEST_F(pitfall, p16_a_host_mapping_keeps_the_page_offset) {
@@ -224,7 +224,7 @@ TEST_F(pitfall, p25_rounding_and_contiguous_requests) {
     ASSERT_EQ(gaudi_lab_dmabuf_describe(fd, &head, ranges, 2, path, sizeof(path)), 0);
     EXPECT_EQ(head.range_count, 2U) << "an export across the seam has two pieces";
     ::close(fd);
-    // Data crosses the seam as well.
+    // A copy across the seam is correct too.
     host_memory host(opened, 8192);
     for (std::size_t i = 0; i < 8192; ++i)
         host.bytes()[i] = static_cast<unsigned char>(i * 31);
@@ -268,7 +268,7 @@ TEST_F(pitfall, p29_a_child_does_not_see_what_the_device_writes) {
         forked.open();
         if (!written.wait())
             return 3;
-        return memory[0] == 1 ? 0 : 1; // its own copy, from before
+        return memory[0] == 1 ? 0 : 1; // the copy-on-write page, as it was at fork
     });
     ASSERT_TRUE(forked.wait());
     ASSERT_EQ(copy(opened, device, address, 4096, 4), 0);
@@ -309,7 +309,7 @@ TEST_F(pitfall, p30_memory_of_files_and_devices) {
     ::munmap(read_only, 4096);
     ::close(file);
     EXPECT_EQ(refused(reinterpret_cast<void*>(::getauxval(AT_SYSINFO_EHDR))), EFAULT) << "the kernel's own";
-    // What the driver maps for the CPU is IO memory. A DMA-BUF would be too, if it could be mapped: p11.
+    // The driver maps command buffers as IO memory. A DMA-BUF cannot be mapped at all (p11).
     std::uint64_t handle = 0;
     ASSERT_EQ(hlthunk_request_command_buffer(opened.fd, 4096, &handle), 0);
     void* buffer =

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The pitfalls of hardware that the virtual Gaudi must reproduce: opening, closing, generations.
-// Numbers are those of the list in docs/gotchas.md. 15 and 31 to 33 are in tests/hca, 23 and 36 in
-// tests/device.
+// Hardware pitfalls that the virtual Gaudi must reproduce: opening, closing, generations. The numbers are
+// those of docs/gotchas.md. 15 and 31 to 33 are in tests/lab/hca, 23 and 36 in tests/copy.
 #include "tests/support/child.hpp"
 #include "tests/support/gaudi_device.hpp"
 #include "tests/support/test_lab.hpp"
@@ -141,7 +140,7 @@ TEST_F(pitfall, p08_the_control_node_only_answers_questions) {
     EXPECT_EQ(hlthunk_device_mapped_memory_export_dmabuf_fd(control, 0, 4096, 0, HL_EXPORT_FLAGS), -ENOTTY);
     EXPECT_EQ(hlthunk_notifier_create(control), -EOPNOTSUPP);
     EXPECT_EQ(hlthunk_close(control), 0);
-    gaudi_device compute; // the control node did not make it busy
+    gaudi_device compute; // an open control node does not make the device busy
     EXPECT_GE(compute.fd, 0);
 }
 
@@ -150,7 +149,7 @@ TEST_F(pitfall, p13_a_descriptor_number_means_nothing_elsewhere) {
     gaudi_device opened;
     const int fd = opened.dmabuf(opened.memory(1), 4096);
     ASSERT_GE(fd, 0);
-    // Another program has no such descriptor: forked children inherit, so this one closes everything first.
+    // A forked child inherits descriptors: close them all, so that it has none, as an unrelated process.
     child other([&] {
         ::close_range(3, ~0U, 0);
         return ::fcntl(fd, F_GETFL) < 0 && errno == EBADF ? 0 : 1;
@@ -176,7 +175,7 @@ TEST_F(pitfall, p24_memory_is_not_zero_and_lost_at_close) {
 TEST_F(pitfall, p24_gen1_keeps_its_memory_until_an_error) {
     describe("gaudis = 1\ngeneration = gaudi");
     constexpr std::uint64_t memory = 0x20000000 + 12345;
-    constexpr std::uint32_t flags = 1U << 3 | 1U << 30; // which gen1 insists on
+    constexpr std::uint32_t flags = 1U << 3 | 1U << 30; // required on gen1
     const std::vector<unsigned char> written(4096, 0x33);
     const auto read_back = [&](const gaudi_device& opened) {
         host_memory host(opened, 4096);
@@ -325,7 +324,7 @@ TEST_F(pitfall, p39_sync_objects_are_cleared_at_open) {
         ASSERT_EQ(run(opened, set), 0);
     }
     gaudi_device opened;
-    // A monitor that waits for "equal 0" fires at once only if the object reads 0 again.
+    // A monitor with the condition "equal 0" fires immediately only if the sync object was reset to 0.
     packets wait;
     wait.msg_short(0, 0x0000 + 4 * 300, static_cast<std::uint32_t>(fence));
     wait.msg_short(0, 0x2000 + 4 * 300, static_cast<std::uint32_t>(fence >> 32));

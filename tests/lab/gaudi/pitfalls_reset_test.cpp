@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The pitfalls of hardware that the virtual Gaudi must reproduce: faults, timeouts, resets.
+// Hardware pitfalls that the virtual Gaudi must reproduce: faults, timeouts, resets.
 #include "tests/lab/gaudi/queues.hpp"
 #include "tests/support/child.hpp"
 
@@ -45,7 +45,7 @@ TEST_F(pitfall, p18_a_blocked_waiter_gets_eio) {
         outcome = hlthunk_wait_for_cs(opened.fd, sequence, 30000000, &seen);
         status = seen;
     });
-    const auto sleeps = [&] { // field 3 of its stat, behind the name in parentheses
+    const auto sleeps = [&] { // field 3 of stat, after the name in parentheses
         const auto text = text_of(fmt::format("/proc/self/task/{}/stat", thread.load()));
         const auto at = text.rfind(") ");
         return thread != 0 && at != text.npos && text[at + 2] == 'S';
@@ -72,7 +72,7 @@ TEST_F(pitfall, p18_reading_unmapped_host_memory_faults) {
     std::uint64_t address;
     {
         host_memory gone(opened, 1 << 20);
-        address = gone.address + (1 << 19); // its beginning may be mapped anew by the next command buffer
+        address = gone.address + (1 << 19); // the next command buffer may be mapped at the start of the range
     }
     packets bad;
     bad.lin_dma(address, opened.memory(1), 64);
@@ -174,7 +174,7 @@ TEST_F(pitfall, p35_in_reset_memory_buffers_and_submissions_are_busy) {
     std::copy(nop.bytes().begin(), nop.bytes().end(), host.bytes().begin());
     ASSERT_EQ(hlthunk_request_command_buffer(opened.fd, 4096, &buffer), 0);
     reset(opened);
-    // Each of these would succeed on a device that works.
+    // Each of these calls succeeds on a working device.
     EXPECT_EQ(hlthunk_device_memory_alloc(opened.fd, 1, 0, false, false), 0U);
     EXPECT_EQ(errno, EBUSY);
     EXPECT_EQ(hlthunk_device_memory_free(opened.fd, unmapped), -EBUSY);

@@ -24,7 +24,7 @@ std::vector<std::size_t> processors_of_this_thread() {
     return all;
 }
 
-// Where a stream of an engine may run after looks that found so many devices at work, each many times.
+// Processors that a stream of `engine` may use after 200 checks with each number of busy devices in `found`.
 std::vector<std::size_t> allowed_after(unsigned engine, std::vector<unsigned> found) {
     std::vector<std::size_t> result;
     std::thread([&] {
@@ -51,7 +51,7 @@ TEST(placement_test, streams_with_room_run_anywhere) {
     EXPECT_EQ(allowed_after(1, {count, count / 2}), all) << "when it is no longer crowded";
 }
 
-// The state of another device, as far as it is looked at.
+// The state file of another device, with the fields that placement reads.
 class state_of_another {
 public:
     state_of_another() {

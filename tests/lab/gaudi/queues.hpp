@@ -18,7 +18,7 @@ public:
         wait.fence(0, 1, 1);
         std::copy(wait.bytes().begin(), wait.bytes().end(), buffer_.bytes().begin());
     }
-    // The device goes first: it may still be reading the buffer.
+    // Closes the device before the buffer is freed: the device may still read it.
     ~blocked_queue() { card_.close(); }
     blocked_queue(const blocked_queue&) = delete;
     blocked_queue& operator=(const blocked_queue&) = delete;
@@ -37,7 +37,7 @@ private:
     host_memory buffer_;
 };
 
-// Takes a fault: told through a notifier, so that the driver does not kill us.
+// A device with a notifier: after a fault the driver reports it there and does not kill the process at once.
 class told_device : public gaudi_device {
 public:
     told_device() : notifier(hlthunk_notifier_create(fd)) {}
@@ -56,7 +56,7 @@ public:
     int notifier;
 };
 
-// Resets the device under its owner, who was told and has time to look around.
+// Resets the device while it is open. The owner has a notifier, so it is not killed during the test.
 inline void reset(const told_device& opened) {
     ASSERT_EQ(gaudi_lab_arm_faults("hlthunk_is_device_idle 1 reset"), 0);
     EXPECT_FALSE(hlthunk_is_device_idle(opened.fd));

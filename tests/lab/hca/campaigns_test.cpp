@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Many processes at random, and their deaths.
+// Random traffic between many processes, and killed processes.
 #include "tests/lab/hca/connected_child.hpp"
 #include "tests/support/child.hpp"
 #include "tests/support/test_lab.hpp"
@@ -14,19 +14,19 @@ namespace {
 using namespace testing_support;
 using campaigns_test = test_lab;
 
-// Eight processes, each with a queue pair to every other and to itself, in both roles at random; each message
-// carries its number, and the receiver checks every byte, as does who reads or adds.
+// Eight processes, each with a queue pair to every process including itself, post random operations. The
+// content of a message depends on its number; receivers and readers check every byte, adders the old value.
 // labels: slow
 TEST_F(campaigns_test, campaign_of_eight_processes) {
     constexpr unsigned processes = 8, rounds = 1000;
     constexpr std::size_t largest = 20000, room = 32768;
-    // For each peer an outbox, an inbox, and two places to write to in turn: a write may arrive while the one
-    // before it is looked at. Then a page that all may read, and a number for each to add to.
+    // Memory: per peer a send buffer, a receive buffer, and two alternating targets of writes, because a
+    // write may arrive while the previous one is checked. Then the target of reads, and a counter per peer.
     constexpr std::size_t common = 4 * processes * room, numbers = common + room;
     const auto written_to = [](unsigned from, unsigned writes) {
         return (2 * processes + 2 * from + writes % 2) * room;
     };
-    // What is done with the nth message; both sides know. The first two complete a receive.
+    // Both sides compute the operation of the nth message. Sends and writes (with immediate) use a receive.
     enum { send, write, read, add, kinds };
     const auto kind_of = [](unsigned from, unsigned to, unsigned number) {
         return (from * 5 + to * 3 + number + number / kinds) % kinds;
@@ -67,8 +67,8 @@ TEST_F(campaigns_test, campaign_of_eight_processes) {
             std::mt19937 random(me + 1);
             std::vector<unsigned> sent(processes), received(processes);
             std::vector<std::uint64_t> added(processes);
-            std::vector<unsigned> writes(processes), written(processes); // there, and here
-            std::vector<std::size_t> busy(processes);                    // with so many bytes
+            std::vector<unsigned> writes(processes), written(processes); // posted to, received from peers
+            std::vector<std::size_t> busy(processes);                    // bytes of the outstanding operation
             unsigned left = rounds * processes, expected = 0;
             for (unsigned from = 0; from < processes; ++from)
                 for (unsigned number = 0; number < rounds; ++number)
@@ -141,8 +141,8 @@ TEST_F(campaigns_test, campaign_of_eight_processes) {
         EXPECT_EQ(each->wait(std::chrono::seconds(120)), 0);
 }
 
-// A peer is killed at a random moment of heavy traffic in both directions, over and over: the survivor always
-// gets its completions, right or with an error, and can go on with the next peer.
+// Repeatedly kills a peer at a random moment of heavy traffic in both directions. The survivor gets a
+// completion for every request, with success or an error, and continues with the next peer.
 // labels: slow
 TEST_F(campaigns_test, campaign_of_kill_9) {
     node here(1 << 20, 4096);
@@ -158,7 +158,7 @@ TEST_F(campaigns_test, campaign_of_kill_9) {
         connected_child peer(
             here, qp.get(),
             [](node& there, ibv_qp* mine) {
-                for (;;) { // sends and receives until the end
+                for (;;) { // until an error or SIGKILL
                     (void)post_receive(mine, {there.entry(0, 8192)}, 1);
                     (void)request(IBV_WR_SEND, 2).from(there.entry(8192, 4096)).post(mine);
                     ibv_wc done[8];

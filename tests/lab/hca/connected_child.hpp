@@ -25,7 +25,7 @@ private:
     T* at_;
 };
 
-// A child with one queue pair connected to one of ours; the child then does `body`.
+// A child process with a queue pair that is connected to `qp`. The child runs `body`.
 class connected_child {
 public:
     connected_child(node& here, ibv_qp* qp, const std::function<int(node&, ibv_qp*)>& body,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // labels of every test here: dmabuf
-// Memory of a virtual Gaudi as a region of the virtual NIC: what a registration is, and which are refused.
+// Registration of virtual Gaudi memory with the virtual NIC: effects, and which registrations are refused.
 #include "lab/dmabuf.h"
 #include "tests/lab/hca/gaudi_region.hpp"
 #include "tests/lab/hca/newer_verbs.h"
@@ -30,14 +30,14 @@ TEST_F(dmabuf_test, registrations_come_and_go_without_growth) {
     EXPECT_EQ(stored_bytes(lab()), stored);
 }
 
-// As programs for rdma-core 65 register it.
+// ibv_reg_mr_ex of rdma-core 65.
 TEST_F(dmabuf_test, registered_by_description) {
     two_nodes both;
     newer_mr_init_attr wanted{};
     wanted.comp_mask = newer_mr_fd | newer_mr_fd_offset | newer_mr_iova;
     wanted.fd = fd;
     wanted.fd_offset = 8192;
-    const std::uint64_t chosen = 0x7000000; // the region's address is not the device's
+    const std::uint64_t chosen = 0x7000000; // the iova differs from the device address
     wanted.iova = chosen;
     wanted.length = 1 << 16;
     wanted.access = all_access;
@@ -109,7 +109,7 @@ TEST_F(dmabuf_test, p32_errors_of_registration_that_are_no_bugs) {
     EXPECT_EQ(ibv_reg_mr(here.pd.get(), reinterpret_cast<void*>(at), 4096, all_access), nullptr)
         << "a device address is no pointer";
     EXPECT_EQ(errno, EFAULT);
-    // No way from NIC to Gaudi: the lab's PCI has one everywhere, a script takes it away.
+    // No PCI path between NIC and Gaudi. The lab always has one, so a fault script fails the registration.
     for (const auto& [name, error] : {std::pair("EPERM", EPERM), std::pair("EIO", EIO)}) {
         ASSERT_EQ(gaudi_lab_hca_arm_faults(fmt::format("ibv_reg_dmabuf_mr 1 errno {}", name).c_str()), 0);
         errno = 0;
@@ -122,7 +122,7 @@ TEST_F(dmabuf_test, p32_errors_of_registration_that_are_no_bugs) {
 
 TEST_F(dmabuf_test, descriptors_run_out) {
     const node here;
-    ASSERT_TRUE(register_it(here)); // whatever is opened once is open
+    ASSERT_TRUE(register_it(here)); // opens the descriptors that the lab keeps open
     bool refused = false, granted = false;
     for (rlim_t room = 0; room < 8; ++room) {
         const descriptors_left few(room);
@@ -157,7 +157,7 @@ TEST_F(dmabuf_test, p33_a_nic_that_cannot_register_dmabufs) {
     gaudi.emplace();
     fd = gaudi->dmabuf(gaudi->memory(1), 4096);
     ASSERT_GE(fd, 0) << "the Gaudi exports as ever";
-    node here; // which has host memory registered: enough for staging
+    node here; // registers host memory, which suffices for staging
     for (const int which : {-1, fd}) {
         errno = 0;
         EXPECT_EQ(ibv_reg_dmabuf_mr(here.pd.get(), 0, 4096, 0, which, all_access), nullptr);

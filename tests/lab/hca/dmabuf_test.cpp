@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // labels of every test here: dmabuf
-// Memory of a virtual Gaudi as a region of the virtual NIC: what moves through it, and what it keeps alive.
+// Transfers through registered memory of a virtual Gaudi, and what a registration keeps alive.
 #include "lab/dmabuf.h"
 #include "tests/lab/hca/gaudi_region.hpp"
 #include "tests/support/child.hpp"
@@ -63,7 +63,7 @@ TEST_F(dmabuf_test, write_read_send_and_atomics) {
     for (int i = 0; i < 6; ++i)
         (void)both.left.expect_wc();
     EXPECT_EQ(device_bytes(512, 8)[0], 15);
-    for (const std::uint64_t expected : {15U, 14U}) // the second finds something else and swaps nothing
+    for (const std::uint64_t expected : {15U, 14U}) // the second compare fails: no swap
         ASSERT_EQ(request(IBV_WR_ATOMIC_CMP_AND_SWP)
                       .from(both.left.entry(16, 8))
                       .atomic(at + 512, mr->rkey, expected, expected + 10)
@@ -166,7 +166,7 @@ TEST_F(dmabuf_test, p31_inline_data_is_read_by_the_cpu) {
     });
     EXPECT_TRUE(ordinary.wait()) << "the NIC reads the same bytes by itself";
     const int status = sender.wait();
-    EXPECT_TRUE(status > 3) << "the access went through: " << status; // a signal, or the sanitizer's own exit
+    EXPECT_TRUE(status > 3) << "the access went through: " << status; // a signal, or a sanitizer's exit code
 }
 
 TEST_F(dmabuf_test, the_region_outlives_the_descriptor_and_pins_the_device) {
@@ -181,7 +181,7 @@ TEST_F(dmabuf_test, the_region_outlives_the_descriptor_and_pins_the_device) {
                   0);
         (void)both.left.expect_wc();
         EXPECT_EQ(device_bytes(0, 1)[0], 77);
-        gaudi->close(); // the owner goes; the region stays
+        gaudi->close(); // the owner closes the device; the region stays valid
         const int again = hlthunk_open(HLTHUNK_DEVICE_DONT_CARE, "0000:19:00.0");
         EXPECT_LT(again, 0) << "busy while the region lives";
         std::fill(both.left.memory.begin(), both.left.memory.end(), 0);
@@ -194,7 +194,7 @@ TEST_F(dmabuf_test, the_region_outlives_the_descriptor_and_pins_the_device) {
 }
 
 TEST_F(dmabuf_test, a_device_that_another_process_owns) {
-    // The child registers what the parent exported, and the parent writes into it through the NIC.
+    // The child registers the parent's DMA-BUF, and the parent writes to that region through the NIC.
     gate to_child, to_parent;
     auto* shared = static_cast<address*>(
         ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
@@ -227,7 +227,7 @@ TEST_F(dmabuf_test, a_device_that_another_process_owns) {
     ASSERT_EQ(request(IBV_WR_RDMA_WRITE).from(here.entry(0, 8)).at(at + 64, shared[1].key).post(qp.get()), 0);
     (void)here.expect_wc();
     EXPECT_EQ(device_bytes(64, 8)[3], 123);
-    peer.kill_it(); // the owner of the region goes: the next access finds nobody
+    peer.kill_it(); // the process that registered the region is killed: the next write gets no response
     ASSERT_EQ(peer.wait(), 128 + SIGKILL);
     ASSERT_EQ(request(IBV_WR_RDMA_WRITE).from(here.entry(0, 8)).at(at + 64, shared[1].key).post(qp.get()), 0);
     (void)here.expect_wc(IBV_WC_RETRY_EXC_ERR);
@@ -235,7 +235,7 @@ TEST_F(dmabuf_test, a_device_that_another_process_owns) {
 }
 
 TEST_F(dmabuf_test, a_region_of_several_pieces) {
-    // Pages of the device that are not neighbours: the first of four is taken, so is the third.
+    // Device pages that are not adjacent: of four pages the first and the third are allocated.
     std::uint64_t third = 0;
     const auto second = gaudi->memory(dram_page, &third);
     ASSERT_NE(second, 0U);
@@ -257,7 +257,7 @@ TEST_F(dmabuf_test, a_region_of_several_pieces) {
         ASSERT_TRUE(mr) << std::strerror(errno);
         for (std::size_t i = 0; i < 60000; ++i)
             nodes.left.memory[i] = static_cast<unsigned char>(i * 11);
-        for (const std::uint32_t length : {60000U, 8U, 2U}) { // over the seam
+        for (const std::uint32_t length : {60000U, 8U, 2U}) { // across the seam
             SCOPED_TRACE(length);
             ASSERT_EQ(request(IBV_WR_RDMA_WRITE)
                           .from(nodes.left.entry(0, length))
@@ -276,7 +276,7 @@ TEST_F(dmabuf_test, a_region_of_several_pieces) {
                   0);
         (void)nodes.left.expect_wc();
         EXPECT_EQ(std::memcmp(nodes.left.memory.data() + 61000, nodes.left.memory.data(), 2), 0);
-        // Neither before it nor behind it.
+        // A write across the end of the region is refused.
         ASSERT_EQ(request(IBV_WR_RDMA_WRITE)
                       .from(nodes.left.entry(0, 8))
                       .at(joint + (1 << 20) - 4, mr->rkey)
@@ -325,7 +325,7 @@ TEST_F(dmabuf_test, the_process_that_opened_the_gaudi_is_killed) {
     ::munmap(where, 4096);
 }
 
-// Memory of a virtual Gaudi takes room when it is first touched: none left is an error, not a SIGBUS.
+// Memory of a virtual Gaudi is allocated at the first access. A full tmpfs must cause an error, not a SIGBUS.
 TEST_F(test_lab, a_full_tmpfs_under_a_write_is_an_error) {
     const small_tmpfs small(root(), "40m");
     if (!small.mounted())

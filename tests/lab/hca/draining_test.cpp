@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What has to wait for something else: drained send queues, fences, destruction before events are
-// acknowledged; and the event of a peer that did not wait.
+// Operations that wait for others: draining of a send queue, fences, destruction of objects with
+// unacknowledged events; and the asynchronous event of a peer that did not wait.
 #include "tests/lab/hca/two_hosts.hpp"
 
 namespace {
@@ -37,7 +37,7 @@ TEST_F(draining_test, a_send_that_waits_for_its_receive_ends_first) {
     EXPECT_EQ(both.left.expect_wc().wr_id, 1U);
     EXPECT_EQ(next_event(both.left.context.get()), IBV_EVENT_SQ_DRAINED);
     EXPECT_FALSE(is_draining(both.a.get()));
-    both.left.expect_none(); // the second had not begun
+    both.left.expect_none(); // the second send was not started
     ASSERT_EQ(to_state(both.a.get(), IBV_QPS_RTS), 0);
     EXPECT_EQ(both.left.expect_wc().wr_id, 2U);
     EXPECT_EQ(next_event(both.left.context.get(), moment), std::nullopt) << "one event a draining";
@@ -94,7 +94,7 @@ TEST_F(draining_between_hosts, what_is_under_way_ends_first) {
               0);
 }
 
-// What a read brings is there before a fenced request behind it takes it away.
+// A fenced send starts after the preceding read has placed its data.
 void read_and_pass_on(const node& here, ibv_qp* qp, const address& remote) {
     constexpr std::size_t bytes = 60000;
     EXPECT_EQ(request(IBV_WR_RDMA_READ, 1).from(here.entry(0, bytes)).at(remote.memory, remote.key).post(qp),
@@ -132,7 +132,7 @@ TEST_F(draining_between_hosts, a_fence_waits_for_reads) {
               0);
 }
 
-// Destroys in a thread, which must not come back before `acknowledge` was called.
+// Calls `destroy` in a thread; it must not return before `acknowledge` was called.
 void expect_to_wait(const std::function<void()>& destroy, const std::function<void()>& acknowledge) {
     std::atomic<bool> gone{false};
     std::thread destroyer([&] {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Errors of a requester's own making, case by case, and what unreliable services and shared queues make of
-// errors.
+// Errors that the requester detects locally, and errors with unreliable services and shared receive queues.
 #include "tests/lab/hca/verbs_node.hpp"
 #include "tests/support/test_lab.hpp"
 
@@ -20,7 +19,7 @@ request operation(const two_nodes& both, ibv_wr_opcode opcode, const ibv_sge& fr
     return made;
 }
 
-// Fails at the requester; the peer does not hear of it.
+// The request fails at the requester: the peer gets no event and stays in RTS.
 void expect_own_error(const two_nodes& both, request bad, ibv_wc_status status) {
     ASSERT_EQ(bad.post(both.a.get()), 0);
     EXPECT_EQ(both.left.expect_wc(status).wr_id, 1U);
@@ -99,7 +98,7 @@ TEST_F(error_table_test, own_memory_with_a_key_that_is_not_good) {
     }
 }
 
-// The two ways in which a receive can be wrong, for unreliable services: the sender notices nothing.
+// Unreliable services: a receive with a wrong key or a short buffer causes no error at the sender.
 class unreliable_receives : public test_lab, public ::testing::WithParamInterface<ibv_qp_type> {
 protected:
     void expect_at_receiver(bool wrong_key, ibv_wc_status status) {
@@ -178,7 +177,7 @@ TEST_F(error_table_test, last_request_of_a_shared_queue_after_a_peers_error) {
     EXPECT_EQ(next_event(right.context.get()), IBV_EVENT_QP_ACCESS_ERR);
     EXPECT_EQ(next_event(right.context.get()), IBV_EVENT_QP_LAST_WQE_REACHED);
     EXPECT_TRUE(reaches(b.get(), IBV_QPS_ERR));
-    right.expect_none(); // the receive is still there for the others
+    right.expect_none(); // the receive stays in the SRQ for other queue pairs
 }
 
 } // namespace

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The specification's errors, one test each, seen from both sides.
+// Errors of the InfiniBand specification, one test each, checked at both sides.
 #include "tests/lab/hca/verbs_node.hpp"
 #include "tests/support/test_lab.hpp"
 
@@ -8,8 +8,8 @@ namespace {
 using namespace testing_support;
 using errors_test = test_lab;
 
-// A request that fails at the responder: the requester's status, both in the error state, receives flushed,
-// and the responder told.
+// The responder refuses the request: the requester completes with `status`, both queue pairs enter the error
+// state, receives are flushed, and the responder gets an asynchronous event.
 void expect_refusal(two_nodes& both, request& bad, ibv_wc_status status,
                     std::optional<ibv_event_type> event) {
     ASSERT_EQ(post_receive(both.b.get(), {both.right.entry(0, 8)}, 200), 0);
@@ -240,7 +240,7 @@ TEST_F(errors_test, moved_to_error_by_hand_flushes_in_order) {
     for (std::uint64_t i = 0; i < 3; ++i) {
         ASSERT_EQ(post_receive(both.a.get(), {both.left.entry(0, 8)}, 100 + i), 0);
         ASSERT_EQ(request(IBV_WR_SEND, i, 0).from(both.left.entry(0, 8)).post(both.a.get()),
-                  0); // nobody receives them
+                  0); // the peer posts no receive
     }
     ASSERT_EQ(to_state(both.a.get(), IBV_QPS_ERR), 0);
     std::vector<std::uint64_t> sends, receives;
@@ -266,7 +266,7 @@ TEST_F(errors_test, last_request_of_a_shared_queue) {
     ASSERT_EQ(post_receive(srq.get(), {right.entry(0, 8)}), 0);
     ASSERT_EQ(to_state(b.get(), IBV_QPS_ERR), 0);
     EXPECT_EQ(next_event(right.context.get()), IBV_EVENT_QP_LAST_WQE_REACHED);
-    right.expect_none(); // what lies in the shared queue belongs to the others
+    right.expect_none(); // receives in the SRQ are not flushed
 }
 
 TEST_F(errors_test, completion_queue_overrun) {
@@ -297,7 +297,7 @@ TEST_F(errors_test, reset_forgets_everything) {
                   .post(both.a.get()),
               0);
     ASSERT_EQ(to_state(both.a.get(), IBV_QPS_RESET), 0);
-    both.left.expect_none(); // completions of the old life are gone
+    both.left.expect_none(); // the reset removed old completions
     connect(both.a.get(), both.left.address_of(both.a.get()), remote);
     ASSERT_EQ(request(IBV_WR_RDMA_WRITE, 5)
                   .from(both.left.entry(0, 8))
@@ -320,7 +320,7 @@ TEST_F(errors_test, send_queue_drained_and_resumed) {
                   .at(remote.memory, remote.key)
                   .post(both.a.get()),
               0);
-    both.left.expect_none(); // held back
+    both.left.expect_none(); // not started while drained
     ASSERT_EQ(to_state(both.a.get(), IBV_QPS_RTS), 0);
     (void)both.left.expect_wc();
 }

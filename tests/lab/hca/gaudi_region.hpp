@@ -11,7 +11,7 @@
 
 namespace testing_support {
 
-// A Gaudi with memory, exported, and a NIC that has it registered under the device address.
+// A Gaudi whose memory is exported. register_it() registers it with a NIC; the iova is the device address.
 class dmabuf_test : public test_lab {
 protected:
     void SetUp() override {
@@ -33,7 +33,7 @@ protected:
                           int access = all_access) const {
         return mr_handle(ibv_reg_dmabuf_mr(where.pd.get(), offset, length, at + offset, fd, access));
     }
-    // Through the device's own DMA engine: what is really in HBM.
+    // Reads HBM through the device's DMA engine, without the NIC.
     std::vector<unsigned char> device_bytes(std::uint64_t offset, std::size_t length) {
         host_memory buffer(*gaudi, 65536);
         EXPECT_EQ(copy(*gaudi, at + offset, buffer.address, static_cast<std::uint32_t>(length), 4), 0);

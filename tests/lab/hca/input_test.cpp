@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Input that a driver refuses: handles that are not there, bits that nobody knows, one too many.
+// Input that a driver refuses: missing handles, unknown bits, objects beyond a limit.
 #include "tests/lab/hca/verbs_node.hpp"
 #include "tests/support/test_lab.hpp"
 
@@ -10,7 +10,7 @@ using input_test = test_lab;
 
 constexpr std::uint32_t unknown_bit = 1U << 30;
 
-// The errno of a call that makes something, and that is expected to fail.
+// errno of a create call that must fail; 0 if the call succeeds.
 template <typename Make>
 int refusal(Make&& make) {
     errno = 0;
@@ -148,7 +148,7 @@ TEST_F(input_test, domains_and_addresses_are_limited_as_reported) {
     ibv_device_attr limits{};
     ASSERT_EQ(ibv_query_device(here.context.get(), &limits), 0);
     {
-        std::vector<pd_handle> domains; // and the node has one
+        std::vector<pd_handle> domains; // the node has one more
         while (domains.size() + 1 < static_cast<std::size_t>(limits.max_pd)) {
             domains.emplace_back(ibv_alloc_pd(here.context.get()));
             ASSERT_TRUE(domains.back());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The ways of being late or wrong that tests ask for, and what the lab's surroundings can do to a NIC.
+// Modes of the virtual NIC that delay or fail requests, and failures of the environment of the lab.
 #include "tests/lab/hca/verbs_node.hpp"
 #include "tests/support/child.hpp"
 #include "tests/support/expect_has.hpp"
@@ -54,7 +54,7 @@ TEST_F(modes_test, delays_let_queue_pairs_overtake_each_other) {
         connect(far.back().get(), right.address_of(far.back().get()), left.address_of(near.back().get()));
     }
     const auto remote = right.address_of(far[0].get());
-    // A machine that is busy for longer than the delays finds all of them over at once: then again.
+    // On a busy machine all delays may expire before the guard runs, and order is kept: repeat.
     bool overtaken = false;
     for (int round = 0; round < 100 && !overtaken; ++round) {
         for (std::uint64_t i = 0; i < 8; ++i)
@@ -80,7 +80,7 @@ TEST_F(modes_test, deferred) {
     ASSERT_EQ(request(IBV_WR_SEND).from(both.left.entry(0, 8)).post(both.a.get()), 0);
     (void)both.left.expect_wc();
     (void)both.right.expect_wc();
-    // The guard cannot be as fast every time, but on one processor it may be for a while.
+    // The guard may complete a request before the poll, on one processor often, but not every time.
     const auto remote = both.right.address_of(both.b.get());
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
     int late = 0;
@@ -180,7 +180,7 @@ TEST_F(modes_test, a_mode_that_is_not_understood_ends_the_program) {
     EXPECT_EQ(victim.wait(), 2);
 }
 
-// A container without the right to reach into other processes: an error in words, not silence.
+// A container that forbids process_vm_readv and process_vm_writev: an error message is required.
 class forbidden : public modes_test, public ::testing::WithParamInterface<ibv_wr_opcode> {};
 INSTANTIATE_TEST_SUITE_P(operations, forbidden,
                          ::testing::Values(IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ, IBV_WR_SEND,
@@ -243,7 +243,7 @@ TEST_F(modes_test, the_lab_folder_goes_while_it_is_used) {
                   .at(remote.memory, remote.key)
                   .post(both.a.get()),
               0);
-    (void)both.left.expect_wc(); // what is mapped stays
+    (void)both.left.expect_wc(); // existing mappings stay valid
     EXPECT_EQ(ibv_create_comp_channel(both.left.context.get()), nullptr);
     EXPECT_EQ(errno, ENOENT);
 }
@@ -282,7 +282,7 @@ TEST_F(modes_test, errors_are_counted) {
     EXPECT_TRUE(std::regex_search(text, std::regex(R"("errors": ?[1-9])"))) << text;
 }
 
-// Programs find each verb under the version that libibverbs has it under, up to rdma-core 65.
+// Each verb has the symbol version that it has in libibverbs of rdma-core 65.
 TEST_F(modes_test, symbol_versions) {
     void* library = ::dlopen("libvhca.so", RTLD_NOW | RTLD_NOLOAD);
     ASSERT_NE(library, nullptr);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 #pragma once
 
-/* Verbs that are younger than the headers of Debian 12, as rdma-core 65 states them. The names are our own,
-   so that newer headers do no harm. */
+/* Verbs of rdma-core 65 that the headers of Debian 12 do not declare. The prefix newer_ avoids conflicts with
+   newer headers. */
 #include <infiniband/verbs.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -52,7 +52,7 @@ int newer_inc_err_comp_cntr(void*, uint64_t) __asm__("ibv_inc_err_comp_cntr");
 int newer_read_comp_cntr(void*, uint64_t*) __asm__("ibv_read_comp_cntr");
 int newer_read_err_comp_cntr(void*, uint64_t*) __asm__("ibv_read_err_comp_cntr");
 int newer_qp_attach_comp_cntr(struct ibv_qp*, void*, void*) __asm__("ibv_qp_attach_comp_cntr");
-/* In the private node of libibverbs; ibv_devinfo uses it. */
+/* In the private version node (IBVERBS_PRIVATE) of libibverbs; ibv_devinfo uses it. */
 int newer_query_gid_type(struct ibv_context*, uint8_t, unsigned, int*) __asm__("ibv_query_gid_type");
 
 #ifdef __cplusplus

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Devices, limits, states and bad input: what a driver answers.
+// Devices, limits, states and bad input: results of the driver.
 #include "tests/lab/hca/verbs_node.hpp"
 #include "tests/support/test_lab.hpp"
 
@@ -200,7 +200,7 @@ TEST_F(objects_test, posting_what_cannot_be) {
     EXPECT_EQ(post_receive(both.a.get(), {}), 0);
     EXPECT_EQ(post_receive(both.a.get(), {}), 0);
     EXPECT_EQ(post_receive(both.a.get(), {}), ENOMEM);
-    // Of a list, what stands before the bad one is posted, and the bad one is pointed at.
+    // Requests before the failing one are posted; bad_wr points to the failing one.
     ibv_send_wr list[3]{};
     ibv_send_wr* bad = nullptr;
     auto entry = both.left.entry(0, 8);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Ports that lose their link and get it back.
+// Ports whose link goes down and up.
 #include "lab/hca/segment.hpp"
 #include "lab/world/ports.hpp"
 #include "tests/lab/hca/two_hosts.hpp"
@@ -103,7 +103,7 @@ TEST_F(ports_test, one_that_is_described_as_down_comes_up_when_it_is_told_to) {
     (void)both.left.expect_wc();
 }
 
-// What each operation leaves behind when it has run: 8 bytes, or many.
+// An operation and its length.
 struct operation {
     ibv_wr_opcode opcode;
     std::size_t length;
@@ -132,7 +132,7 @@ INSTANTIATE_TEST_SUITE_P(operations, without_link,
 TEST_P(without_link, a_request_waits_and_goes_on) {
     two_nodes both({}, patient, patient);
     ASSERT_EQ(post_receive(both.b.get(), {both.right.entry(0, 60000)}), 0);
-    ASSERT_EQ(request(IBV_WR_RDMA_WRITE) // the next finds what this one found out
+    ASSERT_EQ(request(IBV_WR_RDMA_WRITE) // the next request uses the lookups that this one cached
                   .from(both.left.entry(0, 8))
                   .at(both.right.address_of(both.b.get()).memory, both.right.mr->rkey)
                   .post(both.a.get()),
@@ -245,11 +245,11 @@ TEST_F(ports_between_hosts, requests_fail_when_their_retries_are_used_up) {
     }
 }
 
-// Many messages under way, large ones among them, when the cable goes and when it is back.
+// The link goes down and up while many messages, some of them large, are in flight.
 class pulled_between_hosts : public two_hosts,
                              public ::testing::WithParamInterface<std::tuple<const char*, ibv_qp_type>> {
 protected:
-    // The last of them with the cable in its place, so that they arrive however slow the other side is.
+    // The last `rounds` messages are sent with the link up, so that they arrive even at a slow receiver.
     static constexpr std::uint32_t rounds = 12, each = 10, pulled = rounds * each, total = pulled + rounds;
     static constexpr std::size_t large = 60000;
     static constexpr qp_options many(ibv_qp_type type) { return {.type = type, .depth = 256}; }
@@ -292,7 +292,7 @@ TEST_P(pulled_between_hosts, messages_come_in_order_and_once) {
                           next = done->imm_data + 1;
                           ++count;
                       }
-                      if (type == IBV_QPT_RC) // others may be lost
+                      if (type == IBV_QPT_RC) // UC may lose messages
                           EXPECT_EQ(count, total);
                       else
                           EXPECT_GE(count, rounds);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Several processes: data across, death, fork.
+// Several processes: transfers, killed peers, fork.
 #include "tests/lab/hca/connected_child.hpp"
 #include "tests/support/child.hpp"
 #include "tests/support/expect_has.hpp"
@@ -39,7 +39,7 @@ TEST_F(processes_test, every_operation_across) {
     const auto& far = peer.remote();
     ASSERT_EQ(peer.process().wait(), 0);
     ASSERT_EQ(request(IBV_WR_RDMA_READ).from(here.entry(0, 8)).at(far.memory, far.key).post(qp.get()), 0);
-    (void)here.expect_wc(IBV_WC_RETRY_EXC_ERR); // it has ended
+    (void)here.expect_wc(IBV_WC_RETRY_EXC_ERR); // the peer has exited
 }
 
 // labels: no_tsan
@@ -94,7 +94,7 @@ TEST_F(processes_test, zeros_of_a_null_region_reach_another_process) {
     EXPECT_EQ(peer.process().wait(), 0);
 }
 
-// Of one lab, over Ethernet: they recognise each other by the address and no byte goes through a socket.
+// Peers in one lab with Ethernet recognise each other by address; no byte passes through a socket.
 // labels: no_tsan
 TEST_F(processes_test, peers_of_one_host_use_its_memory) {
     describe("hcas = 1\nlink_layer = ethernet\naddress = 127.0.0.1");
@@ -107,7 +107,7 @@ TEST_F(processes_test, peers_of_one_host_use_its_memory) {
             EXPECT_EQ(there.expect_wc().byte_len, 5000U);
             return 0;
         });
-        ::setenv("GAUDI_LAB_HCA_REPORT", report.c_str(), 1); // the child is not to write it
+        ::setenv("GAUDI_LAB_HCA_REPORT", report.c_str(), 1); // after fork: the child writes no report
         ASSERT_EQ(request(IBV_WR_SEND).from(here.entry(0, 5000)).post(qp.get()), 0);
         (void)here.expect_wc();
         EXPECT_EQ(peer.process().wait(), 0);
@@ -136,7 +136,7 @@ TEST_F(processes_test, events_reach_a_sleeping_peer) {
                 up.open();
             ibv_cq* cq = nullptr;
             void* cookie = nullptr;
-            EXPECT_EQ(ibv_get_cq_event(there.channel.get(), &cq, &cookie), 0); // sleeps
+            EXPECT_EQ(ibv_get_cq_event(there.channel.get(), &cq, &cookie), 0); // blocks
             ibv_ack_cq_events(cq, 1);
             (void)there.expect_wc();
         }
@@ -184,7 +184,7 @@ TEST_F(processes_test, a_killed_peer_is_a_retry_exceeded) {
         ::pause();
         return 0;
     });
-    // One that waits for a receive when the peer dies, one posted afterwards.
+    // The first send waits for a receive when the peer is killed; the second is queued after it.
     ASSERT_EQ(request(IBV_WR_SEND, 1).from(here.entry(0, 8)).post(waiting.get()), 0);
     ASSERT_EQ(request(IBV_WR_SEND, 2).from(here.entry(0, 8)).post(waiting.get()), 0);
     here.expect_none();
@@ -226,7 +226,7 @@ TEST_P(fork_test, child_has_no_part_in_its_parents_objects) {
         EXPECT_EQ(request(IBV_WR_SEND).from(both.left.entry(0, 8)).post(both.a.get()), EINVAL);
         EXPECT_EQ(post_receive(both.b.get(), {}), EINVAL);
         EXPECT_EQ(ibv_reg_mr(both.left.pd.get(), both.left.memory.data(), 100, 0), nullptr);
-        node own; // but it may open the device itself
+        node own; // the child may open the device again
         const auto qp = own.make_qp();
         connect(qp.get(), own.address_of(qp.get()), own.address_of(qp.get()));
         EXPECT_EQ(post_receive(qp.get(), {own.entry(0, 8)}), 0);
@@ -259,7 +259,7 @@ TEST_F(processes_test, memory_that_others_may_enter_is_refused) {
     std::filesystem::permissions(root(), std::filesystem::perms::owner_all);
 }
 
-// Every file of the state is its user's alone, whoever knows where it lies.
+// Only the owner of the state files can open them, even if others know the path.
 TEST_F(processes_test, another_user_sees_nothing) {
     if (::geteuid() != 0)
         GTEST_SKIP() << "needs the right to become somebody else";
@@ -270,7 +270,7 @@ TEST_F(processes_test, another_user_sees_nothing) {
         if (each.is_regular_file())
             files.push_back(each.path());
     ASSERT_FALSE(files.empty());
-    // Once as things are; once as if the folders were open to all.
+    // Once with the real permissions, once with folders that all users can enter.
     for (const bool open_folders : {false, true}) {
         if (open_folders) {
             std::filesystem::permissions(root(), std::filesystem::perms::all);

@@ -5,7 +5,7 @@
 
 namespace {
 
-// Every required attribute left out in turn, and every foreign one added.
+// Omits each required attribute in turn, and adds each attribute that is not allowed.
 TEST(qp_states, required_and_foreign_attributes) {
     using lab::hca::may_change;
     struct row {

@@ -19,7 +19,7 @@ namespace {
 using namespace testing_support;
 using robust_test = test_lab;
 
-// The verbs that destroy may fail too; then once more.
+// An injected fault may fail a destroy verb too; the second call must succeed.
 template <typename T>
 void twice(int (*destroy)(T*), T* handle) {
     if (handle != nullptr && destroy(handle) != 0) {
@@ -27,7 +27,7 @@ void twice(int (*destroy)(T*), T* handle) {
     }
 }
 
-// Everything a program does, coping with every failure.
+// Runs the verbs of a typical program and handles every failure.
 bool whole_life() {
     int count = 0;
     auto** list = ibv_get_device_list(&count);
@@ -91,7 +91,7 @@ bool whole_life() {
     return ibv_poll_cq(made.cq, 2, done) == 2 && ibv_req_notify_cq(made.cq, 0) == 0;
 }
 
-// Those of rdma-core 65.
+// Calls every verb that is new in rdma-core 65.
 void every_newer_verb(ibv_context* context, ibv_pd* pd) {
     std::uint64_t speed = 0;
     (void)newer_query_port_speed(context, 1, &speed);
@@ -125,7 +125,7 @@ void every_newer_verb(ibv_context* context, ibv_pd* pd) {
     newer_free_buf(buffer);
 }
 
-// Every verb that goes through the fault script, called once; what they answer does not matter.
+// Calls every verb that fault scripts cover once; most results are ignored.
 void every_verb() {
     int count = 0;
     auto** list = ibv_get_device_list(&count);
@@ -158,7 +158,7 @@ void every_verb() {
     EXPECT_EQ(ibv_import_mr(pd, 1), nullptr);
     std::vector<unsigned char> memory(8192);
     const auto at = reinterpret_cast<std::uint64_t>(memory.data());
-    unsigned access = all_access; // not a constant: other functions are called for those
+    unsigned access = all_access; // not a constant: verbs.h would call other functions
     ibv_mr* regions[] = {ibv_reg_mr(pd, memory.data(), 8192, local_access),
                          ibv_reg_mr_iova(pd, memory.data(), 8192, at, local_access),
                          ibv_reg_mr_iova2(pd, memory.data(), 8192, at, access), ibv_alloc_null_mr(pd)};
@@ -381,7 +381,7 @@ TEST_F(robust_test, queue_pairs_come_and_go_without_growth) {
     EXPECT_EQ(stored_bytes(lab()), stored);
 }
 
-// Between two instructions of whoever adds a completion: it is counted, and its poller does not see it yet.
+// The producer is killed after it counted a completion and before it published the entry to the poller.
 // labels: no_tsan
 TEST_F(robust_test, a_killed_producer_leaves_a_completion_that_is_found) {
     struct place {
@@ -392,7 +392,7 @@ TEST_F(robust_test, a_killed_producer_leaves_a_completion_that_is_found) {
     gate begin;
     child producer([&] {
         using namespace lab::hca;
-        const node self; // somebody of whom others know whether he lives
+        const node self; // registers this process, so that others detect its death
         const auto qp = self.make_qp();
         if (!begin.wait())
             return 90;
@@ -408,7 +408,7 @@ TEST_F(robust_test, a_killed_producer_leaves_a_completion_that_is_found) {
         entry.wr_id = 77;
         entry.qp_number = where->qp;
         entry.of_send_queue = 1;
-        entry.place = UINT32_MAX; // of no request: none is given back
+        entry.place = UINT32_MAX; // belongs to no request: no place is released
         std::memcpy((*theirs)->at<completion>(cq.ring + (at & (cq.capacity - 1)) * sizeof(completion)),
                     &entry, offsetof(completion, turn));
         cq.produced = at + 1;
@@ -429,8 +429,8 @@ TEST_F(robust_test, a_killed_producer_leaves_a_completion_that_is_found) {
     ::munmap(where, sizeof(place));
 }
 
-// A producer raised the event, and was stopped before it noted that: what its owner does about it must not
-// take back that the queue was armed again in the meantime.
+// A producer raised the event and was stopped before it cleared signal_owed. The owner raises a second event,
+// which must not disarm the queue if the program armed it again in the meantime.
 TEST_F(robust_test, a_slow_producer_does_not_disarm_a_completion_queue) {
     const two_nodes both({}, {}, {}, true);
     const auto& left = both.left;
@@ -485,7 +485,7 @@ TEST_F(robust_test, several_threads_on_one_queue_pair_and_one_completion_queue) 
                 ibv_wc done[4];
                 completed += ibv_poll_cq(left.cq.get(), 4, done);
                 received += ibv_poll_cq(right.cq.get(), 4, done);
-                if (i % 50 == 0) { // a region comes and goes beside the traffic
+                if (i % 50 == 0) { // register and deregister during the traffic
                     std::vector<unsigned char> other(4096);
                     const mr_handle mr(ibv_reg_mr(right.pd.get(), other.data(), other.size(), all_access));
                     EXPECT_TRUE(mr);

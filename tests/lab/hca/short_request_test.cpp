@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Small writes and reads, which are carried out without a place in the ring: nothing else may differ.
+// Small writes and reads bypass the ring of requests. Their behaviour must be the same.
 #include "tests/lab/hca/verbs_node.hpp"
 #include "tests/support/test_lab.hpp"
 
@@ -62,7 +62,7 @@ TEST_F(short_write_test, inline_data_is_as_it_was_when_posted) {
     const auto target = own.address_of(qp.get());
     ASSERT_EQ(request(IBV_WR_RDMA_WRITE, 1, IBV_SEND_SIGNALED | IBV_SEND_INLINE)
                   .from(own.entry(0, 24))
-                  .at(target.memory + 4, target.key) // over part of itself
+                  .at(target.memory + 4, target.key) // the target overlaps the source
                   .post(qp.get()),
               0);
     (void)own.expect_wc();
@@ -124,7 +124,7 @@ TEST_F(short_write_test, a_full_queue_is_full_for_it_too) {
     EXPECT_EQ(post(0), ENOMEM);
 }
 
-// What the first of two writes found out is kept for the second.
+// The second of two writes uses the lookups that the first one cached.
 class second_short_write : public test_lab {
 protected:
     void expect_first() { ASSERT_EQ(write(remote.memory, remote.key), IBV_WC_SUCCESS); }
@@ -185,7 +185,7 @@ TEST_F(second_short_write, from_a_region_that_is_gone_is_refused) {
 
 TEST_F(second_short_write, finds_the_region_that_has_the_key_now) {
     std::vector<unsigned char> memory(2 * 4096);
-    // The same address for requests, whichever of the two pages is behind it.
+    // Both registrations have the same iova, for different pages.
     const auto at = (1ULL << 40) + reinterpret_cast<std::uint64_t>(memory.data()) % 4096;
     const auto registered = [&](std::size_t offset) {
         return mr_handle(ibv_reg_mr_iova(both->right.pd.get(), memory.data() + offset, 1, at, all_access));
@@ -193,7 +193,7 @@ TEST_F(second_short_write, finds_the_region_that_has_the_key_now) {
     auto region = registered(0);
     const auto key = region->rkey;
     ASSERT_EQ(write(at, key), IBV_WC_SUCCESS);
-    // With every other place taken it gets its own again and again.
+    // With all other places in use, each registration gets the same place.
     std::vector<mr_handle> others;
     while (mr_handle other{ibv_reg_mr(both->right.pd.get(), memory.data(), 1, 0)})
         others.push_back(std::move(other));
@@ -253,7 +253,7 @@ TEST_F(second_short_write, to_an_address_that_is_another_one_now_does_not_arrive
     EXPECT_EQ(both->right.memory[0], 1);
 }
 
-// What a request of one kind found out does not count for the other.
+// Reads must not use lookups that writes cached, and vice versa.
 class short_read : public second_short_write {
 protected:
     ibv_wc_status read(std::uint64_t address, std::uint32_t key, std::optional<ibv_sge> into = std::nullopt) {
@@ -265,7 +265,7 @@ protected:
         const auto done = both->left.wait();
         return done ? done->status : IBV_WC_GENERAL_ERR;
     }
-    // Memory of the other side with these rights.
+    // Memory of the peer; give() registers it with the given rights.
     struct {
         std::vector<unsigned char> bytes = std::vector<unsigned char>(4096);
         mr_handle region;

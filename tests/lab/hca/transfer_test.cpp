@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What a NIC does when nothing goes wrong: every operation, on every kind of queue pair.
+// Successful transfers: every operation, on every type of queue pair.
 #include "tests/lab/hca/verbs_node.hpp"
 #include "tests/support/test_lab.hpp"
 
@@ -152,9 +152,9 @@ TEST_F(transfer_test, inline_data_is_taken_at_once) {
     two_nodes both;
     both.left.memory[0] = 11;
     request send(IBV_WR_SEND, 1, IBV_SEND_SIGNALED | IBV_SEND_INLINE);
-    send.from({both.left.entry(0, 64).addr, 64, 0}); // the key is not looked at
+    send.from({both.left.entry(0, 64).addr, 64, 0}); // inline data needs no lkey
     ASSERT_EQ(send.post(both.a.get()), 0);
-    both.left.memory[0] = 99; // after posting: too late to matter
+    both.left.memory[0] = 99; // after the post: no effect on inline data
     ASSERT_EQ(post_receive(both.b.get(), {both.right.entry(0, 64)}), 0);
     (void)both.right.expect_wc();
     EXPECT_EQ(both.right.memory[0], 11);
@@ -248,9 +248,9 @@ TEST_F(transfer_test, datagrams) {
     left.memory[0] = 9;
     ASSERT_EQ(send(10, 0x1111), 0);
     (void)left.expect_wc();
-    right.expect_none(); // nobody waited for it: lost
+    right.expect_none(); // no receive was posted: dropped
     ASSERT_EQ(post_receive(b.get(), {right.entry(0, 200)}), 0);
-    ASSERT_EQ(send(10, 0x2222), 0); // the wrong key: lost too
+    ASSERT_EQ(send(10, 0x2222), 0); // wrong Q_Key: dropped
     (void)left.expect_wc();
     right.expect_none();
     ASSERT_EQ(send(10, 0x1111), 0);
@@ -312,7 +312,7 @@ TEST_F(transfer_test, shared_receive_queue_serves_all_in_order_of_arrival) {
     connect(a2.get(), left.address_of(a2.get()), right.address_of(b2.get()));
     connect(b2.get(), right.address_of(b2.get()), left.address_of(a2.get()));
     EXPECT_EQ(post_receive(b1.get(), {}), EINVAL) << "it has no queue of its own";
-    ASSERT_EQ(request(IBV_WR_SEND, 1).from(left.entry(0, 8)).post(a2.get()), 0); // waits
+    ASSERT_EQ(request(IBV_WR_SEND, 1).from(left.entry(0, 8)).post(a2.get()), 0); // waits for a receive
     for (std::uint64_t i = 0; i < 3; ++i)
         ASSERT_EQ(post_receive(srq.get(), {right.entry(i * 8, 8)}, i), 0);
     ASSERT_EQ(request(IBV_WR_SEND, 2).from(left.entry(0, 8)).post(a1.get()), 0);
@@ -378,7 +378,7 @@ TEST_F(transfer_test, completion_events) {
     (void)both.right.expect_wc();
     (void)both.right.expect_wc();
     ASSERT_EQ(ibv_req_notify_cq(both.right.cq.get(), 0), 0);
-    ASSERT_EQ(ibv_req_notify_cq(both.right.cq.get(), 1), 0); // does not weaken the first
+    ASSERT_EQ(ibv_req_notify_cq(both.right.cq.get(), 1), 0); // solicited only: does not weaken the first
     send(0);
     ASSERT_TRUE(event_waits(both.right));
     take(both.right);

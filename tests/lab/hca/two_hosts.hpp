@@ -11,10 +11,10 @@
 
 namespace testing_support {
 
-// Two labs with addresses of their own: this process is one host, a child the other, TCP between them.
+// Two labs with different addresses: this process is the local host, a child the remote host, linked by TCP.
 class two_hosts : public test_lab {
 protected:
-    // Makes a lab that is a host of its own, and enters it with everything opened from now on.
+    // Creates a lab with its own address; this process opens all later devices in it.
     static void become_host(const char* name, const char* address) {
         const auto made = lab::parse_description(
             fmt::format("gaudis = 1\nhbm_pages = 2\nhcas = 1\nlink_layer = ethernet\naddress = {}\n",
@@ -36,8 +36,8 @@ protected:
     }
 
     using body = std::function<void(node&, ibv_qp*)>;
-    // The same queue pair on both hosts, connected; then each does its part. Returns the far one's exit
-    // status.
+    // Connects a queue pair between the hosts, then runs `near` locally and `far` on the remote host. Returns
+    // the exit status of the remote host.
     int on_both(const body& near, const body& far, const qp_options& how = {},
                 const connect_options& connection = {}) {
         return on_both(near, far, how, connection, connection);
@@ -75,10 +75,10 @@ protected:
         return status;
     }
     const address& remote() const { return shared[1]; }
-    // The far host stays until the near one is done.
+    // The remote host calls stay(), which waits for say_done() of the local host.
     void say_done() { say(1); }
     void stay() { EXPECT_TRUE(is_said(1)); }
-    // Steps that one of the two takes and the other waits for.
+    // One host announces a step with say(), the other waits for it with is_said().
     void say(std::uint32_t step) { std::atomic_ref(shared[2].psn).store(step); }
     bool heard(std::uint32_t step) { return std::atomic_ref(shared[2].psn).load() >= step; }
     bool is_said(std::uint32_t step) {

@@ -41,9 +41,9 @@ using ah_handle = std::unique_ptr<ibv_ah, destroyer<ibv_destroy_ah>>;
 constexpr int all_access =
     IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
 
-constexpr int local_access = IBV_ACCESS_LOCAL_WRITE; // as a number: the macros of verbs.h mix enumerations
+constexpr int local_access = IBV_ACCESS_LOCAL_WRITE; // int: the macros of verbs.h mix enumerations
 
-// What a peer must know to connect. Plain bytes: it may travel through shared memory.
+// What a peer needs to connect. Trivially copyable, for use in shared memory.
 struct address {
     std::uint32_t qp_number = 0;
     std::uint16_t lid = 0;
@@ -82,7 +82,7 @@ inline context_handle open_first() {
     return opened;
 }
 
-// A device, a protection domain, a completion queue, and some memory: what every test begins with.
+// An opened NIC with a protection domain, a completion queue and a registered buffer.
 class node {
 public:
     explicit node(std::size_t bytes = 65536, int depth = 256, bool with_channel = false)
@@ -119,7 +119,7 @@ public:
         return made;
     }
 
-    // The next completion; nothing when none comes in time.
+    // The next completion; nullopt if none arrives within the limit.
     [[nodiscard]] std::optional<ibv_wc> wait(std::chrono::milliseconds limit = std::chrono::seconds(20),
                                              ibv_cq* from = nullptr) const {
         const auto end = std::chrono::steady_clock::now() + limit;
@@ -229,7 +229,7 @@ inline ibv_qp_state state_of(ibv_qp* qp) {
     return values.qp_state;
 }
 
-// Waits until the queue pair is there: a peer's error arrives in its own time.
+// Waits until the queue pair has this state: an error of the peer arrives asynchronously.
 inline bool reaches(ibv_qp* qp, ibv_qp_state state) {
     for (int i = 0; i < 10000; ++i) {
         if (state_of(qp) == state)
@@ -239,7 +239,7 @@ inline bool reaches(ibv_qp* qp, ibv_qp_state state) {
     return false;
 }
 
-// One request, filled by what the test needs.
+// A send work request; each member function fills one part.
 struct request {
     ibv_send_wr wr{};
     std::vector<ibv_sge> entries;
@@ -296,7 +296,7 @@ inline int post_receive(ibv_srq* srq, std::vector<ibv_sge> entries, std::uint64_
     return ibv_post_srq_recv(srq, &wr, &bad);
 }
 
-// Two nodes of this process with a connected pair.
+// Two nodes in this process with connected queue pairs.
 struct two_nodes {
     explicit two_nodes(const qp_options& how = {}, const connect_options& left_how = {},
                        const connect_options& right_how = {}, bool with_channels = false)
@@ -310,7 +310,7 @@ struct two_nodes {
     qp_handle a, b;
 };
 
-// The next asynchronous event of a context, acknowledged; nothing when none comes in time.
+// Gets and acknowledges the next asynchronous event; nullopt if none arrives within the limit.
 inline std::optional<ibv_async_event>
 next_whole_event(ibv_context* context, std::chrono::milliseconds limit = std::chrono::seconds(10)) {
     pollfd waiting{context->async_fd, POLLIN, 0};
@@ -327,8 +327,8 @@ inline std::optional<ibv_event_type> next_event(ibv_context* context,
     return event ? std::optional(event->event_type) : std::nullopt;
 }
 
-// The limit under which so many more descriptors can be opened. It bounds their numbers, and
-// those that the process inherited may lie anywhere.
+// The RLIMIT_NOFILE that allows `room` more descriptors. The limit applies to descriptor numbers, and
+// inherited descriptors may have any number.
 inline rlim_t limit_leaving(rlim_t room) {
     rlim_t limit = 0;
     for (rlim_t free = 0;; ++limit) {
@@ -338,7 +338,7 @@ inline rlim_t limit_leaving(rlim_t room) {
     }
 }
 
-// While it lives, so many more can be opened.
+// Allows only `room` more descriptors during its lifetime.
 class descriptors_left {
 public:
     explicit descriptors_left(rlim_t room) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The specification's errors between hosts, which have an implementation of their own: what the requester
-// gets and what the responder hears.
+// Errors of the InfiniBand specification between hosts, which use a separate implementation: completions of
+// the requester and events of the responder.
 #include "tests/lab/hca/two_hosts.hpp"
 
 #include <csignal>
@@ -10,7 +10,7 @@ namespace {
 
 using namespace testing_support;
 
-// What the far host offers.
+// Memory that the remote host offers.
 struct offer {
     std::uint64_t memory = 0;
     std::uint32_t key = 0;
@@ -84,8 +84,8 @@ request ask(const node& here, ibv_wr_opcode opcode, std::uint64_t memory, std::u
 
 class wire_errors_test : public two_hosts {
 protected:
-    // One request that the far host refuses: a status here, an event and flushed receives there, and both
-    // queue pairs in the error state.
+    // The remote host refuses one request: the local host gets `status`, the remote host an event and flushed
+    // receives, and both queue pairs enter the error state.
     void expect_refusal(ibv_wr_opcode opcode, const std::function<offer(node&)>& make, ibv_wc_status status,
                         ibv_event_type event, const connect_options& far_how) {
         const auto near = [&](node& here, ibv_qp* qp) {
@@ -114,7 +114,7 @@ protected:
         };
         EXPECT_EQ(on_both(near, far, {}, {}, far_how), 0);
     }
-    // One request that fails at the near host itself; the far one does not hear of it.
+    // One request fails at the local host: the remote host gets no event and stays in RTS.
     void expect_local(const std::function<request(node&)>& make, ibv_wc_status status,
                       const connect_options& near_how = {}) {
         const auto near = [&](node& here, ibv_qp* qp) {
@@ -238,7 +238,7 @@ TEST_F(wire_errors_test, receive_with_a_key_that_is_not_good) {
     }
 }
 
-// Unreliable services: the sender notices nothing.
+// Unreliable services: the sender gets no error.
 class wire_unreliable : public wire_errors_test,
                         public ::testing::WithParamInterface<std::tuple<ibv_qp_type, bool>> {};
 INSTANTIATE_TEST_SUITE_P(services, wire_unreliable,
@@ -262,7 +262,7 @@ TEST_P(wire_unreliable, a_receive_that_is_not_good_ends_the_receiver_alone) {
         where.grh.hop_limit = 1;
         const ah_handle ah(ibv_create_ah(here.pd.get(), &where));
         ASSERT_TRUE(is_said(1));
-        for (int i = 0; i < 500 && !heard(2); ++i) { // what is unreliable may get lost
+        for (int i = 0; i < 500 && !heard(2); ++i) { // unreliable messages may be lost
             request send(IBV_WR_SEND);
             send.from(here.entry(0, 100));
             if (service == IBV_QPT_UD)
@@ -289,7 +289,7 @@ TEST_P(wire_unreliable, a_receive_that_is_not_good_ends_the_receiver_alone) {
     EXPECT_EQ(on_both(near, far, how), 0);
 }
 
-// Large enough that a connection is at it for a while.
+// Large enough to keep the TCP connection busy for some time.
 constexpr std::size_t large = 32 << 20;
 
 struct large_region {
@@ -339,8 +339,8 @@ bool is_stopped(pid_t process) {
     return state == "T";
 }
 
-// The answer to a read waits behind others, for a peer that does not listen just now: its region must be
-// there when its turn comes. Here it is the far host that reads.
+// The remote host posts reads and stops, so that responses queue up at the local host. A region that is
+// deregistered before its response is sent must cause an access error.
 TEST_F(wire_errors_test, region_that_goes_before_a_read_is_answered) {
     const auto near = [&](node& here, ibv_qp* qp) {
         large_region offered(here);
@@ -349,7 +349,7 @@ TEST_F(wire_errors_test, region_that_goes_before_a_read_is_answered) {
         say(1);
         for (int i = 0; i < 10000 && !is_stopped(peer->pid()); ++i)
             ::usleep(1000);
-        ::usleep(50000); // its requests are read here
+        ::usleep(50000); // time to read the requests of the peer
         here.mr.reset();
         ::kill(peer->pid(), SIGCONT);
         EXPECT_EQ(next_event(here.context.get()), IBV_EVENT_QP_ACCESS_ERR);
@@ -362,7 +362,7 @@ TEST_F(wire_errors_test, region_that_goes_before_a_read_is_answered) {
         const auto read = [&](std::uint64_t id, unsigned flags, const ibv_sge& into, const address& from) {
             EXPECT_EQ(request(IBV_WR_RDMA_READ, id, flags).from(into).at(from.memory, from.key).post(qp), 0);
         };
-        read(1, IBV_SEND_SIGNALED, there.entry(0, 8), shared[0]); // there is a connection after this
+        read(1, IBV_SEND_SIGNALED, there.entry(0, 8), shared[0]); // establishes the TCP connection
         (void)there.expect_wc();
         for (int i = 0; i < 8; ++i)
             read(2, 0, mine.entry(), shared[3]);
@@ -374,7 +374,7 @@ TEST_F(wire_errors_test, region_that_goes_before_a_read_is_answered) {
     EXPECT_EQ(on_both(near, far), 0);
 }
 
-// Atomics find their cell and change it in one step: one that comes too late is refused on both sides.
+// The key check and the update of an atomic are one step: after the deregistration both sides see an error.
 TEST_F(wire_errors_test, region_that_goes_between_atomics) {
     const auto near = [&](node& here, ibv_qp* qp) {
         say(1);

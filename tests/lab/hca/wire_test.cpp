@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Two hosts: two labs with addresses of their own, TCP between them.
+// Two hosts: two labs with different addresses, connected by TCP.
 #include "tests/lab/hca/two_hosts.hpp"
 #include "tests/support/expect_has.hpp"
 #include "tests/support/gaudi_device.hpp"
@@ -81,7 +81,7 @@ TEST_F(wire_test, a_send_finds_its_receive_later) {
             EXPECT_EQ(here.expect_wc().wr_id, i);
     };
     const auto far = [&](node& there, ibv_qp* qp) {
-        for (std::uint64_t i = 0; i < 20; ++i) { // one at a time: the others are sent again and again
+        for (std::uint64_t i = 0; i < 20; ++i) { // one at a time: the other sends are retried (RNR)
             ::usleep(2000);
             EXPECT_EQ(post_receive(qp, {there.entry(0, 8)}, i), 0);
             EXPECT_EQ(there.expect_wc().wr_id, i);
@@ -186,7 +186,7 @@ TEST_F(wire_test, an_unreliable_connection_loses_in_silence) {
     gate ready, over;
     EXPECT_EQ(on_both(
                   [&](node& here, ibv_qp* qp) {
-                      // No receive, and a key that is none: both are said to have gone well.
+                      // A send without a receive and a write with a wrong key: both complete with success.
                       here.memory[0] = 1;
                       EXPECT_EQ(request(IBV_WR_SEND, 1).from(here.entry(0, 8)).post(qp), 0);
                       EXPECT_EQ(here.expect_wc().wr_id, 1U);
@@ -197,7 +197,7 @@ TEST_F(wire_test, an_unreliable_connection_loses_in_silence) {
                                 0);
                       EXPECT_EQ(here.expect_wc().wr_id, 2U);
                       ready.open();
-                      ASSERT_TRUE(over.wait()); // now there is a receive
+                      ASSERT_TRUE(over.wait()); // the peer has posted a receive
                       here.memory[0] = 2;
                       EXPECT_EQ(request(IBV_WR_RDMA_WRITE, 3)
                                     .from(here.entry(0, 8))
@@ -262,13 +262,13 @@ TEST_F(wire_test, datagrams) {
                       reply.wr.wr.ud = {back.get(), got.src_qp, 0x1111};
                       EXPECT_EQ(reply.post(qp), 0);
                       (void)there.expect_wc();
-                      stay(); // until it has arrived
+                      stay(); // until the reply has arrived
                   },
                   how),
               0);
 }
 
-// Whoever connects to the port and does not speak the protocol is cut off, and nobody else notices.
+// The NIC closes TCP connections that violate the protocol; its peers are not affected.
 // labels: waits
 TEST_F(wire_test, garbage_and_silence_at_the_port) {
     EXPECT_EQ(on_both(
@@ -303,18 +303,18 @@ TEST_F(wire_test, garbage_and_silence_at_the_port) {
                               0x76686361, 1, 0, 0, version, 0, 0, 0, 0, 0, 47500, ::inet_addr("127.0.0.1")};
                       };
                       const auto own = hello(1);
-                      // Another version, and a hello that breaks off.
+                      // A hello of another version, and an incomplete hello.
                       const int newer = dial();
                       EXPECT_EQ(::send(newer, hello(999).data(), 64, MSG_NOSIGNAL), 64);
                       EXPECT_TRUE(is_cut_off(newer));
                       silent.push_back(dial());
                       EXPECT_EQ(::send(silent.back(), own.data(), 20, MSG_NOSIGNAL), 20);
-                      // The right hello, then half a frame and the end.
+                      // A valid hello, then half a frame and a disconnect.
                       const int gone = dial();
                       EXPECT_EQ(::send(gone, own.data(), 64, MSG_NOSIGNAL), 64);
                       EXPECT_EQ(::send(gone, own.data(), 30, MSG_NOSIGNAL), 30);
                       ::close(gone);
-                      // The right hello, then a frame of nonsense.
+                      // A valid hello, then an invalid frame.
                       const int liar = dial();
                       EXPECT_EQ(::send(liar, own.data(), 64, MSG_NOSIGNAL), 64);
                       std::uint32_t nonsense[16] = {0x76686361, 77};
@@ -379,8 +379,7 @@ TEST_F(wire_test, an_address_of_somebody_else_is_refused_in_words) {
     ibv_free_device_list(list);
 }
 
-// The requester counts what of its own memory is a Gaudi's.
-// One message out of a Gaudi, host memory and nothing: every byte of it arrives.
+// One message from Gaudi memory, a null region and host memory: every byte arrives.
 TEST_F(wire_test, memory_of_all_kinds_in_one_message) {
     EXPECT_EQ(on_both(
                   [&](node& here, ibv_qp* qp) {
@@ -420,10 +419,11 @@ TEST_F(wire_test, memory_of_all_kinds_in_one_message) {
               0);
 }
 
+// The requester counts the bytes of its requests that are in local Gaudi memory.
 TEST_F(wire_test, bytes_of_device_memory_are_counted) {
     const auto report = root() / "report";
     const auto near = [&](node& here, ibv_qp* qp) {
-        ::setenv("GAUDI_LAB_HCA_REPORT", report.c_str(), 1); // the child is not to write it
+        ::setenv("GAUDI_LAB_HCA_REPORT", report.c_str(), 1); // after fork: the child writes no report
         gaudi_device gaudi;
         const auto at = gaudi.memory(dram_page);
         const int fd = gaudi.dmabuf(at, dram_page);
@@ -458,7 +458,7 @@ TEST_F(wire_test, bytes_of_device_memory_are_counted) {
     EXPECT_HAS(text, R"("bytes_to_dmabuf":308)");
 }
 
-// Megabytes both ways at once, every byte checked.
+// Megabytes in both directions at the same time; every byte is checked.
 // labels: slow
 TEST_F(wire_test, campaign_both_ways) {
     constexpr std::size_t message = 60000;
@@ -497,7 +497,7 @@ TEST_F(wire_test, campaign_both_ways) {
             ++received;
             EXPECT_EQ(post_receive(qp, {here.entry(0, 65536)}, 100), 0);
         }
-        // Neither goes while the other still wants to hear of its last message.
+        // Each host stays until the other has its last completion.
         std::atomic_ref(shared[2].psn).fetch_add(1);
         EXPECT_TRUE(is_said(2));
     };

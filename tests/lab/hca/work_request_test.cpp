@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The ibv_wr_* way of posting.
+// Posting with ibv_wr_*.
 #include "tests/lab/hca/verbs_node.hpp"
 #include "tests/support/test_lab.hpp"
 
@@ -77,7 +77,7 @@ TEST_F(connected_requests, write_and_inline_send_in_one_list) {
     qp->wr_flags = IBV_SEND_SIGNALED;
     ibv_wr_send(qp);
     ibv_wr_set_inline_data(qp, text, sizeof(text));
-    right->expect_none(); // nothing happens before the end
+    right->expect_none(); // nothing is posted before ibv_wr_complete
     ASSERT_EQ(ibv_wr_complete(qp), 0);
     EXPECT_EQ(left->expect_wc().wr_id, 2U);
     EXPECT_EQ(right->expect_wc().byte_len, 8U);
@@ -147,7 +147,7 @@ TEST_F(connected_requests, lists_of_entries_and_of_inline_data) {
     ibv_wr_set_sge_list(qp, 2, entries);
     ibv_wr_send(qp);
     ibv_wr_set_inline_data_list(qp, 2, buffers);
-    first[0] = 99; // copied already
+    first[0] = 99; // the data was copied above
     ASSERT_EQ(ibv_wr_complete(qp), 0);
     EXPECT_EQ(right->expect_wc().byte_len, 2U);
     EXPECT_EQ(right->expect_wc().byte_len, 3U);
@@ -157,7 +157,7 @@ TEST_F(connected_requests, lists_of_entries_and_of_inline_data) {
     EXPECT_EQ(right->memory[66], 5);
 }
 
-// One bad request, wherever it stands: none of the list runs, and the next list does.
+// With a bad request at any position none of the list runs; the next list runs.
 TEST_F(connected_requests, a_list_with_a_bad_request_does_nothing) {
     left->memory[0] = 42;
     unsigned char many[65]{};
@@ -168,20 +168,20 @@ TEST_F(connected_requests, a_list_with_a_bad_request_does_nothing) {
     ibv_wr_start(qp);
     write();
     ibv_wr_send(qp);
-    ibv_wr_set_inline_data(qp, many, sizeof(many)); // 64 were granted
+    ibv_wr_set_inline_data(qp, many, sizeof(many)); // 64 bytes were granted
     EXPECT_EQ(ibv_wr_complete(qp), EINVAL);
     const ibv_sge entries[] = {left->entry(0, 1), left->entry(0, 1), left->entry(0, 1)};
     ibv_wr_start(qp);
     write();
     ibv_wr_send(qp);
-    ibv_wr_set_sge_list(qp, 3, entries); // two were
+    ibv_wr_set_sge_list(qp, 3, entries); // 2 entries were granted
     EXPECT_EQ(ibv_wr_complete(qp), EINVAL);
     ibv_wr_start(qp);
     write();
     qp->wr_local_inv(qp, 1);
     EXPECT_EQ(ibv_wr_complete(qp), EOPNOTSUPP);
     ibv_wr_start(qp);
-    ibv_wr_set_inline_data(qp, many, 1); // of what?
+    ibv_wr_set_inline_data(qp, many, 1); // no request was started
     EXPECT_EQ(ibv_wr_complete(qp), EINVAL);
     left->expect_none();
     EXPECT_EQ(right->memory[0], 0);

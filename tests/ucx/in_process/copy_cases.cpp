@@ -20,7 +20,7 @@ TEST_F(uct_case, every_way_of_copying_moves_every_byte) {
         const allocated one(domain, size), two(domain, size);
         auto out = numbered(size, 1);
         std::vector<std::byte> back(size);
-        // short, of any size: UCX itself goes beyond the limit
+        // put_short and get_short of any size: UCX itself exceeds the limit
         ASSERT_EQ(uct_ep_put_short(copies.ep, out.data(), static_cast<unsigned>(size), one.number(),
                                    UCT_INVALID_RKEY),
                   UCS_OK);
@@ -83,7 +83,7 @@ TEST_F(uct_case, a_flush_ends_after_all_before_it) {
         copies.progress();
     }
     for (const auto& copy : each)
-        EXPECT_EQ(copy.times, 1); // and not a moment later
+        EXPECT_EQ(copy.times, 1); // and not again
     EXPECT_EQ(uct_iface_flush(copies.iface, UCT_FLUSH_FLAG_LOCAL, nullptr), UCS_OK);
 }
 
@@ -109,7 +109,7 @@ TEST_F(uct_case, a_fence_orders_copies) {
     }
 }
 
-// Completions that start the next copy behind a fence, while others are still under way.
+// Completion callbacks start the next copy after a fence while other copies are in flight.
 TEST_F(uct_case, a_callback_may_copy_behind_a_fence) {
     copier copies(domain);
     const allocated memory(domain, 32 << 20);
@@ -154,7 +154,7 @@ TEST_F(uct_case, a_callback_may_copy_behind_a_fence) {
     for (int i = 0; i < 1000; ++i)
         copies.progress();
     for (const auto& each : chains) {
-        EXPECT_EQ(each.ended, 4); // not once more
+        EXPECT_EQ(each.ended, 4); // and not again
         EXPECT_EQ(each.comp.status, UCS_OK);
     }
 }
@@ -224,7 +224,7 @@ private:
 TEST_F(uct_case, copies_between_two_devices_move_every_byte_and_no_other) {
     copier copies(domain);
     const auto first = gaudi::expect(gaudi::open_device(gaudi::by_index{0})),
-               second = gaudi::expect(gaudi::open_device(gaudi::by_index{1})); // open until the end
+               second = gaudi::expect(gaudi::open_device(gaudi::by_index{1})); // open until the test ends
     constexpr std::size_t margin = 64;
     unsigned seed = 0;
     for (const std::size_t size : {1UL, 8UL, 4097UL, 32769UL, 1000003UL, (9UL << 20) + 5})
@@ -255,7 +255,7 @@ TEST_F(uct_case, copies_between_two_devices_move_every_byte_and_no_other) {
             }
 }
 
-// ---- the whole ----
+// ---- several domains ----
 
 TEST_F(uct_case, several_domains_and_interfaces_share_a_device) {
     memory_domain second("gaudi_copy", "gaudi_copy");

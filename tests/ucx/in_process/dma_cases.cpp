@@ -20,7 +20,7 @@ class uct_dma : public ::testing::Test {
 protected:
     memory_domain domain{"gaudi_copy", "gaudi_copy"};
 
-    // A copy that is begun and ended: what it was told, in the end.
+    // Starts a copy and progresses it until it completes with UCS_OK.
     static void whole(copier& with, bool put, std::vector<std::byte>& bytes, uint64_t remote) {
         finished done;
         uct_iov_t iov{bytes.data(), bytes.size(), nullptr, 0, 1};
@@ -84,7 +84,7 @@ TEST_F(uct_dma, the_processor_works_on_while_the_device_copies) {
     }
 }
 
-// A request that waits for room, and what became of it.
+// A pending request, and its result.
 struct waiter {
     uct_pending_req_t request{go, {}};
     copier* with = nullptr;
@@ -94,7 +94,7 @@ struct waiter {
     finished done;
     int calls = 0;
 
-    // It will put its bytes there, by this key.
+    // Sets the target and the key of the put.
     void aim(copier& by, uint64_t at, const own_key& opened) {
         with = &by;
         remote = at;
@@ -183,7 +183,7 @@ TEST_F(uct_dma, endpoints_take_turns) {
     uct_ep_destroy(second);
 }
 
-// UCX stages with endpoints that have nowhere to wait: what they were refused they would take for copied.
+// UCX stages with endpoints that have no pending queue: it would take a refused copy for a complete one.
 TEST_F(uct_dma, there_is_always_room_for_what_ucx_stages) {
     const setting limit("UCX_GAUDI_DMA_IN_FLIGHT", "2");
     copier dma(domain, "gaudi_dma", "gaudi_dma");
@@ -218,7 +218,7 @@ TEST_F(uct_dma, more_than_the_driver_takes_is_queued_here) {
     const allocated memory(domain, copies * each);
     auto out = numbered(copies * each, 1), in = numbered(copies * each, 2);
     std::vector<finished> done(copies);
-    for (std::size_t i = 0; i < copies; ++i) { // nobody looks meanwhile
+    for (std::size_t i = 0; i < copies; ++i) { // without progress in between
         uct_iov_t iov{out.data() + i * each, each, nullptr, 0, 1};
         ASSERT_EQ(
             uct_ep_put_zcopy(dma.ep, &iov, 1, memory.number() + i * each, UCT_INVALID_RKEY, &done[i].comp),
@@ -232,7 +232,7 @@ TEST_F(uct_dma, more_than_the_driver_takes_is_queued_here) {
     EXPECT_EQ(in, out);
 }
 
-// Begins its next copy whenever one ends, for as long as it may.
+// Starts its next copy from each completion callback, as long as copies are left.
 struct greedy {
     uct_completion_t comp{};
     copier* with = nullptr;

@@ -8,7 +8,7 @@
 #include <stdexcept>
 #include <string>
 
-// SynapseAI, as far as tests/support/fake_synapse.cpp plays it, with the first device that is free.
+// The fake SynapseAI of tests/support/fake_synapse.cpp, with the first free device.
 class fake_synapse {
 public:
     static constexpr std::uint64_t pool_size = 1536ULL << 20;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // gaudi_ipc, call by call, with memory of another process. Runs in the lab, under either UCX. The other
-// process is this program again, as the "test" other.DISABLED_process, which does what it is told over a
-// socket.
+// process is this program again, as the "test" other.DISABLED_process, which executes orders from a socket.
 #include "tests/ucx/in_process/uct_case.hpp"
 
 #include <gaudi/device.hpp>
@@ -31,7 +30,7 @@ struct told {
     std::array<std::byte, 128> machine{}, process{};
 };
 
-// Device memory as the CPU cannot see it.
+// Reads device memory with the engine: the CPU cannot access it.
 std::vector<std::byte> seen_at(std::uint64_t address) {
     auto engine = engine_at(address);
     std::vector<std::byte> bytes(size);
@@ -64,7 +63,7 @@ public:
             uct_md_mem_dereg(ipc_.md, std::exchange(memh_, nullptr));
         memory_.reset();
     }
-    // Takes back what was packed with a flag for it. How often the completion was called.
+    // Revokes keys that were packed with the invalidate flag. Returns the number of completion callbacks.
     std::uint64_t invalidate() {
         finished done;
         uct_md_mem_dereg_params_t params{};
@@ -88,7 +87,7 @@ public:
         check(uct_iface_get_device_address(iface_, reinterpret_cast<uct_device_addr_t*>(into.machine.data())),
               "iface_get_device_address");
     }
-    // Of gaudi_copy, which works within a process.
+    // A key of gaudi_copy, which is valid only inside one process.
     void pack_for_copies(told& into) {
         const auto key = key_of(copy_, memory_->memory.memh);
         std::memcpy(into.key.data(), &key, sizeof(key));
@@ -168,7 +167,7 @@ public:
             throw std::runtime_error("the other process does not answer");
         return said;
     }
-    // All of its threads have stopped when this returns.
+    // All threads of the other process have stopped when this returns.
     void stop() const {
         ::kill(process_, SIGSTOP);
         siginfo_t stopped{};
@@ -192,7 +191,7 @@ private:
     pid_t process_ = 0;
 };
 
-// ---- this one ----
+// ---- this process ----
 
 class uct_ipc : public ::testing::Test {
 protected:
@@ -247,7 +246,7 @@ protected:
 
     memory_domain copy{"gaudi_copy", "gaudi_copy"}, ipc{"gaudi_ipc", "gaudi_ipc"};
     worker worker_;
-    const allocated mine{copy, size}; // this process's device is open before the other one looks for its own
+    const allocated mine{copy, size}; // opens this process's device before the other process opens one
     std::vector<std::pair<uct_ep_h, ucs_status_t>> failures;
     uct_iface_h iface = nullptr;
     uct_ep_h ep = nullptr;
@@ -271,8 +270,8 @@ TEST_F(uct_ipc, only_other_processes_of_this_host_are_reachable) {
     EXPECT_EQ(reaches(other_network.machine.data(), other_network.process.data()), 0);
 }
 
-// The bytes of a place: whose process it is, how many users it serves beside its own, whether its devices
-// copy and it gives DMA-BUFs away, and who those users are.
+// Offsets in a device address: the user of the process, the number of other users that it serves, whether its
+// devices copy, whether it passes DMA-BUFs, and the ids of those users.
 constexpr std::size_t user_at = 12, allowed_at = 16, copies_at = 18, gives_at = 19, allow_at = 20;
 
 TEST_F(uct_ipc, who_shares_no_way_is_not_reachable) {
@@ -349,7 +348,7 @@ TEST_F(uct_ipc, a_flush_ends_after_all_before_it_and_a_fence_keeps_the_order) {
     EXPECT_EQ(other.ask('h', 6).value, 1U);
 }
 
-// An owner that copies on request, and so can be made to take its time.
+// The owner copies on request, so a test can delay it.
 struct gives_nothing {
     setting give{"UCX_GAUDI_IPC_GIVE", "nothing"};
 };
@@ -365,7 +364,7 @@ TEST_F(uct_ipc_on_request, what_is_behind_a_fence_waits_for_what_is_before_it) {
     ASSERT_EQ(put(first, one), UCS_INPROGRESS);
     ASSERT_EQ(uct_ep_fence(ep, 0), UCS_OK);
     std::thread later([&] {
-        std::this_thread::sleep_for(std::chrono::milliseconds(300)); // time to overtake, for what would
+        std::this_thread::sleep_for(std::chrono::milliseconds(300)); // gives the second put time to overtake
         other.go_on();
     });
     const auto behind = put(second, two);
@@ -416,7 +415,7 @@ TEST_F(uct_ipc, damaged_keys_are_refused_and_equal_ones_are_equal) {
 TEST_F(uct_ipc, a_key_dies_with_its_allocation) {
     auto host = numbered(size, 7);
     ASSERT_EQ(move(true, host.data(), rkey.rkey), UCS_OK);
-    (void)other.ask('f', 8); // freed, and another allocation at the same place
+    (void)other.ask('f', 8); // frees, and allocates again at the same address
     EXPECT_TRUE(UCS_STATUS_IS_ERR(move(true, host.data(), rkey.rkey)));
     EXPECT_TRUE(UCS_STATUS_IS_ERR(move(false, host.data(), rkey.rkey)));
     EXPECT_EQ(host, numbered(size, 7)) << "nothing of the later one was seen";
@@ -447,7 +446,7 @@ TEST_F(uct_ipc, a_process_that_does_not_answer_is_an_error_in_time_and_forgiven)
     EXPECT_EQ(host, numbered(size, 11));
     other.go_on();
     gaudi::set_ipc({});
-    gaudi::stop_ipc(); // the connection that is open keeps its short patience
+    gaudi::stop_ipc(); // the open connection keeps its short timeout
     ASSERT_EQ(other.ask('h', 1).value, 1U);
     EXPECT_EQ(move(false, host.data(), rkey.rkey), UCS_OK);
     EXPECT_EQ(host, numbered(size, 1));
@@ -460,7 +459,7 @@ TEST_F(uct_ipc, a_setting_says_how_many_imports_are_kept) {
         const setting imports("UCX_GAUDI_IPC_IMPORTS", limit);
         const memory_domain limited("gaudi_ipc", "gaudi_ipc");
         auto host = numbered(size, 12);
-        for (const char kind : {'k', 'K'}) { // two handles of one memory
+        for (const char kind : {'k', 'K'}) { // two handles of the same memory
             uct_rkey_bundle_t once{};
             check(uct_rkey_unpack(ipc.component, other.ask(kind).key.data(), &once), "uct_rkey_unpack");
             EXPECT_EQ(move(false, host.data(), once.rkey), UCS_OK);

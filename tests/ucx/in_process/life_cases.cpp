@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Resets, vfs, SynapseAI, a Gaudi3, and what is left at the end. Runs in the lab, under either UCX.
+// Resets, vfs, SynapseAI, Gaudi3, and leaks. Runs in the lab, under either UCX.
 #include "tests/ucx/in_process/fake_synapse.hpp"
 #include "tests/ucx/in_process/uct_case.hpp"
 #include "ucx/base/operations.hpp"
@@ -43,7 +43,8 @@ TEST(uct_reset, copies_under_a_reset_fail_and_the_rest_at_once) {
     EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
 }
 
-// Whatever met the reset, whoever else used the device, and although host memory stays registered.
+// The reset hits a copy of an interface or of the library; another domain uses the device, and host memory
+// stays registered.
 struct met_by {
     bool interface, pinned;
 };
@@ -95,7 +96,7 @@ INSTANTIATE_TEST_SUITE_P(uct_reset, uct_reset_of,
                                     (each.param.pinned ? "_pinned" : "");
                          });
 
-// Its callbacks may take away what others that are finished belong to.
+// A callback may destroy the endpoint of other finished operations.
 TEST(uct_operations, an_endpoint_that_goes_in_a_callback_is_forgotten) {
     struct ticket {
         int number = 0;
@@ -172,7 +173,7 @@ TEST(uct_life, counters_and_devices_are_files_of_vfs) {
     EXPECT_NE(devices().find("1 buffers, 1 chunks, 1 exported"), std::string::npos) << devices();
     EXPECT_NE(meanwhile.find(", 1 packets on it"), std::string::npos) << "the copy is on a queue:\n"
                                                                       << meanwhile;
-    // What its queue shows when it is over: all the bytes, some time, nothing left.
+    // The queue's counters after the copy: all bytes, some time, no packet outstanding.
     unsigned queue = 0, depth = 1;
     unsigned long carried = 0;
     double busy = 0;
@@ -190,7 +191,7 @@ TEST(uct_life, counters_and_devices_are_files_of_vfs) {
               std::string::npos);
 }
 
-// What the domain's file says, in its order.
+// The counters of the domain's vfs file, in its order.
 struct counted {
     unsigned long long allocations, bytes, registrations, exports, brief, buffered, zcopy, by_nic, by_dma,
         frees;
@@ -271,7 +272,7 @@ TEST(uct_life, openings_leave_nothing) {
     EXPECT_EQ(descriptors(), before);
 }
 
-// There and back through a transport, every byte compared.
+// Puts and gets through a transport, and compares every byte.
 void expect_there_and_back(copier& by, uint64_t address, std::size_t length) {
     auto out = numbered(length, 4);
     std::vector<std::byte> back(length);
@@ -285,7 +286,7 @@ TEST(uct_life, memory_of_synapse_is_found_whenever_it_comes) {
     const fake_synapse synapse(FAKE_SYNAPSE);
     const auto address = synapse.pool();
     ucs_memory_info_t info{};
-    // Unknown, not missing: UCX asks us.
+    // The cache has an entry of unknown type, so UCX queries the plugin.
     EXPECT_EQ(ucs_memtype_cache_lookup(reinterpret_cast<void*>(address), 4096, &info), UCS_OK);
     ucs_memory_type_t type = UCS_MEMORY_TYPE_LAST;
     EXPECT_EQ(uct_md_detect_memory_type(domain.md, reinterpret_cast<void*>(address + 12345), 8, &type),
@@ -296,11 +297,11 @@ TEST(uct_life, memory_of_synapse_is_found_whenever_it_comes) {
     ASSERT_EQ(uct_md_mem_query_v2(domain.md, reinterpret_cast<void*>(address + 65536), 4096, &attr), UCS_OK);
     EXPECT_EQ(attr.mem_flags, UCS_MEM_FLAG_REGISTRABLE);
     EXPECT_EQ(ucs_memtype_cache_lookup(reinterpret_cast<void*>(address), 4096, &info), UCS_OK);
-    EXPECT_EQ(info.type, UCS_MEMORY_TYPE_GAUDI); // from now on without a question
+    EXPECT_EQ(info.type, UCS_MEMORY_TYPE_GAUDI); // from now on UCX does not query the plugin
     EXPECT_GE(attr.dmabuf_fd, 0);
     ::close(attr.dmabuf_fd);
     {
-        // Its queues are its own: it copies itself, or a NIC does.
+        // Only SynapseAI may use its queues: its own call copies, or a NIC.
         copier copies(domain);
         auto out = numbered(100000, 4);
         std::vector<std::byte> back(out.size());
@@ -352,10 +353,10 @@ TEST(uct_life, memory_of_a_synapse_that_went_is_refused_and_found_when_it_comes_
     expect_there_and_back(copies, before + 4096, 100000);
     ASSERT_EQ(dmabuf_of(before), UCS_OK);
     synapse.reset();
-    for (const unsigned length : {100000U, 8U}) // by its own call, and by a NIC
+    for (const unsigned length : {100000U, 8U}) // by SynapseAI's call, and by a NIC
         EXPECT_EQ(put(before, length), UCS_ERR_INVALID_ADDR) << length;
     EXPECT_EQ(dmabuf_of(before), UCS_ERR_INVALID_ADDR);
-    const int between = ::dup(0); // so that its descriptor is another one
+    const int between = ::dup(0); // so that the device gets another descriptor number
     synapse.emplace(FAKE_SYNAPSE);
     ::close(between);
     expect_there_and_back(copies, synapse->pool() + 4096, 100000);
@@ -363,7 +364,7 @@ TEST(uct_life, memory_of_a_synapse_that_went_is_refused_and_found_when_it_comes_
     EXPECT_EQ(dmabuf_of(synapse->pool()), UCS_OK);
 }
 
-// In a lab of Gaudi3, which have no queues for users.
+// Runs in a lab of Gaudi3, which have no queues for users.
 TEST(uct_gaudi3, copies_go_through_the_nic) {
     memory_domain domain("gaudi_copy", "gaudi_copy");
     copier copies(domain);
@@ -388,7 +389,7 @@ TEST(uct_gaudi3, gaudi_dma_is_there_where_synapse_copies) {
     };
     EXPECT_FALSE(offered());
     const fake_synapse synapse(FAKE_SYNAPSE);
-    EXPECT_TRUE(offered()); // its copies are tested on Gaudi2: the fake one needs a queue
+    EXPECT_TRUE(offered()); // its copies are tested on Gaudi2: the fake SynapseAI needs a queue
 }
 
 } // namespace

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The memory domain gaudi_copy, call by call: allocations, questions, keys. Runs in the lab, under either
-// UCX.
+// The memory domain gaudi_copy, call by call: allocations, queries, keys. Runs in the lab, under either UCX.
 #include "tests/ucx/in_process/uct_case.hpp"
 
 #include <gaudi/device.hpp>
@@ -49,7 +48,7 @@ TEST_F(uct_case, a_dmabuf_comes_with_the_offset_of_the_address) {
                two = query(second.number() + 8192, 4096, dmabuf);
     EXPECT_GE(one.dmabuf_fd, 0);
     EXPECT_GE(two.dmabuf_fd, 0);
-    EXPECT_NE(one.dmabuf_fd, two.dmabuf_fd); // each is its asker's to close
+    EXPECT_NE(one.dmabuf_fd, two.dmabuf_fd); // each caller closes its own
     EXPECT_EQ(two.dmabuf_offset - one.dmabuf_offset, second.number() + 8192 - first.number());
     EXPECT_NE(::fcntl(one.dmabuf_fd, F_GETFD) & FD_CLOEXEC, 0);
     ::close(one.dmabuf_fd);
@@ -66,7 +65,7 @@ TEST_F(uct_case, small_memory_may_be_asked_for_by_its_page) {
     EXPECT_GE(attr.dmabuf_fd, 0);
     ::close(attr.dmabuf_fd);
     const auto memh = registered(page, 4096);
-    // The key of the page opens what is there when it is registered.
+    // The key of the page opens the allocations that exist at registration.
     const own_key key(domain, packed(memh));
     copier copies(domain);
     uint64_t word = 7, back = 0;
@@ -83,7 +82,7 @@ TEST_F(uct_case, small_memory_may_be_asked_for_by_its_page) {
     uct_md_mem_dereg(domain.md, memh);
 }
 
-// UCX registers whole pages with the NIC: what it allocates shares none.
+// UCX registers whole pages with the NIC, so its allocations share no page.
 TEST_F(uct_case, memory_that_ucx_allocates_shares_no_page) {
     const allocated one(domain, 100), two(domain, 100);
     for (const auto* each : {&one, &two}) {
@@ -116,7 +115,7 @@ TEST_F(uct_case, freed_memory_is_forgotten_and_still_no_host_memory) {
     {
         const allocated goes(domain, 1 << 20);
         gone = goes.number();
-        (void)query(gone, 4096, type_and_place); // as UCX asks before it uses memory
+        (void)query(gone, 4096, type_and_place); // as UCX does before it uses memory
         const auto attr = query(gone, 4096, dmabuf);
         ::close(attr.dmabuf_fd);
     }
@@ -124,7 +123,7 @@ TEST_F(uct_case, freed_memory_is_forgotten_and_still_no_host_memory) {
     (void)registered(gone, 4096, UCS_ERR_INVALID_ADDR);
     ucs_memory_info_t info{};
     EXPECT_EQ(ucs_memtype_cache_lookup(reinterpret_cast<void*>(gone), 8, &info), UCS_OK);
-    EXPECT_EQ(info.type, UCS_MEMORY_TYPE_GAUDI); // a CPU that touches it dies all the same
+    EXPECT_EQ(info.type, UCS_MEMORY_TYPE_GAUDI); // still not accessible to the CPU
 }
 
 TEST_F(uct_case, memory_of_the_library_is_the_same_memory) {
@@ -136,7 +135,7 @@ TEST_F(uct_case, memory_of_the_library_is_the_same_memory) {
                   UCS_OK);
         return info.type;
     };
-    EXPECT_NE(cached(), UCS_MEMORY_TYPE_HOST); // UCX asks about what is unknown to its cache
+    EXPECT_NE(cached(), UCS_MEMORY_TYPE_HOST); // UCX queries the plugin for memory not in its cache
     const auto attr = query(buffer.address().value() + 100, 8, type_and_place);
     EXPECT_EQ(cached(), UCS_MEMORY_TYPE_GAUDI) << "and once only";
     EXPECT_EQ(attr.base_address, reinterpret_cast<void*>(buffer.address().value()));
@@ -144,7 +143,7 @@ TEST_F(uct_case, memory_of_the_library_is_the_same_memory) {
     EXPECT_EQ(attr.sys_dev, info.sys_dev);
 }
 
-// What UCM tells those who cache registrations, from its own interface.
+// Records the free events that UCM sends to registration caches.
 class announced_frees {
 public:
     announced_frees() {
@@ -211,7 +210,7 @@ TEST_F(uct_case, a_full_device_says_so) {
     } catch (const std::exception& why) {
         EXPECT_STREQ(why.what(), "uct_mem_alloc: Out of memory");
     }
-    const allocated rest(domain, 1 << 20); // nothing was lost
+    const allocated rest(domain, 1 << 20); // nothing leaked
 }
 
 TEST_F(uct_case, a_child_of_fork_gets_errors_and_leaves_the_parent_alone) {
@@ -222,7 +221,7 @@ TEST_F(uct_case, a_child_of_fork_gets_errors_and_leaves_the_parent_alone) {
     ASSERT_EQ(uct_ep_put_short(copies.ep, &word, 8, memory.number(), UCT_INVALID_RKEY), UCS_OK);
     const auto child = ::fork();
     if (child == 0) {
-        // Its parent's device is not its own: no crash, no copy, and nothing of the parent's is closed.
+        // The child must not use the parent's device: no crash, no copy, and the parent's stays open.
         uint64_t other = 6;
         std::vector<std::byte> large(100000);
         uct_md_mem_attr_v2_t attr{};
@@ -336,7 +335,7 @@ TEST_F(uct_case, a_key_dies_with_its_allocation) {
     }
     EXPECT_EQ(uct_ep_put_short(copies.ep, &word, 8, where, key->rkey), UCS_ERR_INVALID_PARAM);
     const allocated second(domain, 65536);
-    ASSERT_EQ(second.number(), where); // the same place, another allocation
+    ASSERT_EQ(second.number(), where); // the same address, another allocation
     EXPECT_EQ(uct_ep_put_short(copies.ep, &word, 8, where, key->rkey), UCS_ERR_INVALID_PARAM);
     uct_rkey_release(domain.component, &*key);
 }

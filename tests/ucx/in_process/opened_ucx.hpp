@@ -6,7 +6,7 @@
 #include <dlfcn.h>
 #include <ucp/api/ucp.h>
 
-// A UCX that is opened for itself (RTLD_LOCAL), and the few functions of it that tests need.
+// A UCX that is loaded privately (RTLD_LOCAL), and the functions that tests need.
 struct opened_ucx {
     const char* path;
     void* library;
@@ -51,7 +51,7 @@ struct opened_ucx {
             fail("no memory");
         address = type_of(memory, nullptr);
     }
-    // Registers memory that the other allocated, and asks what it is.
+    // Registers memory that another UCX allocated, and checks its type.
     void expect_gaudi(void* theirs) {
         ucp_mem_map_params_t params{};
         params.field_mask = UCP_MEM_MAP_PARAM_FIELD_LENGTH | UCP_MEM_MAP_PARAM_FIELD_ADDRESS;

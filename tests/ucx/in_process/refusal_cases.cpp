@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What gaudi_copy refuses, call by call: with which status, with one line in the log, and with nothing left
-// behind. Runs in the lab, under either UCX.
+// What gaudi_copy refuses, call by call: the status, one line in the log, and no leak. Runs in the lab, under
+// either UCX.
 #include "tests/ucx/in_process/uct_case.hpp"
 
 #include <gaudi/device.hpp>
@@ -43,7 +43,7 @@ std::size_t count_of(std::string_view part, const std::string& text) {
     return count;
 }
 
-// One call that fails. The second time it has nothing to set up any more: then nothing may be left.
+// Expects a call to fail. The first call may set things up; the second must leak nothing.
 template <typename F>
 void expect_refused(F&& call, ucs_status_t expected, std::string_view said) {
     (void)call();
@@ -57,7 +57,7 @@ void expect_refused(F&& call, ucs_status_t expected, std::string_view said) {
     EXPECT_NE(log.find(said), log.npos) << log;
 }
 
-// The driver's own, as somebody beside us would call it.
+// A function of hl-thunk itself, as other code in the process would call it.
 void* hlthunk(const char* function) {
     void* const library = ::dlopen(std::getenv("GAUDI_DIRECT_HLTHUNK"), RTLD_NOW | RTLD_NOLOAD);
     void* const found = library != nullptr ? ::dlsym(library, function) : nullptr;
@@ -68,7 +68,7 @@ void* hlthunk(const char* function) {
 
 class uct_refusal : public uct_case {
 protected:
-    // The domain's own status: UCX makes one of all that it tried.
+    // Calls the domain directly: UCX merges the statuses of all methods that it tries.
     ucs_status_t allocate(const memory_domain& from, std::size_t length, unsigned flags,
                           ucs_memory_type_t type = UCS_MEMORY_TYPE_GAUDI, void* address = nullptr) {
         uct_mem_h memh = nullptr;
@@ -98,7 +98,7 @@ TEST_F(uct_refusal, allocations) {
     expect_refused([&] { return allocate(domain, 0, 0); }, UCS_ERR_INVALID_PARAM, "0 bytes");
 }
 
-// They say how an allocation of host memory shall be made; device memory is never paged, and nothing waits.
+// These flags concern host memory; device memory is never paged, and its allocation does not block.
 TEST_F(uct_refusal, flags_without_a_meaning_for_device_memory_are_none) {
     for (const unsigned flags : {UCT_MD_MEM_FLAG_NONBLOCK, UCT_MD_MEM_FLAG_LOCK})
         EXPECT_EQ(allocate(domain, 4096, flags), UCS_OK) << flags;
@@ -113,12 +113,12 @@ TEST_F(uct_refusal, devices) {
     expect_refused([&] { return with("9"); }, UCS_ERR_NO_DEVICE, "(UCX_GAUDI_COPY_DEVICE=9): ");
     expect_refused([&] { return with("9"); }, UCS_ERR_NO_DEVICE, "index 9; there are: 0 (");
     expect_refused([&] { return with("0000:ff:00.0"); }, UCS_ERR_NO_DEVICE, "bus id 0000:ff:00.0");
-    // Held by somebody who is not us: hl-thunk opens a device once.
+    // Other code holds the device: hl-thunk opens a device only once.
     const auto busy = [&] { return with("1"); };
     EXPECT_EQ(busy(), UCS_OK);
     const auto open = reinterpret_cast<int (*)(int, const char*)>(hlthunk("hlthunk_open"));
     const auto close = reinterpret_cast<int (*)(int)>(hlthunk("hlthunk_close"));
-    const int fd = open(8, "0000:1a:00.0"); // whatever kind it is
+    const int fd = open(8, "0000:1a:00.0"); // with a bus id, the device name is ignored
     ASSERT_GE(fd, 0);
     expect_refused(busy, UCS_ERR_BUSY, "hlthunk_open of 0000:1a:00.0");
     EXPECT_EQ(close(fd), 0);
@@ -167,8 +167,8 @@ TEST_F(uct_refusal, ranges) {
             return uct_md_mem_reg_v2(domain.md, reinterpret_cast<void*>(low), 2 << 20, &params, &memh);
         },
         UCS_ERR_INVALID_ADDR, "a range that ends outside its allocation");
-    // What memory it is can be said all the same: UCX asks before it knows the length, and is told where the
-    // allocation ends.
+    // A query of the memory type still succeeds: UCX queries before it knows the length, and gets the base
+    // and length of the allocation.
     uct_md_mem_attr_v2_t attr{};
     attr.field_mask = UCT_MD_MEM_ATTR_V2_FIELD_MEM_TYPE | UCT_MD_MEM_ATTR_V2_FIELD_BASE_ADDRESS |
                       UCT_MD_MEM_ATTR_V2_FIELD_ALLOC_LENGTH;
@@ -236,7 +236,7 @@ TEST_F(uct_refusal, keys) {
     const allocated reused(domain, 65536);
     ASSERT_EQ(reused.number(), freed.base);
     expect_refused(attach(freed, sizeof(freed)), UCS_ERR_INVALID_PARAM, "the memory was freed");
-    // A good one, for the wrong place.
+    // A valid key, for the wrong address.
     copier copies(domain);
     const own_key key(domain, memory), foreign_key(domain, foreign);
     uint64_t word = 1;
@@ -282,7 +282,7 @@ TEST_F(uct_refusal, copies) {
         UCS_ERR_INVALID_PARAM, "");
 }
 
-// ---- with a driver that refuses to export: a fault script says so ----
+// ---- the driver refuses to export, by a fault script ----
 
 class uct_no_export : public uct_refusal {};
 
@@ -307,7 +307,7 @@ TEST_F(uct_no_export, is_no_error_otherwise_and_told_once) {
     EXPECT_EQ(count_of(" GAUDI ", log), 1U) << log;
     EXPECT_NE(log.find("no DMA-BUF, so that no NIC reaches this memory"), log.npos) << log;
     EXPECT_EQ(attr.dmabuf_fd, UCT_DMABUF_FD_INVALID);
-    expect_refused(ask, UCS_OK, ""); // the next time without a word
+    expect_refused(ask, UCS_OK, ""); // the second time without a log line
     EXPECT_EQ(attr.dmabuf_fd, UCT_DMABUF_FD_INVALID);
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What the settings of gaudi_copy do. Runs in the lab, under either UCX.
+// The effects of the settings of gaudi_copy. Runs in the lab, under either UCX.
 #include "tests/ucx/in_process/uct_case.hpp"
 
 namespace {
@@ -19,7 +19,7 @@ TEST(uct_settings, the_heap_takes_chunks_of_the_size_that_is_set) {
     }
 }
 
-// Two of each engine; a direction begins with its own.
+// Two queues for each direction; a copy uses those of its own direction first.
 TEST(uct_settings, a_large_copy_uses_as_many_queues_as_are_set) {
     constexpr std::size_t large = 64 << 20;
     auto bytes = numbered(large, 1);

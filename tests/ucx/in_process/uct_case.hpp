@@ -19,7 +19,7 @@ namespace testing_ucx {
 
 using gaudi_ucx::memory_key;
 
-// A setting of UCX while it lives.
+// Sets an environment variable of UCX for the object's lifetime.
 class setting {
 public:
     setting(const char* name, const char* value) : name_(name) { ::setenv(name, value, 1); }
@@ -39,7 +39,7 @@ inline gaudi::copy_engine engine_at(uint64_t address) {
     return gaudi::expect(device_at(address)->copies());
 }
 
-// The queues that carried more bytes after a copy than before it.
+// The queues whose byte counts grew during a copy.
 inline std::set<std::uint32_t> queues_used(uint64_t address, const std::function<void()>& copy) {
     auto engine = engine_at(address);
     std::map<std::uint32_t, std::uint64_t> before;
@@ -60,14 +60,14 @@ inline memory_key key_of(const memory_domain& domain, uct_mem_h memh) {
     return key;
 }
 
-// Whether UCX can place the lab's first Gaudi in the PCI tree: only then is it told to it.
+// Whether sysfs has the lab's first Gaudi: only then does the plugin report it to UCX as a system device.
 inline bool first_gaudi_is_in_sysfs() {
     std::ifstream vendor("/sys/bus/pci/devices/0000:19:00.0/vendor");
     std::string text;
     return vendor >> text && text == "0x1da3";
 }
 
-// The key to memory of this process, as somebody has it who asks for it by a key.
+// An unpacked key to memory of this process.
 class own_key {
 public:
     own_key(const memory_domain& domain, const allocated& memory)
@@ -116,7 +116,7 @@ protected:
     }
 };
 
-// Starts a zcopy and drives it to its end.
+// Starts a zcopy and progresses it until it completes.
 inline ucs_status_t complete(copier& copies, bool put, void* local, std::size_t length, uint64_t remote,
                              uct_mem_h memh = nullptr) {
     finished done;

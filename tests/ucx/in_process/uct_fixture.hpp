@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// UCT as a transport's user sees it: components, memory domains, a worker, an interface connected to itself.
+// UCT from the user's side: components, memory domains, a worker, an interface connected to itself.
 #pragma once
 
 #include "ucx/abi/uct_private.h"
@@ -11,7 +11,7 @@
 #include <vector>
 
 extern "C" {
-// Of the second kind, which UCX installs no header for.
+// Functions of UCT for which UCX installs no header.
 ucs_status_t uct_md_mem_query_v2(uct_md_h md, const void* address, size_t length, uct_md_mem_attr_v2_t* attr);
 ucs_status_t uct_md_mem_reg_v2(uct_md_h md, void* address, size_t length,
                                const uct_md_mem_reg_params_t* params, uct_mem_h* memh_p);
@@ -127,7 +127,7 @@ struct finished {
     }
 };
 
-// A transport of this process with an endpoint to itself.
+// An interface of a transport, with an endpoint to itself.
 class copier {
 public:
     explicit copier(const memory_domain& domain, const char* transport = "gaudi_cpy",

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// A process that ends with UCX, the plugin and our library in one order or another. Arguments: the libucp,
-// and how it ends.
+// A process that ends UCX, the plugin and our library in a given order. Arguments: the path of libucp, and
+// the name of the order.
 #include "tests/ucx/in_process/opened_ucx.hpp"
 
 #include <gaudi/device.hpp>
@@ -15,7 +15,7 @@ namespace {
 opened_ucx* ucx = nullptr;
 std::vector<std::byte> bytes(64 << 20, std::byte{7});
 
-// The one that UCX has.
+// The device that UCX has open.
 std::shared_ptr<gaudi::device> library_device() {
     const gaudi::device_address where(reinterpret_cast<std::uint64_t>(ucx->address));
     const auto index = gaudi::known_memory().device_of(where);
@@ -38,7 +38,7 @@ const std::map<std::string, std::function<void()>> ends = {
     {"everything_open", [] {}},
     {"a_copy_under_way",
      [] {
-         // Nobody destroys any of them.
+         // These objects are leaked on purpose: the copy is in flight at exit.
          const auto* device = new auto(library_device());
          const auto* memory = new auto(gaudi::expect((*device)->heap().allocate(bytes.size())));
          auto* engine = new auto(gaudi::expect((*device)->copies()));
@@ -76,7 +76,7 @@ const std::map<std::string, std::function<void()>> ends = {
          ucx->allocate();
          ucx->close();
      }},
-    // Its handler was there before UCX and the plugin, and so runs after what they clean up at the end.
+    // The atexit handler was installed before UCX was loaded, so it runs after those of UCX and the plugin.
     {"by_a_handler_from_before", [] {}},
     {"at_once", [] { std::quick_exit(0); }},
 };

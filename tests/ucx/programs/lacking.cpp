@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Stands before the C library and makes the running UCX one without the function that LACKING names.
+// Preloaded: dlsym does not find the function that LACKING names, as in a UCX without it.
 #include <cstdlib>
 #include <cstring>
 #include <dlfcn.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Makes the running UCX one whose interfaces have grown by a word.
+// Preloaded: enlarges the interface class of the running UCX by one word.
 #include "ucx/abi/uct_private.h"
 
 #include <cstdint>

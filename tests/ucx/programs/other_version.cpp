@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Stands before libucp and says that this is a UCX of tomorrow.
+// Preloaded before libucp: reports a future version of UCX.
 #include <ucs/type/status.h>
 
 extern "C" __attribute__((visibility("default"))) void ucp_get_version(unsigned* major, unsigned* minor,
@@ -9,7 +9,7 @@ extern "C" __attribute__((visibility("default"))) void ucp_get_version(unsigned*
     *release = 0;
 }
 
-// Something of libucs, so that this library belongs to one as libucp does.
+// Uses libucs, so that this library depends on a libucs as libucp does.
 extern "C" __attribute__((visibility("default"))) const char* other_version_status() {
     return ucs_status_string(UCS_OK);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Two UCX in one process, both with the plugin: as when an MPI and a NIXL meet. Arguments: the two libucp.
+// Two UCX in one process, both with the plugin, as with MPI and NIXL. Arguments: the two libucp.
 #include "tests/ucx/in_process/opened_ucx.hpp"
 
 #include <initializer_list>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// An active process with one worker and an endpoint to each of two others. Something goes wrong with the
-// first, or with a device: what is under way there ends with an error that UCX itself reports, and the second
-// does not notice. Where UCX ends a process itself, that is what is expected, of that one alone.
+// An active process with one worker and an endpoint to each of two passive processes, A and B. A or a device
+// fails: operations in flight to A end with an error that UCX reports, and B is not affected. Where UCX
+// aborts a process, exactly that process must end.
 #include "tests/ucx/programs/ucp_passive.hpp"
 
 #include <CLI/CLI.hpp>
@@ -23,16 +23,16 @@ struct link {
     std::string name;
     notes beside;
     ucp_ep_h endpoint = nullptr;
-    unsigned errors = 0; // calls of its handler
+    unsigned errors = 0; // calls of the error handler
     ucs_status_t reported = UCS_OK;
 };
 
-// What an error at A leaves of it.
+// The state of A's endpoint or process after the error.
 enum class afterwards {
     endpoint_ends,
-    endpoint_lives, // where the transport looks before it moves
-    process_ends,   // by UCX, which has no way to tell
-    self_ends       // this one, by UCX
+    endpoint_lives, // the transport checks before it copies
+    process_ends,   // UCX aborts A: it cannot report the error
+    self_ends       // UCX aborts this process
 };
 
 class active {
@@ -85,7 +85,7 @@ public:
         go_on_with_a();
         trade(b_, *mine_);
     }
-    // A key with a wrong bit in what the plugin wrote, which is known by its first bytes.
+    // Flips a bit in the plugin's part of the key, which starts with the bytes `begins`.
     void corrupted(std::string_view begins) {
         a_.beside.tell({pass});
         auto note = hear(a_);
@@ -117,8 +117,8 @@ public:
         go_on_with_a();
         trade(b_, *mine_);
     }
-    // The fault script resets the device under one of the copies. What a NIC has registered before is its
-    // own; what it has not comes too late.
+    // The fault script resets the device during a copy. The put is from memory that no NIC has registered:
+    // after the reset it is too late to register it.
     void reset() {
         a_.beside.tell({pass});
         const remote_memory theirs(a_.endpoint, hear(a_));
@@ -134,9 +134,9 @@ public:
         trade(a_, host);
         trade(b_, host);
     }
-    // Long messages until a device is lost under one of them: A's, or this process's own.
+    // Sends long messages until a device is lost during one of them: A's, or that of this process.
     void under_way() {
-        const auto device = gaudi::expect(gaudi::open_device()); // which is open here already
+        const auto device = gaudi::expect(gaudi::open_device()); // already open in this process
         memory source(context_, "gaudi", longest);
         source.fill(1);
         for (int messages = 0; messages < 100; ++messages) {
@@ -165,11 +165,11 @@ public:
         }
         throw failure("a hundred messages and no reset: is there a fault script?");
     }
-    // The same with puts, which are this process's own doing.
+    // The same with puts, which this process executes alone.
     void putting() {
         a_.beside.tell({pass});
         const remote_memory theirs(a_.endpoint, hear(a_));
-        const auto device = gaudi::expect(gaudi::open_device()); // which is open here already
+        const auto device = gaudi::expect(gaudi::open_device()); // already open in this process
         for (int puts = 0; puts < 1000; ++puts)
             if (const auto status = put(a_, *mine_, theirs, 0); status != UCS_OK) {
                 must_fail(status, "the put under the reset");
@@ -184,7 +184,7 @@ public:
             }
         throw failure("a thousand puts and no reset: is there a fault script?");
     }
-    // What a NIC has registered stays between it and the device, which waits for its process to close it.
+    // A registered region stays usable by the NIC after the reset, until the process closes the device.
     void past_the_device() {
         a_.beside.tell({pass});
         const remote_memory theirs(a_.endpoint, hear(a_));
@@ -227,7 +227,7 @@ private:
                 throw failure(fmt::format("{}: not in {} s", what, answer_timeout.count()));
         }
     }
-    // UCX alone says how it ends.
+    // Progresses a request until UCX completes it. Returns its status.
     ucs_status_t outcome(ucs_status_ptr_t request) {
         if (!UCS_PTR_IS_PTR(request))
             return UCS_PTR_STATUS(request);
@@ -246,7 +246,7 @@ private:
             outcome(ucp_put_nbx(to.endpoint, from, large, where.address() + into, where.key(), &param));
         return sent != UCS_OK ? sent : outcome(ucp_ep_flush_nbx(to.endpoint, &none));
     }
-    // Where UCX ends A, a flush may have been answered before: then the handler alone tells.
+    // Where UCX aborts A, a flush may complete earlier: then only the error handler reports the error.
     void must_fail(ucs_status_t status, const char* what) const {
         if (!UCS_STATUS_IS_ERR(status) && then_ != afterwards::process_ends)
             throw failure(fmt::format("{} ended with: {}", what, ucs_status_string(status)));
@@ -272,7 +272,7 @@ private:
     std::vector<char> hear(link& from) {
         return from.beside.hear([&] { ucp_worker_progress(worker_.handle()); });
     }
-    // Whether it ended before it said another word.
+    // Whether the process ended without another note.
     bool gone(link& who) {
         pollfd word{who.beside.socket(), POLLIN, 0};
         until([&] { return ::poll(&word, 1, 0) == 1; }, "a word of A, or its end");
@@ -282,7 +282,7 @@ private:
         a_.beside.tell({compare});
         (void)hear(a_);
     }
-    // A put and a message; the other one compares every byte.
+    // A put and a message; the passive process compares every byte.
     void trade(link& with, memory& from) {
         const auto seed = ++seed_;
         from.fill(seed);
@@ -296,7 +296,7 @@ private:
         (void)hear(with);
         fmt::print("a put and a message to {}: right\n", with.name);
     }
-    // Copies until the fault script strikes.
+    // Copies until the fault script resets the device.
     static bool lose_device(memory& by_copies_to) {
         for (int copies = 0; copies < 100; ++copies)
             try {
@@ -316,15 +316,15 @@ private:
     std::uint64_t seed_ = 0;
 };
 
-// A process of its own; its status is what `body` returns.
+// Forks a process that runs `body`; its status is 1 if `body` throws.
 template <typename F>
 pid_t start(const char* name, std::initializer_list<int> of_others, F&& body) {
     const auto id = ::fork();
     if (id != 0)
         return id;
-    for (const int socket : of_others) // whose end shows when they have ended
+    for (const int socket : of_others) // so that a socket closes when its process ends
         ::close(socket);
-    ::prctl(PR_SET_PDEATHSIG, SIGKILL); // a parent that is ended for its slowness leaves nobody behind
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL); // a child does not outlive a parent that a timeout kills
     int status = 0;
     try {
         body();
@@ -349,7 +349,7 @@ sockets make_sockets() {
 struct options {
     std::string what, faults, faulty = "active", key_begins;
     afterwards then = afterwards::endpoint_ends;
-    bool handles_errors = true; // then UCX leaves out the protocols that could not report one
+    bool handles_errors = true; // UCX then avoids protocols that cannot report an error
 };
 
 void act(const options& how, int a, int b) {
@@ -399,7 +399,7 @@ int main(int argc, char** argv) try {
                                               {"self_ends", afterwards::self_ends}}));
     CLI11_PARSE(app, argc, argv);
 
-    // None of the three is another's parent: UCX takes a process that nobody has waited for as alive.
+    // None of the three is another's parent: UCX takes a zombie for alive.
     const auto to_a = make_sockets(), to_b = make_sockets();
     const auto use_faults = [&](const char* of) {
         if (!how.faults.empty() && how.faulty == of)
@@ -424,7 +424,7 @@ int main(int argc, char** argv) try {
         const auto who = ::waitpid(-1, &status, 0);
         ended[who] = status;
     }
-    // The three: what ends them.
+    // How each of the three ended.
     const auto signal = [&](pid_t of) { return WIFSIGNALED(ended[of]) ? WTERMSIG(ended[of]) : 0; };
     const int of_a = how.what == "killed" ? SIGKILL : how.then == afterwards::process_ends ? SIGABRT : 0;
     const bool expected =

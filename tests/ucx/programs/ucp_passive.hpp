@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// A process that does what another one asks of it, over a socket beside UCX: gives keys, receives, frees,
-// dies.
+// A process that executes orders of the active process, which come over a socket and not over UCX: it passes
+// keys, receives, frees, dies.
 #pragma once
 
 #include "tests/ucx/programs/ucp_side.hpp"
@@ -15,7 +15,7 @@ inline constexpr std::uint64_t features = UCP_FEATURE_TAG | UCP_FEATURE_RMA;
 inline constexpr std::size_t large = 1 << 20, longest = 16 << 20;
 inline constexpr std::uint64_t seed_of_target = 11, seed_of_other = 12, seed_of_fresh = 13, fatal_tag = 14;
 
-// What the active process asks of a passive one.
+// The orders of the active process to a passive one.
 enum order : char { exchange, pass, die, release, reuse, compare, take, look, leave };
 
 class passive {
@@ -24,8 +24,8 @@ public:
         : context_(features), worker_(context_, false), notes_(socket),
           peer_(worker_, worker_.connect(notes_, errors_handled(handles_errors)), socket, false) {
         renew(target_, seed_of_target);
-        renew(other_, seed_of_other);                  // beside it, so that what goes too far is found
-        device_ = gaudi::expect(gaudi::open_device()); // which is open here by now
+        renew(other_, seed_of_other);                  // next to the target: shows writes past its end
+        device_ = gaudi::expect(gaudi::open_device()); // already open in this process
     }
 
     void serve() {
@@ -43,7 +43,7 @@ public:
                 break;
             case release:
                 target_.reset();
-                (void)memory(context_, "host", 4096); // UCX lets go of registrations when it next makes one
+                (void)memory(context_, "host", 4096); // UCX drops old registrations when it makes a new one
                 peer_.tell({release});
                 break;
             case reuse:
@@ -56,7 +56,7 @@ public:
                     fresh_->expect(seed_of_fresh, "memory that came after what was freed");
                 peer_.tell({compare});
                 break;
-            case take: // nothing but the message uses the device
+            case take: // only the message uses the device
                 peer_.tell({take, static_cast<char>(receive_long(static_cast<std::uint64_t>(word.at(1)))),
                             device_->lost()});
                 break;
@@ -74,7 +74,7 @@ private:
         which = std::make_unique<memory>(context_, "gaudi", large);
         which->fill(seed);
     }
-    // New memory where the other one was, which the old key does not open.
+    // Frees the target and allocates new memory at its address, which the old key must not open.
     void reuse_target() {
         const auto* const was = target_->address();
         target_.reset();
@@ -82,7 +82,7 @@ private:
         if (fresh_->address() != was)
             throw failure("the new memory is not where the other one was");
     }
-    // A put into this process's memory, then a message.
+    // Receives a put, then a message.
     void receive(std::uint64_t seed) {
         memory mine(context_, "gaudi", large);
         mine.fill(~seed);
@@ -96,7 +96,7 @@ private:
         mine.expect(seed, "a message");
         peer_.tell({exchange});
     }
-    // What was given up after a while counts as unfinished.
+    // Returns UCS_INPROGRESS if the message does not complete in time.
     ucs_status_t receive_long(std::uint64_t seed) {
         if (!long_)
             long_ = std::make_unique<memory>(context_, "gaudi", longest);
@@ -123,7 +123,7 @@ private:
             return false;
         }
     }
-    // When it was announced; its data waits to be asked for.
+    // Dies after the rendezvous announcement, before it fetches the data.
     [[noreturn]] void die_under_a_message() {
         ucp_tag_recv_info_t info{};
         while (ucp_tag_probe_nb(worker_.handle(), fatal_tag, ~0ULL, 0, &info) == nullptr)

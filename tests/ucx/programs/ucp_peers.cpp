@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Two processes that move memory through UCX and check every byte; ucx_perftest checks none. Linked to stock
-// UCX, told by the environment what to use.
+// UCX; the environment selects transports and settings.
 #include "tests/ucx/programs/ucp_side.hpp"
 
 #include <CLI/CLI.hpp>
@@ -22,8 +22,8 @@ using namespace ucp_side;
 struct options {
     std::vector<std::string> operations{"put", "get", "tag", "stream", "am"};
     std::vector<std::size_t> sizes{1, 7, 256, 4095, 4096, 4097, 65536, 1 << 20, (9 << 20) + 5};
-    std::string here = "gaudi", there = "gaudi"; // kinds of memory of the active and the passive side
-    source of;                                   // device memory
+    std::string here = "gaudi", there = "gaudi"; // memory of the active and of the passive side
+    source of;                                   // the source of device memory
     bool sleep = false;
     unsigned threads = 1;
     bool one_worker = false;   // for all threads
@@ -70,14 +70,14 @@ private:
             throw failure("no such operation: " + operation);
     }
 
-    // The passive side's memory is reached with its key; who ends up with the data checks it.
+    // The active side accesses the passive side's memory with its key; the side that gets the data checks it.
     void one_sided(const std::string& operation, memory& mine, std::size_t size, const std::string& what) {
         const bool from_here = operation == "put";
         const bool gives = from_here == peer_.active();
         mine.fill(gives ? seed_ : ~seed_);
         if (!peer_.active()) {
             peer_.tell(mine.pass());
-            (void)peer_.hear(); // it is done
+            (void)peer_.hear(); // the operation is complete
             if (from_here)
                 mine.expect(seed_, what);
             return;
@@ -148,8 +148,8 @@ private:
         mine.expect(seed_, what);
     }
 
-    // Operand and reply are memory of this side, the target is the other's: each reply is what the operations
-    // before it have left there.
+    // Operand and reply are local memory, the target is remote: each reply must be the result of the earlier
+    // operations.
     void atomic(memory& mine, std::size_t size, const std::string& what) {
         if (size != 4 && size != 8)
             throw failure(fmt::format("{}: UCX has atomic operations of 4 and 8 bytes", what));
@@ -167,8 +167,8 @@ private:
         const auto bytes_of = [&](const std::uint64_t& value) {
             return std::as_bytes(std::span(&value, 1)).first(size);
         };
-        // What is at the target afterwards; `given`: by the reply's memory, which a compare-and-swap takes it
-        // from.
+        // `becomes`: the value of the target afterwards. `given`: the initial value of the reply's memory; a
+        // compare-and-swap writes it to the target.
         const auto carry_out = [&](ucp_atomic_op_t operation, bool fetches, std::uint64_t operand,
                                    std::uint64_t given, std::uint64_t becomes) {
             mine.write(bytes_of(operand));
@@ -198,7 +198,7 @@ private:
         carry_out(UCP_ATOMIC_OP_XOR, false, operand, 5, target ^ operand);
         carry_out(UCP_ATOMIC_OP_SWAP, true, operand + 6, 6, operand + 6);
         carry_out(UCP_ATOMIC_OP_CSWAP, true, target, operand + 7, operand + 7);
-        carry_out(UCP_ATOMIC_OP_CSWAP, true, ~target, operand + 8, target); // does not find what it looks for
+        carry_out(UCP_ATOMIC_OP_CSWAP, true, ~target, operand + 8, target); // the comparison fails
         std::vector<char> note(size);
         std::memcpy(note.data(), &target, size);
         peer_.tell(note);
@@ -225,7 +225,7 @@ private:
     std::uint64_t bytes_ = 0;
 };
 
-// One side: a context and a worker for each thread, or one worker for all of them.
+// One side: a context and a worker for each thread, or one worker for all threads.
 class side {
 public:
     side(const options& what, std::vector<int> sockets, bool active)
@@ -256,7 +256,7 @@ private:
             return false;
         }
     }
-    // Every thread with its socket; what they moved together.
+    // Runs `body` in one thread for each socket. Returns the sum of bytes.
     template <typename F>
     std::uint64_t in_threads(F&& body) {
         std::atomic<std::uint64_t> bytes{0};
@@ -308,7 +308,7 @@ private:
     std::atomic<int> failures_{0};
 };
 
-// HOST:PORT of another network namespace, or this one's own.
+// A TCP connection to HOST:PORT, which may be in another network namespace.
 int tcp(const std::string& where, bool listening) {
     const auto colon = where.find(':');
     sockaddr_in address{};
@@ -371,9 +371,9 @@ int main(int argc, char** argv) try {
         mine.push_back(pair[0]);
         theirs.push_back(pair[1]);
     }
-    const auto child = ::fork(); // before either has touched UCX
+    const auto child = ::fork(); // before either process calls UCX
     if (child == 0)
-        ::prctl(PR_SET_PDEATHSIG, SIGKILL); // a parent that is ended for its slowness leaves nobody behind
+        ::prctl(PR_SET_PDEATHSIG, SIGKILL); // the child does not outlive a parent that a timeout kills
     for (const int other : child == 0 ? mine : theirs)
         ::close(other);
     const int status = side(what, child == 0 ? theirs : mine, child != 0).run();

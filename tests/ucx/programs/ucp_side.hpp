@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// One side of a test of two or more processes: memory, a worker, notes that UCX is not asked to carry.
+// One side of a test of two or more processes: memory, a worker, and notes over a socket.
 #pragma once
 
 #include "tests/ucx/in_process/fake_synapse.hpp"
@@ -33,8 +33,7 @@ inline void check(ucs_status_t status, const char* what) {
         throw failure(fmt::format("{}: {}", what, ucs_status_string(status)));
 }
 
-// Which bytes belong where: different for every operation, size and round. Eight at a time, from `at` on,
-// which is a multiple of eight.
+// Test data, different for every operation, size and round. `at`: the offset of `bytes`, a multiple of eight.
 inline void make(std::span<std::byte> bytes, std::uint64_t seed, std::size_t at) {
     constexpr std::uint64_t step = 0xc2b2ae3d27d4eb4f;
     auto next = seed * 0x9e3779b97f4a7c15 + at / 8 * step;
@@ -52,7 +51,7 @@ inline void make(std::span<std::byte> bytes, std::uint64_t seed, std::size_t at)
     std::memcpy(bytes.data() + whole, &last, bytes.size() - whole);
 }
 
-// UCX as the environment describes it.
+// A UCP context, configured by the environment.
 class context {
 public:
     explicit context(std::uint64_t features, bool workers_in_threads = false) {
@@ -76,12 +75,12 @@ private:
     ucp_context_h handle_ = nullptr;
 };
 
-// Whose memory it is: of so many devices of this process in turn, by our library; out of the pool of
-// SynapseAI, by its library; UCX's own otherwise.
+// Where device memory comes from: our library, from `devices` devices in turn; or the pool of this SynapseAI
+// library; otherwise UCX allocates it.
 struct source {
     unsigned devices = 0;
     std::string synapse;
-    bool bare = false; // UCX is told nothing of it but its address
+    bool bare = false; // UCX gets only the address, neither memory type nor handle
 };
 
 // Host or device memory with UCX's handle for it.
@@ -155,7 +154,7 @@ public:
                                       static_cast<int>(found[i]), static_cast<int>(right[i])));
         });
     }
-    // Where it lies and the key to it, for a peer's remote_memory.
+    // Address and key, for the peer's remote_memory.
     [[nodiscard]] std::vector<char> pass() const {
         void* key = nullptr;
         std::size_t length = 0;
@@ -180,7 +179,7 @@ private:
         buffer_ = gaudi::expect(next_of(devices).heap().allocate(size_));
         return buffer_.address().value();
     }
-    // Its parts in turn: nobody keeps one for long.
+    // Hands out parts of the pool in turn; they are used only briefly.
     [[nodiscard]] std::uint64_t of_synapse(const std::string& library) const {
         static const fake_synapse all(library.c_str());
         static std::mutex mutex;
@@ -191,7 +190,7 @@ private:
         return all.pool() + std::exchange(next, next + (size_ + 65535) / 65536 * 65536);
     }
     static gaudi::device& next_of(unsigned count) {
-        // Open until the end: registrations that UCX caches keep a device busy.
+        // Open until exit: registrations that UCX caches keep a device busy.
         static const auto open = [&] {
             std::vector<std::shared_ptr<gaudi::device>> found;
             for (const auto& each : gaudi::expect(gaudi::list_devices()))
@@ -224,7 +223,7 @@ private:
     void* address_ = nullptr;
 };
 
-// Memory of the peer, from what memory::pass made of it.
+// Memory of the peer, from the note of memory::pass.
 class remote_memory {
 public:
     remote_memory(ucp_ep_h endpoint, const std::vector<char>& note) {
@@ -243,7 +242,7 @@ private:
     ucp_rkey_h key_ = nullptr;
 };
 
-// Sends and receives over a socket; who waits for a note says what goes on meanwhile.
+// Sends and receives notes over a socket; `meanwhile` runs while a caller waits for a note.
 class notes {
 public:
     explicit notes(int socket) : socket_(socket) {}
@@ -308,13 +307,13 @@ public:
         if (sleeps)
             check(ucp_worker_get_efd(handle_, &event_), "ucp_worker_get_efd");
     }
-    ~worker() { ucp_worker_destroy(handle_); } // an endpoint that was not closed in order goes with it
+    ~worker() { ucp_worker_destroy(handle_); } // destroys endpoints that were not closed
     worker(const worker&) = delete;
     worker& operator=(const worker&) = delete;
 
     [[nodiscard]] ucp_worker_h handle() const { return handle_; }
 
-    // Exchanges addresses and makes an endpoint; `how` says the rest.
+    // Exchanges addresses and creates an endpoint; `how`: the other parameters.
     ucp_ep_h connect(notes& with, ucp_ep_params_t how) {
         ucp_address_t* mine = nullptr;
         std::size_t length = 0;
@@ -328,13 +327,12 @@ public:
         check(ucp_ep_create(handle_, &how, &endpoint), "ucp_ep_create");
         return endpoint;
     }
-    // Some progress; without any, sleep until there may be some, or something on the socket.
+    // Progresses the worker; if nothing progressed, sleeps until an event or a note arrives.
     void turn(int socket) {
         if (ucp_worker_progress(handle_) != 0)
             return;
         if (!sleeps_)
-            return std::this_thread::yield(); // to those who have something to do: there are more threads
-                                              // than cores
+            return std::this_thread::yield(); // there are more threads than cores
         if (const auto status = ucp_worker_arm(handle_); status == UCS_ERR_BUSY)
             return;
         else
@@ -357,8 +355,8 @@ inline ucp_ep_params_t errors_handled(bool handled) {
     return how;
 }
 
-// Who talks with one other through an endpoint, and over a socket beside it. Several may share a worker and
-// an endpoint; their active messages have an id each.
+// One end of a pair that communicates through an endpoint and over a socket. Several may share a worker and
+// an endpoint; each has its own id for active messages.
 class peer {
 public:
     peer(worker& on, ucp_ep_h endpoint, int socket, bool active, unsigned id = 1)
@@ -375,7 +373,7 @@ public:
         handler.arg = this;
         handler.flags = UCP_AM_FLAG_PERSISTENT_DATA;
         check(ucp_worker_set_am_recv_handler(on.handle(), &handler), "ucp_worker_set_am_recv_handler");
-        meet(); // messages that come earlier are nobody's
+        meet(); // UCX drops messages that arrive before the handler is set
     }
     peer(const peer&) = delete;
     peer& operator=(const peer&) = delete;
@@ -400,18 +398,18 @@ public:
     std::vector<char> hear() {
         return notes_.hear([this] { turn(); });
     }
-    // Both come here before either goes on.
+    // A barrier of the two processes.
     void meet() {
         tell({'m'});
         (void)hear();
     }
-    // Nothing is under way any more, on either side.
+    // Flushes both sides: no operation is outstanding afterwards.
     void settle() {
         ucp_request_param_t none{};
         done(ucp_worker_flush_nbx(worker_.handle(), &none), "ucp_worker_flush_nbx");
         meet();
     }
-    // After it: a queue pair that goes earlier leaves its peer waiting.
+    // Call settle() first: a queue pair that closes earlier leaves its peer waiting.
     void close() {
         ucp_request_param_t none{};
         done(ucp_ep_close_nbx(std::exchange(endpoint_, nullptr), &none), "ucp_ep_close_nbx");
@@ -434,17 +432,17 @@ public:
     }
 
 private:
-    // Called by whoever drives the worker.
+    // Runs in the thread that progresses the worker.
     void keep(message came) {
         const std::lock_guard guard(mutex_);
         message_ = came;
     }
     void turn() {
-        if (++turns_ % 1024 == 0 && notes_.ended()) { // what UCX still waits for never comes
+        if (++turns_ % 1024 == 0 && notes_.ended()) { // the peer has ended: UCX would wait forever
             using clock = std::chrono::steady_clock;
             if (!gone_since_)
                 gone_since_ = clock::now();
-            else if (clock::now() - *gone_since_ > std::chrono::seconds(10)) // UCX had time to say so itself
+            else if (clock::now() - *gone_since_ > std::chrono::seconds(10)) // UCX had time to report it
                 throw failure("the peer is gone");
         }
         worker_.turn(notes_.socket());
