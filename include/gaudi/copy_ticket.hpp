@@ -13,9 +13,8 @@ namespace gaudi {
 class copy_tracker;
 struct internals;
 
-/// The ticket of one copy. Destroying a ticket does not cancel the copy: a copy on an engine continues by
-/// itself, and for a copy that this process has to drive (by a NIC, staged, by its owner) the destructor
-/// waits until it has completed.
+/// The ticket of one copy. Destroying a ticket does not cancel the copy: a copy on the device's own engine
+/// continues by itself; for a copy by any other path the destructor waits until it has completed.
 class copy_ticket {
 public:
     copy_ticket() = default; ///< of no copy; it is done

@@ -78,6 +78,7 @@ enum class errc {
     handshake_timeout,
     handshake_refused,
     version_mismatch,
+    protocol_violated,
     peer_gone,
     connection_broken,
     message_too_long,

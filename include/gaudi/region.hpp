@@ -51,7 +51,7 @@ struct remote_region {
     static constexpr std::size_t encoded_bytes = 24;
     /// The region as bytes to send: big-endian, the same on every host.
     [[nodiscard]] std::array<std::byte, encoded_bytes> encode() const;
-    /// Reads what encode() wrote. errc::handshake_refused: the bytes are not a valid region.
+    /// Reads what encode() wrote. errc::protocol_violated: the bytes are not a valid region.
     [[nodiscard]] static result<remote_region> decode(std::span<const std::byte> bytes);
     /// A part of the region. errc::range_leaves_allocation.
     [[nodiscard]] result<remote_region> part(std::uint64_t offset, std::uint64_t length) const;

@@ -64,7 +64,7 @@ void queue_worker::run() {
     for (;;) {
         wake_.wait_for(lock, std::chrono::milliseconds(500),
                        [this] { return !busy_ && (ending_ || !jobs_.empty()); });
-        if (busy_) // another thread executes a job through lend()
+        if (busy_) // another thread executes a job through help()
             continue;
         if (jobs_.empty()) {
             running_ = false;

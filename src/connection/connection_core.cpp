@@ -49,7 +49,7 @@ result<void> dispatch(const frame& received, Part& part, result<void> (Part::*ha
     if (const auto content = decode_frame<Frame>(received.body))
         return (part.*handler)(*content);
     return tl::unexpected(
-        error(errc::handshake_refused, fmt::format("a frame of kind {} with {} bytes",
+        error(errc::protocol_violated, fmt::format("a frame of kind {} with {} bytes",
                                                    static_cast<int>(received.kind), received.body.size())));
 }
 

@@ -45,7 +45,7 @@ result<std::vector<frame>> control_channel::receive() {
             const auto kind = in.get<std::uint16_t>();
             if (length > longest_body || kind < 1 || kind > last_frame_kind)
                 return tl::unexpected(
-                    error(errc::handshake_refused, fmt::format("{} sent a frame of kind {} and {} bytes",
+                    error(errc::protocol_violated, fmt::format("{} sent a frame of kind {} and {} bytes",
                                                                stream_.peer(), kind, length)));
             if (pending_.size() < header_bytes + length)
                 break;
@@ -61,7 +61,7 @@ result<void> inbox::add(frame received, const std::string& peer) {
     frames_.push_back(std::move(received));
     if (bytes_ > most_bytes)
         return tl::unexpected(
-            error(errc::handshake_refused,
+            error(errc::protocol_violated,
                   fmt::format("{} sent {} notes and offers that this side has not taken, more than {} MiB",
                               peer, frames_.size(), most_bytes >> 20)));
     return {};

@@ -41,7 +41,7 @@ public:
         return send(kind, body, std::chrono::steady_clock::now() + limit_);
     }
     result<void> send(frame_kind kind, std::span<const std::byte> body, time_point deadline) const;
-    // The complete frames received so far, possibly none. errc::peer_gone, handshake_refused.
+    // The complete frames received so far, possibly none. errc::peer_gone, protocol_violated.
     result<std::vector<frame>> receive();
 
     [[nodiscard]] const stream& line() const { return stream_; }
@@ -59,7 +59,7 @@ class inbox {
 public:
     static constexpr std::size_t most_bytes = std::size_t{64} << 20;
 
-    // errc::handshake_refused where more than most_bytes are unread.
+    // errc::protocol_violated where more than most_bytes are unread.
     result<void> add(frame received, const std::string& peer);
     // The body of the oldest frame of this kind.
     std::optional<std::vector<std::byte>> take(frame_kind kind);

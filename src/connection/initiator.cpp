@@ -255,7 +255,7 @@ result<void> initiator::slab_granted(const slab_grant& grant) {
     if (!expected || grant.bytes == 0 || grant.bytes > limits_.segment || grant.offset > length ||
         grant.bytes > length - grant.offset)
         return tl::unexpected(
-            error(errc::handshake_refused, fmt::format("{} granted a slab of {} bytes that was not requested",
+            error(errc::protocol_violated, fmt::format("{} granted a slab of {} bytes that was not requested",
                                                        control_.peer(), grant.bytes)));
     granted_.push_back(grant);
     return {};
@@ -265,7 +265,7 @@ result<void> initiator::access_ended(const access_end& end) {
     const auto slot = operations_.find(end.id);
     if (!slot || !operations_[*slot].remote_staged)
         return tl::unexpected(
-            error(errc::handshake_refused,
+            error(errc::protocol_violated,
                   fmt::format("{} ended an access that was not requested", control_.peer())));
     auto& ended = operations_[*slot];
     ended.remote_done = true;

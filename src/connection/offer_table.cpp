@@ -115,7 +115,7 @@ result<void> offer_table::slab_returned(const slab_return& returned) {
             return {};
     }
     return tl::unexpected(
-        error(errc::handshake_refused,
+        error(errc::protocol_violated,
               fmt::format("{} returned slab {}, which it does not have", control_.peer(), returned.slab)));
 }
 

@@ -38,7 +38,7 @@ public:
     result<part> take_filled();
     void release_out(unsigned slab) { free_out_.push(slab); }
 
-    // Incoming: a slab for the NIC to write; land() copies it to the device.
+    // Incoming: a slab for the NIC to write; start_delivery() copies it to the device.
     [[nodiscard]] bool can_receive() const { return !free_in_.empty(); }
     [[nodiscard]] unsigned take_in() { return free_in_.pop(); }
     void release_in(unsigned slab) { free_in_.push(slab); }

@@ -238,8 +238,8 @@ std::size_t queue_core::collect() {
     std::size_t finished = 0;
     // Queues are independent: polling goes on past a busy submission, but skips later ones on the same queue
     // and stops after a few busy ones, because each poll is a system call.
-    constexpr std::size_t answer_timeout = 8;
-    std::array<std::uint32_t, answer_timeout> busy{};
+    constexpr std::size_t most_busy = 8;
+    std::array<std::uint32_t, most_busy> busy{};
     auto busy_end = busy.begin();
     for (auto next = flights_.begin(); next != flights_.end() && busy_end != busy.end();) {
         if (next->queue != several && std::find(busy.begin(), busy_end, next->queue) != busy_end) {

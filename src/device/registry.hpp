@@ -12,7 +12,7 @@
 
 namespace gaudi {
 
-// The only global of the library: the loaded hl-thunk, the open devices, the known memory. The driver allows
+// The devices of the process: the loaded hl-thunk, the open devices, the known memory. The driver allows
 // one context per device and process, so that all callers must get the same one.
 class registry {
 public:
@@ -44,9 +44,9 @@ private:
 
     registry();
     result<found_devices> discover_devices();
-    // `borrow`: if another process has the device open and offers it, join that process's context.
+    // `may_join`: if another process has the device open and offers it, join that process's context.
     result<std::shared_ptr<device>> open_one(const device_info& info, bool may_join);
-    // `borrowed`: the joined context of another process; nullptr: open the device for this process.
+    // `joined`: the joined context of another process; nullptr: open the device for this process.
     result<std::shared_ptr<device>> open_alone(const device_info& info,
                                                const std::shared_ptr<hl_device>& joined);
     std::shared_ptr<device> assemble(in_use& known, const std::shared_ptr<hl_device>& context);

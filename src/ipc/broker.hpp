@@ -24,7 +24,7 @@ public:
     static std::shared_ptr<broker> running();
     static void stop();
 
-    // `apart`: the handle gets a secret of its own.
+    // `separate`: the handle gets a secret of its own.
     result<memory_handle> share(device_address address, std::uint64_t length, bool separate);
     // Lets other processes of this user join the device's context.
     result<void> offer(const std::shared_ptr<hl_device>& context);

@@ -33,7 +33,7 @@ result<std::shared_ptr<lease_core>> lease_core::open(const std::shared_ptr<owner
     if ((passed & opened_lease::revoke_socket) != 0)
         link->set_revoke_socket(std::move(answer.passed[1]));
     if (link->table() == nullptr || slot >= leases_per_client)
-        return tl::unexpected(error(errc::handle_invalid, fmt::format("lease {} of the owner", slot)));
+        return tl::unexpected(error(errc::protocol_violated, fmt::format("lease {} of the owner", slot)));
     auto made = std::make_shared<lease_core>(handle);
     made->link_ = link;
     made->slot_ = slot;
@@ -130,7 +130,7 @@ result<void> lease_core::fetch_dmabuf(lease_resources& resources) {
     if (!lies_within(resources.skip, handle_.length, resources.window)) {
         resources.dmabuf.reset();
         return tl::unexpected(
-            error(errc::handle_invalid,
+            error(errc::protocol_violated,
                   fmt::format("process {} passed a DMA-BUF of {} bytes, {} of them before the memory",
                               handle_.pid, resources.window, resources.skip)));
     }

@@ -20,7 +20,7 @@ using clock = std::chrono::steady_clock;
 
 error error_of(const answer_head& reply, const process_identity& owner) {
     constexpr auto codes = static_cast<std::uint32_t>(errc::system_call_failed) + 1;
-    const auto code = reply.failed <= codes ? static_cast<errc>(reply.failed - 1) : errc::handle_invalid;
+    const auto code = reply.failed <= codes ? static_cast<errc>(reply.failed - 1) : errc::protocol_violated;
     const auto length = ::strnlen(reply.observed, sizeof(reply.observed));
     return {code, fmt::format("process {} reports: {}", owner.pid, std::string_view(reply.observed, length)),
             reply.system_error};
@@ -82,7 +82,7 @@ void owner_link::hung_up() {
     }
     gone_.store(true, std::memory_order_release);
     {
-        // Guest engines would keep the owner's device open.
+        // Engines on a joined context would keep the owner's device open.
         const std::lock_guard guard(resources_mutex_);
         context_engines_.clear();
     }
@@ -181,11 +181,11 @@ result<void> owner_link::collect() {
         const auto message = std::span<const std::byte>(bytes).first(got->bytes);
         const auto head = read_as<answer_head>(message.first(std::min(message.size(), sizeof(answer_head))));
         if (!head || head->magic != request_head::magic_value)
-            return tl::unexpected(error(errc::handle_invalid, "bytes that are no answer"));
+            return tl::unexpected(error(errc::protocol_violated, "bytes that are no answer"));
         if (head->id == 0 && head->failed != 0) // the owner refuses the connection
             return tl::unexpected(error_of(*head, owner_));
         if (head->id == 0 || head->id >= next_id_)
-            return tl::unexpected(error(errc::handle_invalid, "an answer without a request"));
+            return tl::unexpected(error(errc::protocol_violated, "an answer without a request"));
         const auto body = message.subspan(sizeof(answer_head));
         if (const auto late = abandoned_.find(head->id); late != abandoned_.end()) {
             answer_came_late(late->second, *head, body);
@@ -290,7 +290,7 @@ result<std::shared_ptr<hl_device>> owner_link::join(const std::shared_ptr<const 
         return tl::unexpected(error(errc::no_path, "the owner's device cannot be seen from here"));
     const int descriptor = answer.passed[0].get();
     GAUDI_TRY(auto joined, attach(api, descriptor, *info, context_owner::other_process));
-    (void)answer.passed[0].release(); // the guest owns it now
+    (void)answer.passed[0].release(); // the joined context owns it now
     joined->sharing().join(shared, answer.body.member, std::move(host));
     return joined;
 }

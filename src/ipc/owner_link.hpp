@@ -42,7 +42,7 @@ public:
             return tl::unexpected(raw.error());
         const auto body = read_as<typename Request::answer>(raw->body);
         if (!body)
-            return tl::unexpected(error(errc::handle_invalid, "an answer of another size"));
+            return tl::unexpected(error(errc::protocol_violated, "an answer of another size"));
         return answered<typename Request::answer>{*body, std::move(raw->passed)};
     }
     // Sends a request and returns its id for answer_to(), which returns nothing until the answer has arrived.

@@ -57,7 +57,8 @@ bool request_handler::answer(client& from, const request_head& head, std::span<c
     from.greeted = true;
     const auto request = read_request(head.kind, body);
     if (!request)
-        return refuse({errc::handle_invalid, fmt::format("request {} of {} bytes", head.kind, body.size())});
+        return refuse(
+            {errc::protocol_violated, fmt::format("request {} of {} bytes", head.kind, body.size())});
     return std::visit(
         [&](const auto& wanted) {
             using type = std::remove_cvref_t<decltype(wanted)>;
@@ -158,8 +159,8 @@ request_handler::admit(client& from, const std::shared_ptr<hl_device>& context) 
             return passed(each.member);
     const auto member = shared->admit();
     if (!member)
-        return tl::unexpected(error(errc::leases_exhausted,
-                                    fmt::format("a context serves {} guests", shared_context::members)));
+        return tl::unexpected(error(errc::leases_exhausted, fmt::format("a context has at most {} members",
+                                                                        shared_context::members)));
     from.memberships.push_back({context, *member});
     return passed(*member);
 }
@@ -167,8 +168,8 @@ request_handler::admit(client& from, const std::shared_ptr<hl_device>& context) 
 result<request_handler::outgoing<nothing_more>>
 request_handler::carry_out(client& from, const attach_slab_request& request, received_message& with) {
     if (with.descriptors != 1 || request.length == 0 || request.length > largest_slab || !from.copies.empty())
-        return tl::unexpected(error(errc::handle_invalid, fmt::format("a slab of {} bytes, at most {}",
-                                                                      request.length, largest_slab)));
+        return tl::unexpected(error(errc::protocol_violated, fmt::format("a slab of {} bytes, at most {}",
+                                                                         request.length, largest_slab)));
     GAUDI_TRY(auto slab, shared_memory::of(std::move(with.passed[0]), request.length));
     slab.drop_descriptor();
     from.slab_pins.clear();

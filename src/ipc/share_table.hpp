@@ -47,7 +47,7 @@ struct shared_allocation {
 class share_table {
 public:
     // The secret for [offset, offset + length) of an allocation: an existing one is reused, unless it is
-    // `apart`.
+    // `separate`.
     std::uint64_t add(const allocation_view& allocation, std::uint64_t offset, std::uint64_t length,
                       bool separate);
     // The allocation that a handle was made for. errc::handle_stale.
@@ -64,7 +64,7 @@ public:
     // Whether an allocation begins in the range.
     [[nodiscard]] bool any_in(device_address base, std::uint64_t length) const;
 
-    // Invalidates handles: one that was made apart, or all of the allocation where the secret is 0. False
+    // Invalidates handles: a separate one, or all of the allocation where the secret is 0. False
     // where there is no such handle.
     bool revoke(device_address address, std::uint64_t secret);
     // Called when a lease was closed: drops what was kept for its secret or its allocation, if it was the

@@ -74,8 +74,8 @@ result<unique_fd> connect_to(std::string_view name) {
     const abstract_name where(name);
     // connect() to an abstract name returns at once or waits for room in the backlog; the timeout bounds
     // that.
-    const timeval answer_timeout{2, 0};
-    ::setsockopt(made->get(), SOL_SOCKET, SO_SNDTIMEO, &answer_timeout, sizeof(answer_timeout));
+    const timeval connect_timeout{2, 0};
+    ::setsockopt(made->get(), SOL_SOCKET, SO_SNDTIMEO, &connect_timeout, sizeof(connect_timeout));
     int rc;
     do
         rc = ::connect(made->get(), where.get(), where.length);
@@ -165,7 +165,7 @@ result<received_message> receive_message(int socket, std::span<std::byte> into, 
     taken.descriptors_lost = (header.msg_flags & MSG_CTRUNC) != 0;
     if ((header.msg_flags & MSG_TRUNC) != 0)
         return tl::unexpected(
-            error(errc::handle_invalid, fmt::format("a message of more than {} bytes", into.size())));
+            error(errc::protocol_violated, fmt::format("a message of more than {} bytes", into.size())));
     return taken;
 }
 

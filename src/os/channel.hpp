@@ -34,7 +34,7 @@ using channel_deadline = std::chrono::steady_clock::time_point;
 // does not wait.
 result<void> send_message(int socket, std::span<const std::byte> message, std::span<const int> passed,
                           channel_deadline deadline);
-// errc::peer_gone, peer_silent; handle_invalid: the message is longer than `into`.
+// errc::peer_gone, peer_silent; protocol_violated: the message is longer than `into`.
 [[nodiscard]] result<received_message> receive_message(int socket, std::span<std::byte> into,
                                                        channel_deadline deadline);
 

@@ -31,7 +31,7 @@ result<shared_memory> shared_memory::of(unique_fd descriptor, std::size_t size) 
     if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || ::fstat(descriptor.get(), &status) != 0 ||
         static_cast<std::size_t>(status.st_size) < size)
         return tl::unexpected(error(
-            errc::handle_invalid,
+            errc::protocol_violated,
             fmt::format("shared memory of {} bytes that cannot shrink, expected {}", status.st_size, size)));
     GAUDI_TRY(auto mapped, mapping::of_file(descriptor.get(), 0, size));
     shared_memory made;

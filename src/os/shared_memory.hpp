@@ -12,7 +12,7 @@ class shared_memory {
 public:
     shared_memory() = default;
     static result<shared_memory> make(const char* name, std::size_t size);
-    // Maps another process's memory. errc::handle_invalid: it is smaller than `size`, or might shrink.
+    // Maps another process's memory. errc::protocol_violated: it is smaller than `size`, or might shrink.
     static result<shared_memory> of(unique_fd descriptor, std::size_t size);
 
     [[nodiscard]] std::byte* data() const { return memory_.bytes().data(); }

@@ -39,7 +39,7 @@ std::array<std::byte, remote_region::encoded_bytes> remote_region::encode() cons
 
 result<remote_region> remote_region::decode(std::span<const std::byte> bytes) {
     if (bytes.size() != encoded_bytes)
-        return tl::unexpected(error(errc::handshake_refused, fmt::format("a region in {} bytes instead of {}",
+        return tl::unexpected(error(errc::protocol_violated, fmt::format("a region in {} bytes instead of {}",
                                                                          bytes.size(), encoded_bytes)));
     unpacker in(bytes);
     remote_region region;
@@ -52,7 +52,7 @@ result<remote_region> remote_region::decode(std::span<const std::byte> bytes) {
         rights > static_cast<std::uint16_t>(remote_access::all) ||
         region.address + region.length < region.address)
         return tl::unexpected(
-            error(errc::handshake_refused, fmt::format("a region of {} bytes at {:#x}, path {}, rights {}",
+            error(errc::protocol_violated, fmt::format("a region of {} bytes at {:#x}, path {}, rights {}",
                                                        region.length, region.address, path, rights)));
     region.path = static_cast<memory_path>(path);
     region.rights = static_cast<remote_access>(rights);

@@ -26,7 +26,7 @@ struct copy_job {
     copy_end to, from;
     std::uint64_t length = 0;
     copy_hints hints;
-    std::shared_ptr<lease_core> lease; // of the leased end; its enter() has succeeded
+    std::shared_ptr<lease_core> lease; // of the leased end; copier_core::copy enters it before a path starts
 
     [[nodiscard]] bool has(copy_end::kind which) const { return to.is(which) || from.is(which); }
     // The end of that kind, and the other end.

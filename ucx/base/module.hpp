@@ -22,7 +22,7 @@ struct uct_gaudi_counters {
     std::atomic<std::uint64_t> allocations{0}, allocated_bytes{0};
     std::atomic<std::uint64_t> registrations{0};
     std::atomic<std::uint64_t> exports{0}; // DMA-BUF descriptors passed to UCX
-    std::atomic<std::uint64_t> short_bytes{0}, bcopy_bytes{0}, zcopy_bytes{0}; // by gaudi_copy
+    std::atomic<std::uint64_t> short_bytes{0}, bcopy_bytes{0}, zcopy_bytes{0}; // by gaudi_cpy
     std::atomic<std::uint64_t> loopback_bytes{0};                              // part of these, by a NIC
     std::atomic<std::uint64_t> dma_bytes{0};                                   // by gaudi_dma
     std::array<std::atomic<std::uint64_t>, gaudi::copy_paths> ipc_bytes{};     // by gaudi_ipc and path

@@ -49,8 +49,8 @@ private:
             since_ = clock::now();
         // The queue pair's own timeout and retries end sooner, unless the NIC itself has failed and reports
         // nothing.
-        constexpr auto answer_timeout = std::chrono::seconds(30);
-        if (clock::now() - since_ > answer_timeout)
+        constexpr auto stall_limit = std::chrono::seconds(30);
+        if (clock::now() - since_ > stall_limit)
             copier.end(error(errc::connection_broken, "the NIC does not complete a transfer to itself"));
         if (!copier.broken())
             return std::nullopt;

@@ -8,7 +8,7 @@ namespace gaudi {
 
 class device_table;
 
-// An engine on the context of leased memory: this process's own device, if it has that context open, or a
+// An engine on the context of leased memory: this process's own device, if it has that context open, or an
 // engine made with the descriptor that the owner passed. errc::not_granted, copies_absent.
 result<std::shared_ptr<copy_core>> engine_on_context(device_table& devices,
                                                      const std::shared_ptr<lease_core>& lease);
