@@ -254,7 +254,7 @@ TEST_F(connection_test, a_wrong_remote_region_is_refused_by_the_nic) {
     EXPECT_EQ(left.link->send(left.region).error().code(), errc::remote_access);
 }
 
-TEST_F(connection_test, a_close_is_told_and_ends_what_waits) {
+TEST_F(connection_test, a_close_notifies_the_peer_and_fails_what_waits) {
     make_pair(memory_path::host, memory_path::host, 4096);
     auto into = expect(right.link->receive(right.region));
     left.link->close();
@@ -265,7 +265,7 @@ TEST_F(connection_test, a_close_is_told_and_ends_what_waits) {
     EXPECT_NE(outcome.error().message().find("closed the connection"), std::string::npos);
 }
 
-TEST_F(connection_test, notes_travel_beside_the_data) {
+TEST_F(connection_test, notes_and_data_at_the_same_time) {
     make_pair(memory_path::host, memory_path::host, 64);
     const auto words = pattern(60000, 1);
     expect(left.link->send_note(words));

@@ -150,7 +150,7 @@ TEST_F(initiator_test, puts_the_immediate_on_the_last_part_of_a_write) {
     EXPECT_EQ(qp.sends[1].wr.wr.rdma.remote_addr, 0x80000 + longest_request);
 }
 
-TEST_F(initiator_test, goes_on_when_the_queue_has_room_again) {
+TEST_F(initiator_test, continues_when_the_queue_has_free_entries) {
     const auto slot = add(transfer_kind::read, (room + 3) * longest_request);
     advance();
     EXPECT_EQ(qp.sends.size(), room);

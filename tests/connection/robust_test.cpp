@@ -319,7 +319,7 @@ TEST_F(robust_rdma, ipv6_and_names) {
 }
 
 // A peer must not exhaust memory with notes that the application does not receive.
-TEST_F(robust_rdma, notes_that_nobody_hears_end_the_connection) {
+TEST_F(robust_rdma, notes_that_are_never_read_end_the_connection) {
     make_pair(memory_path::host, memory_path::host, 4096);
     const std::vector<std::byte> note(64 * 1024, std::byte{7});
     std::jthread telling([&] {

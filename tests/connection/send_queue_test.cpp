@@ -63,7 +63,7 @@ TEST_F(send_queue_test, retires_everything_up_to_the_completion) {
     EXPECT_TRUE(queue.empty());
 }
 
-TEST_F(send_queue_test, keeps_room_back_for_credits) {
+TEST_F(send_queue_test, reserves_entries_for_credits) {
     append(depth - send_queue::kept_for_credits - 1);
     EXPECT_TRUE(queue.has_room());
     append(1);

@@ -74,7 +74,7 @@ TEST_F(steady_test, an_operation_costs_no_allocation_lock_or_system_call) {
     EXPECT_EQ(counted.wait(), 0);
 }
 
-TEST_F(steady_test, a_key_that_lives_is_given_again_without_a_system_call) {
+TEST_F(steady_test, a_live_key_is_returned_again_without_a_system_call) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     GTEST_SKIP() << "sanitizers make system calls of their own";
 #endif
@@ -128,7 +128,7 @@ protected:
     }
 };
 
-TEST_F(zero_copy_test, nothing_is_copied_on_the_way) {
+TEST_F(zero_copy_test, nothing_is_copied_by_the_cpu) {
     const auto paid = transfer_with(memory_path::zero_copy);
     EXPECT_LT(paid.copied_by_cpu, 4096U);
     EXPECT_EQ(paid.copied_by_engines, 0U);

@@ -197,7 +197,7 @@ TEST_F(copy_test, the_event_descriptor_wakes_a_sleeper) {
     }
 }
 
-TEST_F(copy_test, the_event_descriptor_tells_of_failures_too) {
+TEST_F(copy_test, the_event_descriptor_reports_failures_too) {
     const auto event = *engine_->event_fd();
     auto buffer = *device_->heap().allocate(4096);
     std::array<std::byte, 4096> data{};
@@ -211,7 +211,7 @@ TEST_F(copy_test, the_event_descriptor_tells_of_failures_too) {
     EXPECT_EQ(outcome.error().code(), errc::copy_refused);
 }
 
-TEST_F(copy_test, an_armed_event_descriptor_tells_once) {
+TEST_F(copy_test, an_armed_event_descriptor_fires_once) {
     const auto event = *engine_->event_fd(event_when::armed);
     auto buffer = *device_->heap().allocate(4 << 20);
     const auto sent = noise(4 << 20);

@@ -35,7 +35,7 @@ TEST_F(device_test, lists_without_opening) {
     hlthunk_close(fd);
 }
 
-TEST_F(device_test, the_machine_that_hwloc_is_told_of_has_the_numa_node) {
+TEST_F(device_test, the_topology_for_hwloc_has_the_numa_node) {
     describe("gaudis = 2\n[gaudi 1]\nnuma_node = 3");
     EXPECT_NE((*list_devices())[1].numa_node, 3);
     ::setenv("HWLOC_XMLFILE", (lab() / "topology.xml").c_str(), 1);
@@ -120,7 +120,7 @@ TEST_F(device_test, one_object_for_everybody_in_the_process) {
 }
 
 // In the lab's topology processor N belongs to NUMA node N.
-TEST_F(device_test, first_free_prefers_what_is_near_to_its_processor) {
+TEST_F(device_test, first_free_prefers_a_device_close_to_its_processor) {
     for (const int near : {0, 1}) {
         describe(fmt::format("gaudis = 2\n[gaudi {}]\nnuma_node = 0\n[gaudi {}]\nnuma_node = 1\n", near,
                              1 - near));

@@ -46,7 +46,7 @@ TEST(error, message_has_meaning_kind_numbers_errno_and_remedy) {
     EXPECT_EQ(outer.message(), "no device memory left (exhausted): for the heap: " + what.message());
 }
 
-TEST(completion_status, is_told_by_its_name) {
+TEST(completion_status, is_reported_by_its_name) {
     for (int status = IBV_WC_SUCCESS; status <= IBV_WC_GENERAL_ERR; ++status)
         EXPECT_EQ(name_of(static_cast<ibv_wc_status>(status)).find("IBV_WC_unknown"), std::string::npos)
             << status;

@@ -110,7 +110,7 @@ TEST_F(ipc_test, a_handle_of_a_process_that_ended) {
 }
 
 // labels: waits
-TEST_F(ipc_test, garbage_disturbs_nobody) {
+TEST_F(ipc_test, garbage_does_not_affect_other_clients) {
     owner other;
     const auto handle = other.share(4096, 1);
     auto imported = expect(import_memory(handle, {copy_path::owner_proxy}));
@@ -157,7 +157,7 @@ TEST_F(ipc_test, garbage_disturbs_nobody) {
     EXPECT_EQ(other.leases(0), 1U);
 }
 
-TEST_F(ipc_test, silent_connections_keep_nobody_out) {
+TEST_F(ipc_test, silent_connections_do_not_keep_others_out) {
     owner other;
     const auto handle = other.share(4096, 1);
     const auto name = broker_name(record_of(handle).owner());
@@ -355,7 +355,7 @@ TEST_F(ipc_test, memory_that_a_hostile_importer_keeps_is_not_handed_out_again) {
     EXPECT_EQ(importer.wait(), 0);
 }
 
-TEST_F(ipc_test, who_never_reads_is_let_go) {
+TEST_F(ipc_test, a_client_that_never_reads_is_disconnected) {
     owner other;
     const auto handle = other.share(4096, 1);
     auto imported = expect(import_memory(handle, {copy_path::owner_proxy}));
@@ -377,7 +377,7 @@ TEST_F(ipc_test, who_never_reads_is_let_go) {
     EXPECT_TRUE(soon_true([&] { return other.leases(0) == 1; })) << "its leases have ended with it";
 }
 
-TEST_F(ipc_test, a_flood_of_requests_keeps_nobody_out) {
+TEST_F(ipc_test, a_flood_of_requests_does_not_keep_others_out) {
     owner other;
     const auto handle = other.share(4096, 1);
     gate begun;

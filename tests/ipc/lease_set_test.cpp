@@ -70,7 +70,7 @@ TEST_F(lease_set_test, announces_a_revocation_in_the_table_and_on_the_socket) {
     EXPECT_EQ(::recv(socket.get(), byte, sizeof(byte), MSG_DONTWAIT), 1);
 }
 
-TEST_F(lease_set_test, believes_its_own_word_that_a_lease_is_revoked) {
+TEST_F(lease_set_test, trusts_its_own_record_that_a_lease_is_revoked) {
     const auto slot = open();
     leases.revoke_if([](const lease_record&) { return true; });
     table()[slot].revoked = 0; // the importer may write to the table
@@ -106,7 +106,7 @@ TEST_F(lease_set_test, counts_the_importers_own_copies_once_it_has_descriptors) 
     EXPECT_FALSE(leases.quiet());
 }
 
-TEST_F(lease_set_test, begins_with_clean_words_in_a_slot_that_is_used_again) {
+TEST_F(lease_set_test, clears_a_slot_that_is_used_again) {
     for (std::uint32_t i = 0; i < leases_per_client; ++i)
         (void)open();
     table()[9].in_flight = 5;

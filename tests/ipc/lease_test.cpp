@@ -84,7 +84,7 @@ TEST_F(ipc_test, one_handle_is_taken_back_and_the_others_stay) {
     EXPECT_EQ(importer.wait(), 0);
 }
 
-TEST_F(ipc_test, freeing_waits_for_leases_where_it_is_told_to) {
+TEST_F(ipc_test, freeing_waits_for_leases_on_request) {
     owner other;
     auto imported = expect(import_memory(other.share(mebibyte, 1)));
     EXPECT_EQ(other.free_when_unleased(0, 50), code(errc::leased));
@@ -105,13 +105,13 @@ constexpr copy_path to_another_process[] = {copy_path::owner_context, copy_path:
                                             copy_path::nic_loopback, copy_path::staged,
                                             copy_path::owner_proxy};
 
-class by_way : public ipc_test, public ::testing::WithParamInterface<copy_path> {
+class by_path : public ipc_test, public ::testing::WithParamInterface<copy_path> {
 protected:
-    by_way() { describe("gaudis = 2\nhcas = 1\ndmabuf_import = yes"); }
+    by_path() { describe("gaudis = 2\nhcas = 1\ndmabuf_import = yes"); }
 };
-INSTANTIATE_TEST_SUITE_P(leases, by_way, ::testing::ValuesIn(to_another_process), word_for);
+INSTANTIATE_TEST_SUITE_P(leases, by_path, ::testing::ValuesIn(to_another_process), word_for);
 
-TEST_P(by_way, revoke_waits_for_copies_under_way) {
+TEST_P(by_path, revoke_waits_for_copies_in_flight) {
     owner other;
     // The owner copies in parts; with several parts, the revocation interrupts the copy.
     const std::size_t size = (GetParam() == copy_path::owner_proxy ? 64 : 16) * mebibyte;
@@ -138,7 +138,7 @@ TEST_P(by_way, revoke_waits_for_copies_under_way) {
 }
 
 // labels: no_tsan slow waits
-TEST_F(ipc_test, a_copy_that_nobody_ends_keeps_the_memory_from_being_used_again) {
+TEST_F(ipc_test, a_copy_that_never_completes_keeps_its_memory_reserved) {
     const auto own = expect(open_device(by_index{0}));
     auto buffer = expect(own->heap().allocate(mebibyte));
     const auto address = buffer.address();
@@ -161,7 +161,7 @@ TEST_F(ipc_test, a_copy_that_nobody_ends_keeps_the_memory_from_being_used_again)
     EXPECT_NE(next.address().value(), address.value());
 }
 
-TEST_P(by_way, a_handle_of_freed_memory_opens_nothing_of_a_later_owner) {
+TEST_P(by_path, a_handle_of_freed_memory_opens_nothing_of_a_later_owner) {
     owner other;
     const auto handle = other.share(mebibyte, 1);
     auto imported = expect(import_memory(handle, {GetParam()}));
@@ -184,7 +184,7 @@ TEST_P(by_way, a_handle_of_freed_memory_opens_nothing_of_a_later_owner) {
     EXPECT_EQ(to.bytes(), pattern(mebibyte, 2));
 }
 
-TEST_P(by_way, a_killed_owner_ends_leases_and_its_device_is_free) {
+TEST_P(by_path, a_killed_owner_ends_leases_and_its_device_is_free) {
     std::optional<owner> other(std::in_place);
     auto imported = expect(import_memory(other->share(mebibyte, 1), {GetParam()}));
     const auto kept = expect(import_memory(other->share(mebibyte, 2), {GetParam()}));

@@ -13,7 +13,7 @@ struct way_case {
 };
 
 // The lab makes every path possible; the owner gives what the tested path needs.
-class way_test : public ipc_test, public ::testing::WithParamInterface<way_case> {
+class path_test : public ipc_test, public ::testing::WithParamInterface<way_case> {
 protected:
     void SetUp() override {
         ipc_test::SetUp();
@@ -29,7 +29,7 @@ std::string test_name(const ::testing::TestParamInfo<way_case>& of) {
     return std::string(names[static_cast<int>(of.param.path)]) + (of.param.device ? "_device" : "_host");
 }
 
-INSTANTIATE_TEST_SUITE_P(all, way_test,
+INSTANTIATE_TEST_SUITE_P(all, path_test,
                          ::testing::Values(way_case{copy_path::owner_context, false},
                                            way_case{copy_path::peer_dmabuf, true},
                                            way_case{copy_path::nic_loopback, false, ipc_give::dmabuf},
@@ -39,7 +39,7 @@ INSTANTIATE_TEST_SUITE_P(all, way_test,
                                            way_case{copy_path::owner_proxy, true, ipc_give::nothing}),
                          test_name);
 
-TEST_P(way_test, moves_every_byte_both_ways) {
+TEST_P(path_test, copies_every_byte_in_both_directions) {
     owner other(0, settings);
     const auto own = expect(open_device(by_index{1}));
     auto engine = expect(own->copies());
@@ -96,7 +96,7 @@ TEST_P(way_test, moves_every_byte_both_ways) {
 }
 
 // The shared part begins and ends inside pages: its bytes are copied, those around it stay unchanged.
-TEST_P(way_test, moves_a_part_of_a_buffer) {
+TEST_P(path_test, moves_a_part_of_a_buffer) {
     owner other(0, settings);
     const std::size_t size = 3 * mebibyte, skip = 12345;
     (void)other.share(size, 7);
@@ -117,7 +117,7 @@ TEST_P(way_test, moves_a_part_of_a_buffer) {
 }
 
 // Leases of importers, in use or cached, do not keep the owner's device busy.
-TEST_P(way_test, the_owner_closes_its_device_and_opens_it_again_at_once) {
+TEST_P(path_test, the_owner_closes_its_device_and_opens_it_again_at_once) {
     owner other(0, settings);
     landing to(GetParam().device, mebibyte);
     const auto free = other.open_again();
@@ -142,7 +142,7 @@ TEST_P(way_test, the_owner_closes_its_device_and_opens_it_again_at_once) {
     EXPECT_TRUE(soon_true([&] { return other.open_again() == free; }));
 }
 
-TEST_P(way_test, a_device_that_its_owner_closed_is_free_for_others) {
+TEST_P(path_test, a_device_that_its_owner_closed_is_free_for_others) {
     owner other(0, settings);
     landing to(GetParam().device, 4096);
     {
@@ -165,7 +165,7 @@ copy_path chosen(owner& other, bool device, const std::shared_ptr<gaudi::device>
     return reading.path();
 }
 
-TEST_F(ipc_test, the_best_way_that_is_possible_is_taken) {
+TEST_F(ipc_test, the_best_viable_path_is_taken) {
     for (const bool import : {true, false})
         for (const std::string nics : {"hcas = 1", "hcas = 0", "hcas = 1\n[hca 0]\ndmabuf = no"})
             for (const auto give : {ipc_give::context, ipc_give::dmabuf, ipc_give::nothing}) {
@@ -207,7 +207,7 @@ TEST_F(ipc_test, zero_copy_can_be_required) {
         << refused.error().message();
 }
 
-TEST_F(ipc_test, a_way_that_alone_is_allowed_and_impossible_is_told_with_its_remedy) {
+TEST_F(ipc_test, the_only_allowed_path_fails_with_its_reason) {
     owner other;
     import_options options;
     options.only = copy_path::peer_dmabuf; // this driver cannot import
@@ -220,7 +220,7 @@ TEST_F(ipc_test, a_way_that_alone_is_allowed_and_impossible_is_told_with_its_rem
         << refused.error().message();
 }
 
-TEST_F(ipc_test, other_generations_by_the_ways_they_have) {
+TEST_F(ipc_test, other_generations_by_the_paths_they_have) {
     struct generation_case {
         const char* name;
         std::vector<copy_path> possible, impossible;
@@ -270,7 +270,7 @@ TEST_F(ipc_test, other_generations_by_the_ways_they_have) {
     }
 }
 
-TEST_F(ipc_test, own_memory_needs_nobody) {
+TEST_F(ipc_test, own_memory_needs_no_broker) {
     const auto own = expect(open_device(by_index{0}));
     auto buffer = expect(own->heap().allocate(10000));
     auto imported = expect(import_memory(expect(share(buffer))));

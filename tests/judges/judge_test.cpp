@@ -93,7 +93,7 @@ TEST_P(rdma_core, finds_nothing_wrong) {
 INSTANTIATE_TEST_SUITE_P(over, rdma_core, ::testing::Values("infiniband", "ethernet"),
                          [](const auto& each) { return std::string(each.param); });
 
-TEST_F(judge, lab_show_tells_who_uses_a_nic_and_how_much) {
+TEST_F(judge, lab_show_lists_the_users_of_a_nic_and_their_bytes) {
     const auto port = free_port();
     const auto shown = [] {
         return run_program({GAUDI_DIRECT_TOOL, "lab", "show", "--json"}, {"GAUDI_DIRECT_HLTHUNK"}).output;
@@ -196,7 +196,7 @@ INSTANTIATE_TEST_SUITE_P(
                       "ib_send_bw --use-srq -q 2 -n 500"),
     name_of);
 // perftest posts inline, and by ibv_wr_*, on a NIC whose part number it knows.
-TEST_F(judge, perftest_posts_inline_on_a_card_that_it_knows) {
+TEST_F(judge, perftest_posts_inline_on_a_device_that_it_knows) {
     const auto file = root() / "known.lab";
     std::ofstream(file) << "vendor_part_id = 4123\n";
     for (const auto& [command, bytes] :

@@ -123,7 +123,7 @@ TEST_F(address_map_test, random_against_a_shadow_model) {
 }
 
 // Readers never see a torn entry: base, length and tag belong to one allocation.
-TEST_F(address_map_test, readers_beside_writers) {
+TEST_F(address_map_test, readers_and_writers_at_the_same_time) {
     std::atomic<bool> stop{false};
     std::atomic<std::uint64_t> seen{0};
     std::vector<std::thread> readers;

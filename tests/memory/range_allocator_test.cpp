@@ -9,7 +9,7 @@ namespace {
 
 using gaudi::range_allocator;
 
-TEST(range_allocator, takes_all_and_gives_all_back) {
+TEST(range_allocator, takes_all_and_releases_all) {
     range_allocator ranges(1 << 20, nullptr);
     auto* all = ranges.allocate(1 << 20, 64);
     ASSERT_NE(all, nullptr);

@@ -355,7 +355,7 @@ TEST_F(keys_test, that_are_withdrawn_from_one_peer_stay_with_the_other) {
 }
 
 // Keys of a released buffer, which is never freed, become invalid when the device is closed.
-TEST_F(keys_test, of_memory_that_was_given_up_end_with_the_device) {
+TEST_F(keys_test, of_abandoned_memory_end_with_the_device) {
     equip(right, 0, memory_path::zero_copy, one_page);
     auto buffer = expect(right.gaudi->heap().allocate(one_page));
     const auto region = expect(right.nic->region(*right.gaudi, buffer));
@@ -449,7 +449,7 @@ TEST_F(keys_test, that_are_being_dropped_are_gone_before_the_memory_is_handed_ou
 }
 
 // Staged memory: when a free returns, no copy for a peer's write is in flight.
-TEST_F(keys_test, of_staged_memory_leave_no_copy_behind_a_free) {
+TEST_F(keys_test, of_staged_memory_leave_no_copy_after_a_free) {
     make_pair(memory_path::host, memory_path::staged, 4 << 20);
     const auto address = right.buffer.address();
     for (int round = 0; round < 4; ++round) {

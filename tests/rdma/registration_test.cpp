@@ -46,7 +46,7 @@ TEST_F(registration_test, a_lease_keeps_its_chunk) {
     EXPECT_EQ(left.gaudi->heap().statistics().chunks, 0U);
 }
 
-TEST_F(registration_test, the_least_recently_used_goes_when_there_is_no_room) {
+TEST_F(registration_test, the_least_recently_used_is_evicted_at_the_limit) {
     open({.bytes = 1ULL << 40, .regions = 2});
     const auto a = expect(left.gaudi->heap().allocate(700 << 20)),
                b = expect(left.gaudi->heap().allocate(700 << 20)),
@@ -117,7 +117,7 @@ TEST_F(last_chunk_test, is_another_when_it_went) {
     EXPECT_EQ(left.nic->statistics().misses, 3U);
 }
 
-TEST_F(last_chunk_test, gives_way_where_there_is_no_room) {
+TEST_F(last_chunk_test, is_released_when_memory_is_short) {
     open({.bytes = 1ULL << 40, .regions = 1});
     const auto a = expect(left.gaudi->heap().allocate(700 << 20)),
                b = expect(left.gaudi->heap().allocate(700 << 20));

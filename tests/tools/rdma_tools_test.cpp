@@ -437,7 +437,7 @@ TEST_F(rdma_tools, strangers_and_silence_do_not_stop_the_server) {
 }
 
 // These programs enter the lab without `lab run`, which would clean up after them.
-TEST_F(rdma_tools, memory_of_killed_programs_is_given_back_by_whoever_looks) {
+TEST_F(rdma_tools, memory_of_killed_programs_is_released_by_the_next_user) {
     const std::vector<std::vector<std::string>> looks{
         {GAUDI_DIRECT_TOOL, "lab", "list"}, {GAUDI_DIRECT_TOOL, "lab", "show"}, {GAUDI_DIRECT_TOOL, "info"}};
     for (const auto& look : looks) {

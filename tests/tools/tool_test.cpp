@@ -393,7 +393,7 @@ TEST_F(tool_test, two_runs_side_by_side_share_one_lab) {
     EXPECT_EQ(both, (std::set<std::string>{"0000:19:00.0", "0000:1a:00.0"}));
 }
 
-TEST_F(tool_test, a_program_that_dies_leaves_no_memory_behind) {
+TEST_F(tool_test, memory_of_a_killed_program_is_released) {
     // The shell kills the program once the lab's folder grows, and retries if the program ended before.
     const auto script = fmt::format("for i in $(seq 100); do {} & pid=$!; "
                                     "while kill -0 $pid && [ $(du -sk {} | cut -f1) -lt 16384 ]; do :; done; "

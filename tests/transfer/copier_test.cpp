@@ -94,7 +94,7 @@ TEST_F(copier_test, a_device_that_nothing_can_copy_for_says_why) {
         << refused.error().message();
 }
 
-TEST_F(copier_test, the_verdict_on_every_path_is_told) {
+TEST_F(copier_test, the_verdict_on_every_path_is_returned) {
     describe("gaudis = 2\nhcas = 1\n[hca 0]\ndmabuf = no");
     device_place to(1, 4096), from(0, 4096);
     copier copies;
@@ -233,7 +233,7 @@ TEST_F(copier_test, one_that_keeps_nothing_keeps_no_device_open) {
     }
 }
 
-TEST_F(copier_test, what_a_lost_device_had_is_let_go) {
+TEST_F(copier_test, what_a_lost_device_had_is_released) {
     describe("gaudis = 2\nhcas = 1");
     auto opened_device = expect(open_device(by_index{0}));
     auto buffer = expect(opened_device->heap().allocate(4096));
@@ -251,7 +251,7 @@ TEST_F(copier_test, what_a_lost_device_had_is_let_go) {
 }
 
 // A caller that only waits for tickets and never calls poll() leaks nothing.
-TEST_F(copier_test, copies_that_nobody_polls_for_do_not_pile_up) {
+TEST_F(copier_test, copies_that_are_never_polled_do_not_accumulate) {
     describe("gaudis = 2\nhcas = 0");
     device_place to(1, 4096), from(0, 4096);
     copier copies;
@@ -279,7 +279,7 @@ TEST_F(copier_test, memory_of_another_device_than_was_named_is_refused_by_every_
 }
 
 // An armed event_fd() also reports copies that start after arm().
-TEST_F(copier_test, a_sleeper_hears_of_copies_that_begin_later) {
+TEST_F(copier_test, a_sleeping_thread_wakes_for_copies_that_start_later) {
     describe("gaudis = 2\nhcas = 0");
     device_place to(1, mebibyte), from(0, mebibyte);
     copier copies;
@@ -299,7 +299,7 @@ TEST_F(copier_test, two_places_of_other_processes_are_refused) {
     EXPECT_EQ(copies.copy(one.part(0, 4096), other.part(0, 4096)).error().code(), errc::no_path);
 }
 
-TEST_F(copier_test, a_child_of_fork_is_told_so) {
+TEST_F(copier_test, a_child_of_fork_gets_an_error) {
     describe("gaudis = 1\nhcas = 1");
     device_place memory(0, 4096);
     host_place host(4096);

@@ -184,7 +184,7 @@ INSTANTIATE_TEST_SUITE_P(over, reset_under_staging,
                              return name_of(fmt::format("{} {}", each.param.version, each.param.transports));
                          });
 
-TEST_P(reset_under_staging, of_the_receiver_ends_it_and_the_sender_is_told) {
+TEST_P(reset_under_staging, of_the_receiver_fails_both_sides) {
     const auto done = message("--faulty A --then process_ends");
     expect_only_a_failed(done);
     expect_match(done, fmt::format("the message under the reset: {0}\nthe handler of A: {0}", peer_gone));
@@ -202,7 +202,7 @@ TEST_P(reset_under_staging, of_the_sender_ends_it_and_no_other) {
 
 // For endpoints without error handling UCX uses pipelined rendezvous and ignores the status of its copies:
 // nothing hangs or aborts, and the plugin logs the consequence.
-TEST_P(both_versions_of_errors, a_reset_under_a_pipeline_is_told_by_the_log_alone) {
+TEST_P(both_versions_of_errors, a_reset_during_a_pipeline_is_only_logged) {
     for (const auto* whose : {"A", "active"}) {
         SCOPED_TRACE(whose);
         const auto done =

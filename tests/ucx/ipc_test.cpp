@@ -62,7 +62,7 @@ INSTANTIATE_TEST_SUITE_P(
         ipc_case{"proxy_1_23", "1.23", "gaudis = 2\nhcas = 0\n", "UCX_GAUDI_IPC_GIVE=nothing", proxy}),
     [](const auto& each) { return std::string(each.param.name); });
 
-TEST_P(between_processes, every_byte_is_right_and_goes_the_way_it_should) {
+TEST_P(between_processes, every_byte_is_right_and_takes_the_expected_path) {
     expect_its_way("1,4099,100k,1m,9m", 9 << 20, 60);
 }
 
@@ -77,11 +77,11 @@ INSTANTIATE_TEST_SUITE_P(
         ipc_case{"proxy", "1.23", "gaudis = 2\nhcas = 0\n", "UCX_GAUDI_IPC_GIVE=nothing", proxy}),
     [](const auto& each) { return std::string(each.param.name); });
 // labels: full
-TEST_P(whole_gibibyte, is_right_by_every_way) {
+TEST_P(whole_gibibyte, is_right_by_every_path) {
     expect_its_way("1g", 1 << 30, 250);
 }
 
-TEST_F(ucx_test, gaudi_dma_stands_alone_and_beside_the_others) {
+TEST_F(ucx_test, gaudi_dma_works_alone_and_with_the_others) {
     for (const auto* version : {"1.22", "1.23"})
         for (const auto* transports : {"posix,gaudi_dma", "tcp,gaudi_dma", "posix,gaudi_dma,gaudi_ipc",
                                        "posix,gaudi_dma,gaudi_cpy,gaudi_ipc"}) {
@@ -142,7 +142,7 @@ TEST_P(ipc_on_both_versions, ucp_takes_it_before_shared_memory_and_before_a_nic)
         << done.output;
 }
 
-TEST_P(ipc_on_both_versions, more_copies_at_once_than_the_owner_makes_wait_for_room) {
+TEST_P(ipc_on_both_versions, copies_beyond_the_owners_limit_wait) {
     describe_lab("gaudis = 2\nhcas = 0\n");
     const auto done =
         peers(prefix(), "posix,gaudi_ipc", "--operations put,get,tag --rounds 3 --threads 6 --sizes 64k,3m",
@@ -181,7 +181,7 @@ TEST_P(ipc_on_both_versions, zero_copy_may_be_required) {
 }
 
 // In a rendezvous UCX would leave the peer waiting: both programs must end with an error.
-TEST_P(ipc_on_both_versions, zero_copy_that_is_required_and_not_given_ends_both_sides) {
+TEST_P(ipc_on_both_versions, zero_copy_that_is_required_and_not_granted_fails_both_sides) {
     describe_lab("gaudis = 2\nhcas = 1\n");
     const std::string requires_it = "UCX_GAUDI_IPC_REQUIRE=zero-copy",
                       gives_nothing = "UCX_GAUDI_IPC_GIVE=nothing";

@@ -181,14 +181,14 @@ TEST_F(ucx_test, a_nic_without_dmabufs_carries_staged_memory) {
         << log; // one line a process
 }
 
-TEST_P(both_versions, without_such_a_nic_processes_of_a_host_share_memory_by_other_ways) {
+TEST_P(both_versions, without_such_a_nic_processes_of_a_host_share_memory_by_other_paths) {
     describe_lab("gaudis = 2\nhcas = 1\n[hca 0]\ndmabuf = no\n");
     const auto done = peers(prefix(), "tcp,posix,gaudi_ipc", "--sizes 8,1m,5000001 --rounds 1");
     EXPECT_EQ(done.status, 0) << done.output;
     EXPECT_HAS_NOT(logged(), "ERROR");
 }
 
-TEST_F(ucx_test, a_plugin_folder_that_is_not_there_disturbs_nobody) {
+TEST_F(ucx_test, a_plugin_folder_that_does_not_exist_is_ignored) {
     const auto shown = run(new_ucx, "env UCX_PLUGIN_PATH=/no/such/folder:/nor/this/one ucx_info -d");
     EXPECT_EQ(shown.status, 0);
     EXPECT_HAS(shown.output, "# Memory domain: self");
@@ -196,7 +196,7 @@ TEST_F(ucx_test, a_plugin_folder_that_is_not_there_disturbs_nobody) {
     EXPECT_HAS_NOT(shown.output, "gaudi_copy");
 }
 
-TEST_F(ucx_test, a_plugin_that_cannot_be_read_disturbs_nobody) {
+TEST_F(ucx_test, a_plugin_that_cannot_be_read_is_ignored) {
     const auto folder = root() / "plugins";
     const auto plugin = folder / "libuct_gaudi.so.0";
     std::filesystem::create_directory(folder);

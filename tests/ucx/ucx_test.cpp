@@ -115,7 +115,7 @@ TEST_P(both_versions, what_hides_every_gaudi_is_named) {
         << malformed.output;
 }
 
-TEST_P(both_versions, host_memory_goes_its_way_without_a_gaudi) {
+TEST_P(both_versions, host_memory_is_transferred_without_a_gaudi) {
     for (const auto* transports : {"tcp", "posix,cma"}) {
         SCOPED_TRACE(transports);
         const auto command = fmt::format(
@@ -346,7 +346,7 @@ TEST_P(both_versions, log_level_debug_hangs_nothing) {
 }
 
 // Gotcha U6: UCX executes the atomic in software, on the CPU of the target process.
-TEST_P(both_versions, an_atomic_operation_on_gaudi_memory_ends_its_owner_and_the_other_is_told) {
+TEST_P(both_versions, an_atomic_operation_on_gaudi_memory_ends_its_owner_and_fails_the_peer) {
     const auto ended = peers(prefix(), "tcp", "--operations atomic --sizes 8 --rounds 1");
     EXPECT_NE(ended.status, 0);
     EXPECT_HAS(ended.output, "passive: ended by signal 11");
@@ -450,7 +450,7 @@ TEST_F(ucx_test, ucx_itself_says_zero_copy) {
         << shown.output;
 }
 
-TEST_F(ucx_test, the_near_nic_carries_gaudi_memory) {
+TEST_F(ucx_test, the_nearest_nic_carries_gaudi_memory) {
     describe_lab("gaudis = 2\nhcas = 2\n[hca 0]\nbus_id = 0000:1c:00.0\n[hca 1]\nbus_id = 0000:1b:00.0\n");
     for (const auto& [device, near, far] :
          {std::tuple("0", "vhca1:1", "vhca0:1"), std::tuple("1", "vhca0:1", "vhca1:1")}) {

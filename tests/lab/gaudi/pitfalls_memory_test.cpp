@@ -187,7 +187,7 @@ TEST_F(pitfall, p17_the_mmu_knows_only_whole_pages) {
     hlthunk_memory_unmap(opened.fd, address);
 }
 
-TEST_F(pitfall, free_gives_the_storage_back_at_once) {
+TEST_F(pitfall, free_releases_the_storage_at_once) {
     gaudi_device opened;
     std::uint64_t handle = 0;
     const auto kept = opened.memory(1), freed = opened.memory(1, &handle);

@@ -341,7 +341,7 @@ TEST_F(pitfall, p40_small_bar_refuses_every_export) {
     EXPECT_EQ(opened.dmabuf(opened.memory(1), 4096), -EINVAL);
 }
 
-TEST_F(pitfall, a_broken_device_gives_eperm) {
+TEST_F(pitfall, opening_a_broken_device_fails_with_eperm) {
     describe("gaudis = 2\n[gaudi 1]\nbroken = yes");
     EXPECT_EQ(hlthunk_open(HLTHUNK_DEVICE_DONT_CARE, second), -EPERM);
 }

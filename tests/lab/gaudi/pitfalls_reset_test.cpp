@@ -116,7 +116,7 @@ TEST_F(pitfall, p19_a_stuck_submission_times_out) {
     EXPECT_NE(opened.events() & HL_NOTIFIER_EVENT_CS_TIMEOUT, 0U);
 }
 
-TEST_F(pitfall, p19_a_timeout_without_reset_is_told_all_the_same) {
+TEST_F(pitfall, p19_a_timeout_without_reset_is_reported_too) {
     describe("gaudis = 1\ncs_timeout_ms = 100");
     told_device opened;
     blocked_queue blocked(opened);

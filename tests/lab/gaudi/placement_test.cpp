@@ -44,7 +44,7 @@ TEST(placement_test, crowded_streams_keep_to_the_processor_of_their_engine) {
         EXPECT_EQ(allowed_after(engine, {count}), std::vector<std::size_t>{all[engine % count]});
 }
 
-TEST(placement_test, streams_with_room_run_anywhere) {
+TEST(placement_test, streams_run_anywhere_while_processors_are_free) {
     const auto all = processors_of_this_thread();
     const auto count = static_cast<unsigned>(all.size());
     EXPECT_EQ(allowed_after(1, {count / 2}), all);

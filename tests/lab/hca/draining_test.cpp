@@ -55,13 +55,13 @@ TEST_F(draining_test, a_send_that_fails_meanwhile_leaves_nothing_to_drain) {
     EXPECT_EQ(next_event(both.left.context.get(), moment), std::nullopt);
 }
 
-TEST_F(draining_test, nobody_is_told_who_did_not_ask) {
+TEST_F(draining_test, no_event_without_a_request) {
     two_nodes both;
     ASSERT_EQ(to_state(both.a.get(), IBV_QPS_SQD), 0);
     EXPECT_EQ(next_event(both.left.context.get(), moment), std::nullopt);
 }
 
-TEST_F(draining_between_hosts, what_is_under_way_ends_first) {
+TEST_F(draining_between_hosts, outstanding_requests_complete_first) {
     EXPECT_EQ(on_both(
                   [&](node& here, ibv_qp* qp) {
                       for (std::uint64_t i = 1; i <= 3; ++i)
@@ -214,7 +214,7 @@ TEST_F(draining_test, a_shared_receive_queue_waits_for_its_events) {
     expect_to_wait([&] { EXPECT_EQ(ibv_destroy_srq(srq), 0); }, [&] { ibv_ack_async_event(&event); });
 }
 
-TEST_F(draining_test, a_request_before_it_may_send_tells_that_the_peer_is_there) {
+TEST_F(draining_test, a_request_before_rts_raises_communication_established) {
     for (const auto type : {IBV_QPT_RC, IBV_QPT_UC})
         for (const auto opcode : {IBV_WR_SEND, IBV_WR_RDMA_WRITE}) {
             SCOPED_TRACE(fmt::format("type {} opcode {}", static_cast<int>(type), static_cast<int>(opcode)));
@@ -243,7 +243,7 @@ TEST_F(draining_test, a_request_before_it_may_send_tells_that_the_peer_is_there)
         }
 }
 
-TEST_F(draining_between_hosts, a_request_before_it_may_send_tells_that_the_peer_is_there) {
+TEST_F(draining_between_hosts, a_request_before_rts_raises_communication_established) {
     EXPECT_EQ(on_both(
                   [&](node& here, ibv_qp* qp) {
                       ASSERT_TRUE(is_said(1));

@@ -46,7 +46,7 @@ TEST_F(error_table_test, responder_without_resources_for_atomics) {
     EXPECT_EQ(next_event(both.right.context.get()), IBV_EVENT_QP_REQ_ERR);
 }
 
-TEST_F(error_table_test, atomic_without_room_for_its_answer) {
+TEST_F(error_table_test, atomic_without_space_for_its_answer) {
     for (const std::size_t length : {0U, 7U}) {
         two_nodes both;
         expect_own_error(both, operation(both, IBV_WR_ATOMIC_FETCH_AND_ADD, both.left.entry(0, length)),

@@ -73,7 +73,7 @@ TEST_F(input_test, objects_of_another_context) {
     EXPECT_EQ(errno, EINVAL);
 }
 
-TEST_F(input_test, bits_that_nobody_knows) {
+TEST_F(input_test, unknown_bits) {
     node here;
     ibv_cq_init_attr_ex cq{};
     cq.cqe = 16;
@@ -171,7 +171,7 @@ TEST_F(input_test, domains_and_addresses_are_limited_as_reported) {
     EXPECT_TRUE(addresses.back());
 }
 
-TEST_F(input_test, a_card_is_what_the_description_says) {
+TEST_F(input_test, a_device_is_what_the_description_says) {
     describe("vendor_id = 713\nvendor_part_id = 4123\n");
     const auto context = open_first();
     ibv_device_attr seen{};

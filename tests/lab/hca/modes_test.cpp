@@ -187,7 +187,7 @@ INSTANTIATE_TEST_SUITE_P(operations, forbidden,
                                            IBV_WR_ATOMIC_FETCH_AND_ADD));
 
 // labels: no_tsan
-TEST_P(forbidden, memory_of_other_processes_is_an_error_in_words) {
+TEST_P(forbidden, memory_of_other_processes_is_an_error_with_a_reason) {
     auto* shared = static_cast<address*>(
         ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
     gate up, down;

@@ -47,7 +47,7 @@ TEST_F(objects_test, devices_keep_their_address_and_follow_the_description) {
     EXPECT_EQ(ibv_query_gid_table(context.get(), table, 8, 0), 2) << "one for each port";
 }
 
-TEST_F(objects_test, topology_is_found_where_programs_look) {
+TEST_F(objects_test, topology_is_found_in_sysfs) {
     describe("hcas = 1\n[hca 0]\nbus_id = 0000:5d:00.0\nnuma_node = 3\n");
     auto** list = ibv_get_device_list(nullptr);
     ASSERT_NE(list, nullptr);
@@ -264,7 +264,7 @@ TEST_F(objects_test, what_the_device_does_not_do) {
     EXPECT_EQ(ibv_alloc_dm(here.context.get(), nullptr), nullptr);
 }
 
-TEST_F(objects_test, null_region_swallows_and_gives_zeros) {
+TEST_F(objects_test, null_region_discards_writes_and_reads_zeros) {
     two_nodes both;
     auto* null = ibv_alloc_null_mr(both.right.pd.get());
     ASSERT_NE(null, nullptr);

@@ -33,7 +33,7 @@ void expect_event(ibv_context* context, ibv_event_type type, int port = 1) {
     EXPECT_EQ(event->element.port_num, port);
 }
 
-TEST_F(ports_test, every_context_of_the_card_is_told) {
+TEST_F(ports_test, every_context_of_the_device_gets_the_event) {
     const auto first = open_first(), second = open_first();
     set_link(lab(), false);
     for (auto* each : {first.get(), second.get()}) {
@@ -49,7 +49,7 @@ TEST_F(ports_test, every_context_of_the_card_is_told) {
     }
 }
 
-TEST_F(ports_test, a_link_that_is_back_before_anybody_looked_is_told_of_all_the_same) {
+TEST_F(ports_test, a_link_that_is_back_before_a_check_raises_both_events) {
     const auto opened = open_first();
     const auto links = lab::port_states::open(lab());
     ASSERT_TRUE(links) << links.error().text;
@@ -62,7 +62,7 @@ TEST_F(ports_test, a_link_that_is_back_before_anybody_looked_is_told_of_all_the_
     EXPECT_EQ(next_event(opened.get(), a_moment), std::nullopt);
 }
 
-TEST_F(ports_test, the_other_port_and_the_other_card_are_left_alone) {
+TEST_F(ports_test, the_other_port_and_the_other_device_are_unaffected) {
     describe("gaudis = 1\nhcas = 2\nports = 2\n");
     int count = 0;
     auto** list = ibv_get_device_list(&count);
@@ -85,7 +85,7 @@ TEST_F(ports_test, the_other_port_and_the_other_card_are_left_alone) {
     (void)over_the_first_port.left.expect_wc();
 }
 
-TEST_F(ports_test, one_that_is_described_as_down_comes_up_when_it_is_told_to) {
+TEST_F(ports_test, a_port_described_as_down_comes_up_on_request) {
     describe("gaudis = 1\nport_up = no\n");
     two_nodes both;
     EXPECT_EQ(state_of_port(both.left.context.get()), IBV_PORT_DOWN);
@@ -165,7 +165,7 @@ TEST_P(without_link, a_request_fails_when_its_retries_are_used_up) {
     EXPECT_EQ(state_of(both.b.get()), IBV_QPS_RTS) << "nothing ever reached it";
 }
 
-TEST_F(ports_test, an_unreliable_request_is_lost_without_a_word) {
+TEST_F(ports_test, an_unreliable_request_is_lost_silently) {
     two_nodes both({.type = IBV_QPT_UC});
     ASSERT_EQ(post_receive(both.b.get(), {both.right.entry(0, 8)}), 0);
     set_link(lab(), false);
@@ -175,7 +175,7 @@ TEST_F(ports_test, an_unreliable_request_is_lost_without_a_word) {
     EXPECT_FALSE(both.right.wait(a_moment));
 }
 
-TEST_F(ports_test, a_datagram_is_lost_without_a_word) {
+TEST_F(ports_test, a_datagram_is_lost_silently) {
     node left, right;
     const auto a = left.make_qp({.type = IBV_QPT_UD}), b = right.make_qp({.type = IBV_QPT_UD});
     connect(a.get(), left.address_of(a.get()), {});

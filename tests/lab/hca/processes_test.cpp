@@ -157,7 +157,7 @@ TEST_F(processes_test, events_reach_a_sleeping_peer) {
 }
 
 // labels: no_tsan
-TEST_F(processes_test, an_error_caused_by_one_is_told_to_the_other) {
+TEST_F(processes_test, an_error_caused_by_one_is_reported_to_the_other) {
     node here;
     const auto qp = here.make_qp();
     connected_child peer(here, qp.get(), [&](node& there, ibv_qp* mine) {

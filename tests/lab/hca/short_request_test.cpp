@@ -11,7 +11,7 @@ namespace {
 using namespace testing_support;
 using short_write_test = test_lab;
 
-TEST_F(short_write_test, stays_behind_a_send_that_waits) {
+TEST_F(short_write_test, does_not_overtake_a_send_that_waits) {
     two_nodes both;
     const auto remote = both.right.address_of(both.b.get());
     both.left.memory[0] = 5;

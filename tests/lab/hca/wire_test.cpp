@@ -104,7 +104,7 @@ TEST_F(wire_test, receiver_never_ready) {
               0);
 }
 
-TEST_F(wire_test, errors_come_back_and_are_told_there) {
+TEST_F(wire_test, errors_are_reported_on_both_sides) {
     EXPECT_EQ(on_both(
                   [&](node& here, ibv_qp* qp) {
                       EXPECT_EQ(request(IBV_WR_RDMA_WRITE, 1)
@@ -366,7 +366,7 @@ TEST_F(wire_test, a_host_without_descriptors_answers_when_it_has_some) {
               0);
 }
 
-TEST_F(wire_test, an_address_of_somebody_else_is_refused_in_words) {
+TEST_F(wire_test, an_address_of_another_lab_is_refused_with_a_reason) {
     become_host("near", "203.0.113.7");
     int count = 0;
     auto** list = ibv_get_device_list(&count);
@@ -460,7 +460,7 @@ TEST_F(wire_test, bytes_of_device_memory_are_counted) {
 
 // Megabytes in both directions at the same time; every byte is checked.
 // labels: slow
-TEST_F(wire_test, campaign_both_ways) {
+TEST_F(wire_test, campaign_in_both_directions) {
     constexpr std::size_t message = 60000;
     constexpr int rounds = 2000;
     const auto play = [&](node& here, ibv_qp* qp, unsigned me) {

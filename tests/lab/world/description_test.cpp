@@ -38,7 +38,7 @@ TEST(description, text_round_trip) {
     EXPECT_EQ(*parse_description(made.text(), "again"), made);
 }
 
-TEST(description, network_cards) {
+TEST(description, nics_of_a_description) {
     const auto made =
         parse_description("gaudis = 1\nhcas = 2\nspeed_gbps = 200\n[hca 1]\nlink_layer = ethernet\n"
                           "address = 10.0.0.7\nbus_id = 0000:99:00.0\ndmabuf = no\nvendor_id = 713\n"
@@ -58,7 +58,7 @@ TEST(description, network_cards) {
     EXPECT_EQ(parse_description("", "my.lab")->hcas.size(), 1U) << "one by default";
 }
 
-TEST(description, problems_of_network_cards) {
+TEST(description, problems_of_nics_of_a_description) {
     EXPECT_EQ(problem_of("hcas = 17\n"),
               "my.lab:1: hcas = 17: expected a number from 0 to 16, before any section");
     EXPECT_EQ(problem_of("speed_gbps = 7\n"),

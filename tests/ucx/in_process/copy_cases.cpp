@@ -14,7 +14,7 @@ namespace {
 
 using namespace testing_ucx;
 
-TEST_F(uct_case, every_way_of_copying_moves_every_byte) {
+TEST_F(uct_case, every_operation_copies_every_byte) {
     copier copies(domain);
     for (const std::size_t size : {1UL, 8UL, 255UL, 256UL, 4097UL, 32768UL, 1000003UL}) {
         const allocated one(domain, size), two(domain, size);
@@ -110,7 +110,7 @@ TEST_F(uct_case, a_fence_orders_copies) {
 }
 
 // Completion callbacks start the next copy after a fence while other copies are in flight.
-TEST_F(uct_case, a_callback_may_copy_behind_a_fence) {
+TEST_F(uct_case, a_callback_may_copy_after_a_fence) {
     copier copies(domain);
     const allocated memory(domain, 32 << 20);
     auto out = numbered(4 << 20, 3);

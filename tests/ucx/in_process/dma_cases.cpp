@@ -109,7 +109,7 @@ struct waiter {
     }
 };
 
-TEST_F(uct_dma, who_finds_no_room_waits_for_it) {
+TEST_F(uct_dma, beyond_the_limit_operations_return_no_resource_and_wait) {
     const setting limit("UCX_GAUDI_DMA_IN_FLIGHT", "4");
     copier dma(domain, "gaudi_dma", "gaudi_dma");
     const allocated memory(domain, 64 << 20);
@@ -184,7 +184,7 @@ TEST_F(uct_dma, endpoints_take_turns) {
 }
 
 // UCX stages with endpoints that have no pending queue: it would take a refused copy for a complete one.
-TEST_F(uct_dma, there_is_always_room_for_what_ucx_stages) {
+TEST_F(uct_dma, copies_that_ucx_stages_are_always_accepted) {
     const setting limit("UCX_GAUDI_DMA_IN_FLIGHT", "2");
     copier dma(domain, "gaudi_dma", "gaudi_dma");
     constexpr std::size_t copies = 100, each = 65536;
@@ -256,7 +256,7 @@ struct greedy {
     }
 };
 
-TEST_F(uct_dma, who_waits_for_room_is_not_overtaken) {
+TEST_F(uct_dma, a_pending_request_is_not_overtaken) {
     const setting limit("UCX_GAUDI_DMA_IN_FLIGHT", "2");
     copier dma(domain, "gaudi_dma", "gaudi_dma");
     const allocated memory(domain, 1 << 20);

@@ -274,7 +274,7 @@ TEST_F(uct_ipc, only_other_processes_of_this_host_are_reachable) {
 // devices copy, whether it passes DMA-BUFs, and the ids of those users.
 constexpr std::size_t user_at = 12, allowed_at = 16, copies_at = 18, gives_at = 19, allow_at = 20;
 
-TEST_F(uct_ipc, who_shares_no_way_is_not_reachable) {
+TEST_F(uct_ipc, a_process_without_a_common_path_is_not_reachable) {
     EXPECT_EQ(theirs.machine[copies_at], std::byte{1});
     EXPECT_EQ(theirs.machine[gives_at], std::byte{1});
     auto without_engines = theirs;
@@ -315,7 +315,7 @@ TEST_F(uct_ipc, users_that_do_not_serve_each_other_are_not_reachable) {
     gaudi::set_ipc({});
 }
 
-TEST_F(uct_ipc, device_and_host_memory_go_both_ways) {
+TEST_F(uct_ipc, device_and_host_memory_in_both_directions) {
     fill_at(mine.number(), 2);
     ASSERT_EQ(move(true, mine.memory.address, rkey.rkey), UCS_OK);
     EXPECT_EQ(other.ask('h', 2).value, 1U);
@@ -356,7 +356,7 @@ class uct_ipc_on_request : gives_nothing, public uct_ipc {
 protected:
     ~uct_ipc_on_request() override { gaudi::set_ipc({}); }
 };
-TEST_F(uct_ipc_on_request, what_is_behind_a_fence_waits_for_what_is_before_it) {
+TEST_F(uct_ipc_on_request, copies_after_a_fence_wait_for_those_before_it) {
     auto first = numbered(size, 5), second = numbered(size, 6);
     ASSERT_EQ(move(true, first.data(), rkey.rkey), UCS_OK);
     finished one, two;
@@ -472,7 +472,7 @@ TEST_F(uct_ipc, a_setting_says_how_many_imports_are_kept) {
     gaudi::set_ipc({});
 }
 
-TEST_F(uct_ipc, keepalive_tells_the_endpoint_of_a_process_that_ended) {
+TEST_F(uct_ipc, keepalive_fails_the_endpoint_of_a_process_that_ended) {
     finished done;
     for (int i = 0; i < 10; ++i) {
         EXPECT_EQ(uct_ep_check(ep, 0, nullptr), UCS_OK);

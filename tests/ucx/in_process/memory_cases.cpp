@@ -94,7 +94,7 @@ TEST_F(uct_case, memory_that_ucx_allocates_shares_no_page) {
     EXPECT_NE(one.number(), two.number());
 }
 
-TEST_F(uct_case, host_memory_is_none_of_ours) {
+TEST_F(uct_case, host_memory_is_not_detected_as_gaudi) {
     int on_stack = 0;
     query(reinterpret_cast<uint64_t>(&on_stack), sizeof(on_stack), type_and_place, UCS_ERR_INVALID_ADDR);
     ucs_memory_type_t type = UCS_MEMORY_TYPE_LAST;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // What gaudi_copy refuses, call by call: the status, one line in the log, and no leak. Runs in the lab, under
 // either UCX.
+#include "abi/hlthunk.h"
 #include "tests/ucx/in_process/uct_case.hpp"
 
 #include <gaudi/device.hpp>
@@ -118,7 +119,7 @@ TEST_F(uct_refusal, devices) {
     EXPECT_EQ(busy(), UCS_OK);
     const auto open = reinterpret_cast<int (*)(int, const char*)>(hlthunk("hlthunk_open"));
     const auto close = reinterpret_cast<int (*)(int)>(hlthunk("hlthunk_close"));
-    const int fd = open(8, "0000:1a:00.0"); // with a bus id, the device name is ignored
+    const int fd = open(HLTHUNK_DEVICE_DONT_CARE, "0000:1a:00.0");
     ASSERT_GE(fd, 0);
     expect_refused(busy, UCS_ERR_BUSY, "hlthunk_open of 0000:1a:00.0");
     EXPECT_EQ(close(fd), 0);
@@ -293,7 +294,7 @@ TEST_F(uct_no_export, is_an_error_where_it_must_work) {
                    "UCX_GAUDI_COPY_DMABUF=yes: the driver does not export the memory as a DMA-BUF");
 }
 
-TEST_F(uct_no_export, is_no_error_otherwise_and_told_once) {
+TEST_F(uct_no_export, is_no_error_otherwise_and_warned_of_once) {
     const allocated memory(domain, 1 << 20);
     uct_md_mem_attr_v2_t attr{};
     const auto ask = [&] {
