@@ -8,7 +8,7 @@ namespace {
 
 using namespace testing_support;
 
-struct both_ways {
+struct both_directions {
     memory_path left, right;
 };
 

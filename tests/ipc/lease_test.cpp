@@ -116,7 +116,7 @@ TEST_P(by_path, revoke_waits_for_copies_in_flight) {
     // The owner copies in parts; with several parts, the revocation interrupts the copy.
     const std::size_t size = (GetParam() == copy_path::owner_proxy ? 64 : 16) * mebibyte;
     auto imported = expect(import_memory(other.share(size, 1), {GetParam()}));
-    landing to(GetParam(), size);
+    destination to(GetParam(), size);
     auto reading = expect(to.read(imported));
     std::atomic<bool> returned{false};
     std::jthread taking_back([&] {
@@ -165,7 +165,7 @@ TEST_P(by_path, a_handle_of_freed_memory_opens_nothing_of_a_later_owner) {
     owner other;
     const auto handle = other.share(mebibyte, 1);
     auto imported = expect(import_memory(handle, {GetParam()}));
-    landing to(GetParam(), mebibyte);
+    destination to(GetParam(), mebibyte);
     expect(expect(to.read(imported)).wait());
     other.free(0);
     const auto later = other.share(mebibyte, 2);
@@ -188,7 +188,7 @@ TEST_P(by_path, a_killed_owner_ends_leases_and_its_device_is_free) {
     std::optional<owner> other(std::in_place);
     auto imported = expect(import_memory(other->share(mebibyte, 1), {GetParam()}));
     const auto kept = expect(import_memory(other->share(mebibyte, 2), {GetParam()}));
-    landing to(GetParam(), mebibyte);
+    destination to(GetParam(), mebibyte);
     expect(expect(to.read(imported)).wait());
     other->process().kill_it();
     EXPECT_TRUE(soon_true([&] { return imported.gone() && kept.gone(); }));
@@ -209,7 +209,7 @@ TEST_F(ipc_test, a_killed_importer_ends_its_leases) {
         gate begun;
         child importer([&] {
             auto imported = expect(import_memory(handle, {path}));
-            landing to(path, 64 * mebibyte);
+            destination to(path, 64 * mebibyte);
             auto reading = expect(to.read(imported));
             begun.open();
             ::pause();
@@ -249,7 +249,7 @@ TEST_F(ipc_test, a_killed_importer_is_noticed_without_a_pidfd) {
     ASSERT_TRUE(shared.wait());
     child importer([&] {
         auto imported = expect(import_memory(*handle, {copy_path::owner_context}));
-        landing to(copy_path::owner_context, 64 * mebibyte);
+        destination to(copy_path::owner_context, 64 * mebibyte);
         auto reading = expect(to.read(imported));
         begun.open();
         ::pause();

@@ -280,31 +280,31 @@ private:
 };
 
 // The local end of a test's copies: host memory, or device memory where the path connects two devices.
-class landing {
+class destination {
 public:
-    landing(copy_path path, std::size_t size)
-        : landing(path == copy_path::peer_dmabuf || path == copy_path::staged, size) {}
-    landing(bool on_device, std::size_t size) : host_(size) {
+    destination(copy_path path, std::size_t size)
+        : destination(path == copy_path::peer_dmabuf || path == copy_path::staged, size) {}
+    destination(bool on_device, std::size_t size) : host_(size) {
         if (!on_device)
             return;
-        card_ = expect(open_device(by_index{1}));
-        buffer_ = expect(card_->heap().allocate(size));
+        device_ = expect(open_device(by_index{1}));
+        buffer_ = expect(device_->heap().allocate(size));
     }
     result<copy_ticket> read(imported_buffer& from) {
-        return card_ ? from.read(buffer_.address(), 0, host_.size()) : from.read(host_);
+        return device_ ? from.read(buffer_.address(), 0, host_.size()) : from.read(host_);
     }
     result<copy_ticket> write(imported_buffer& to) {
-        return card_ ? to.write(0, buffer_.address(), host_.size()) : to.write(0, host_);
+        return device_ ? to.write(0, buffer_.address(), host_.size()) : to.write(0, host_);
     }
     const std::vector<std::byte>& bytes() {
-        if (card_)
-            expect(expect(expect(card_->copies()).read(host_, buffer_.address())).wait());
+        if (device_)
+            expect(expect(expect(device_->copies()).read(host_, buffer_.address())).wait());
         return host_;
     }
 
 private:
     std::vector<std::byte> host_;
-    std::shared_ptr<device> card_;
+    std::shared_ptr<device> device_;
     device_buffer buffer_;
 };
 

@@ -6,14 +6,14 @@ namespace {
 
 using namespace testing_support;
 
-struct way_case {
+struct path_case {
     copy_path path;
     bool device; // the importer's end is device memory
     ipc_give give = ipc_give::context;
 };
 
 // The lab makes every path possible; the owner gives what the tested path needs.
-class path_test : public ipc_test, public ::testing::WithParamInterface<way_case> {
+class path_test : public ipc_test, public ::testing::WithParamInterface<path_case> {
 protected:
     void SetUp() override {
         ipc_test::SetUp();
@@ -24,19 +24,19 @@ protected:
     const import_options only{GetParam().path};
 };
 
-std::string test_name(const ::testing::TestParamInfo<way_case>& of) {
+std::string test_name(const ::testing::TestParamInfo<path_case>& of) {
     constexpr const char* names[] = {"cpu", "engine", "context", "import", "nic", "staged", "proxy"};
     return std::string(names[static_cast<int>(of.param.path)]) + (of.param.device ? "_device" : "_host");
 }
 
 INSTANTIATE_TEST_SUITE_P(all, path_test,
-                         ::testing::Values(way_case{copy_path::owner_context, false},
-                                           way_case{copy_path::peer_dmabuf, true},
-                                           way_case{copy_path::nic_loopback, false, ipc_give::dmabuf},
-                                           way_case{copy_path::nic_loopback, true, ipc_give::dmabuf},
-                                           way_case{copy_path::staged, true},
-                                           way_case{copy_path::owner_proxy, false, ipc_give::nothing},
-                                           way_case{copy_path::owner_proxy, true, ipc_give::nothing}),
+                         ::testing::Values(path_case{copy_path::owner_context, false},
+                                           path_case{copy_path::peer_dmabuf, true},
+                                           path_case{copy_path::nic_loopback, false, ipc_give::dmabuf},
+                                           path_case{copy_path::nic_loopback, true, ipc_give::dmabuf},
+                                           path_case{copy_path::staged, true},
+                                           path_case{copy_path::owner_proxy, false, ipc_give::nothing},
+                                           path_case{copy_path::owner_proxy, true, ipc_give::nothing}),
                          test_name);
 
 TEST_P(path_test, copies_every_byte_in_both_directions) {
@@ -102,7 +102,7 @@ TEST_P(path_test, moves_a_part_of_a_buffer) {
     (void)other.share(size, 7);
     auto imported = expect(import_memory(other.share_middle(0, skip), only));
     ASSERT_EQ(imported.size(), size - 2 * skip);
-    landing to(GetParam().device, size - 2 * skip);
+    destination to(GetParam().device, size - 2 * skip);
     expect(expect(to.read(imported)).wait());
     const auto whole = pattern(size, 7);
     EXPECT_EQ(to.bytes(), std::vector<std::byte>(whole.begin() + skip, whole.end() - skip));
@@ -111,7 +111,7 @@ TEST_P(path_test, moves_a_part_of_a_buffer) {
     auto expected = pattern(size, 8);
     std::copy(whole.begin() + skip, whole.end() - skip, expected.begin() + skip);
     auto all = expect(import_memory(other.share_again(0), only));
-    landing seen(GetParam().device, size);
+    destination seen(GetParam().device, size);
     expect(expect(seen.read(all)).wait());
     EXPECT_EQ(seen.bytes(), expected);
 }
@@ -119,7 +119,7 @@ TEST_P(path_test, moves_a_part_of_a_buffer) {
 // Leases of importers, in use or cached, do not keep the owner's device busy.
 TEST_P(path_test, the_owner_closes_its_device_and_opens_it_again_at_once) {
     owner other(0, settings);
-    landing to(GetParam().device, mebibyte);
+    destination to(GetParam().device, mebibyte);
     const auto free = other.open_again();
     ASSERT_GT(free, 0U);
     for (const bool kept : {false, true})
@@ -144,7 +144,7 @@ TEST_P(path_test, the_owner_closes_its_device_and_opens_it_again_at_once) {
 
 TEST_P(path_test, a_device_that_its_owner_closed_is_free_for_others) {
     owner other(0, settings);
-    landing to(GetParam().device, 4096);
+    destination to(GetParam().device, 4096);
     {
         auto imported = expect(import_memory(other.share(4096, 7), only));
         auto reading = expect(to.read(imported));
@@ -363,7 +363,7 @@ TEST_F(ipc_test, two_processes_on_one_device) {
 
 // Owner and importer submit on one context at the same time, more than the driver accepts. Neither may call
 // hl-thunk with more than 64 submissions in flight: the 65th call spins there.
-TEST_F(ipc_test, a_guest_and_the_owner_share_the_queues) {
+TEST_F(ipc_test, a_member_and_the_owner_share_the_queues) {
     owner other;
     const auto handle = other.share(mebibyte, 5);
     const import_options only{copy_path::owner_context};

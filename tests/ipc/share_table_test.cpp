@@ -35,7 +35,7 @@ struct share_table_test : ::testing::Test {
     }
 };
 
-TEST_F(share_table_test, gives_the_same_bytes_the_same_secret_unless_they_are_apart) {
+TEST_F(share_table_test, the_same_bytes_have_the_same_secret_unless_separate) {
     const auto whole = table.add(allocation(), 0, length, false);
     EXPECT_EQ(table.add(allocation(), 0, length, false), whole);
     const auto part = table.add(allocation(), 0x1000, 0x1000, false);
@@ -82,7 +82,7 @@ TEST_F(share_table_test, finds_the_allocation_that_holds_an_address) {
     EXPECT_FALSE(table.any_in(device_address(base + 1), 0x10000));
 }
 
-TEST_F(share_table_test, revokes_one_handle_that_is_apart_or_all) {
+TEST_F(share_table_test, revokes_one_separate_handle_or_all) {
     const auto common = table.add(allocation(), 0, length, false);
     const auto apart = table.add(allocation(), 0, length, true);
     EXPECT_FALSE(table.revoke(device_address(base), common)) << "others may hold that one";

@@ -50,7 +50,7 @@ TEST_F(judge, on_demand_paging_is_said_to_be_absent) {
 }
 
 // The port goes down and up while a program runs.
-TEST_F(judge, a_port_that_goes_down_is_heard_of) {
+TEST_F(judge, a_port_that_goes_down_raises_an_event) {
     const auto seen = root() / "seen";
     const auto shown = run_program(
         {"/bin/sh", "-c",
@@ -235,7 +235,7 @@ INSTANTIATE_TEST_SUITE_P(
 #ifdef UCX_PREFIX
 class ucx : public pair_of {
 protected:
-    ucx() { hurry_ucx(); }
+    ucx() { shorten_ucx_timeouts(); }
     void expect_ucx(const std::string& environment, const std::string& test) {
         const auto program = fmt::format("env {} ucx_perftest", environment);
         expect_both("--ucx " UCX_PREFIX, fmt::format("{} {}", program, test), "-p",

@@ -15,7 +15,7 @@ using namespace testing_support;
 class two_hosts : public judge, public ::testing::WithParamInterface<std::pair<const char*, const char*>> {
 protected:
     void SetUp() override {
-        hurry_ucx();
+        shorten_ucx_timeouts();
         near_ = fmt::format("gdn{}", ::getpid());
         far_ = fmt::format("gdf{}", ::getpid());
         for (const auto& left : {near_, far_}) // left by a killed run with the same pid

@@ -37,7 +37,7 @@ inline bool listening(unsigned port, const std::string& tables = "/proc/net") {
 }
 
 // By default UCX patches the program's code at start, and waits 0.4 s for other threads to leave it.
-inline void hurry_ucx() {
+inline void shorten_ucx_timeouts() {
     ::setenv("UCX_MEM_MMAP_HOOK_MODE", "reloc", 0);
 }
 

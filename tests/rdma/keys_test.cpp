@@ -69,20 +69,20 @@ struct shared_state {
     std::atomic<std::uint32_t> local_key;
 };
 
-struct place_and_way {
+struct place_and_path {
     bool between_hosts;
     memory_path path;
 };
-std::string name_of_case(const ::testing::TestParamInfo<place_and_way>& info) {
+std::string name_of_case(const ::testing::TestParamInfo<place_and_path>& info) {
     auto path = std::string(name_of(info.param.path));
     std::replace(path.begin(), path.end(), '-', '_');
     return fmt::format("{}_{}", info.param.between_hosts ? "between_hosts" : "within_a_host", path);
 }
-void PrintTo(const place_and_way& what, std::ostream* out) {
+void PrintTo(const place_and_path& what, std::ostream* out) {
     *out << name_of(what.path);
 }
 
-class hostile_peer : public rdma_test, public ::testing::WithParamInterface<place_and_way> {
+class hostile_peer : public rdma_test, public ::testing::WithParamInterface<place_and_path> {
 protected:
     hostile_peer()
         : shared_(new (::mmap(nullptr, one_page, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))
@@ -261,12 +261,14 @@ TEST_P(hostile_peer, gets_nowhere) {
     }
     EXPECT_EQ(target.wait(), 0);
 }
-INSTANTIATE_TEST_SUITE_P(
-    keys, hostile_peer,
-    ::testing::Values(place_and_way{false, memory_path::zero_copy}, place_and_way{false, memory_path::host},
-                      place_and_way{false, memory_path::staged}, place_and_way{true, memory_path::zero_copy},
-                      place_and_way{true, memory_path::host}, place_and_way{true, memory_path::staged}),
-    name_of_case);
+INSTANTIATE_TEST_SUITE_P(keys, hostile_peer,
+                         ::testing::Values(place_and_path{false, memory_path::zero_copy},
+                                           place_and_path{false, memory_path::host},
+                                           place_and_path{false, memory_path::staged},
+                                           place_and_path{true, memory_path::zero_copy},
+                                           place_and_path{true, memory_path::host},
+                                           place_and_path{true, memory_path::staged}),
+                         name_of_case);
 
 class keys_test : public rdma_test {};
 

@@ -79,10 +79,10 @@ protected:
         right.link.emplace(expect(accepted.get()));
     }
 
-    void make_pair(memory_path left_way, memory_path right_way, std::size_t size,
+    void make_pair(memory_path left_path, memory_path right_path, std::size_t size,
                    const connection_options& options = {}) {
-        equip(left, 0, left_way, size);
-        equip(right, 1, right_way, size);
+        equip(left, 0, left_path, size);
+        equip(right, 1, right_path, size);
         connect_both(options);
     }
 

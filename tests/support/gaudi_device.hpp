@@ -69,12 +69,12 @@ public:
 // Host memory mapped for a device, for data or command buffers.
 class host_memory {
 public:
-    host_memory(const gaudi_device& where, std::size_t size) : card_(where), bytes_(size) {
-        address = hlthunk_host_memory_map(card_.fd, bytes_.data(), 0, size);
+    host_memory(const gaudi_device& where, std::size_t size) : device_(where), bytes_(size) {
+        address = hlthunk_host_memory_map(device_.fd, bytes_.data(), 0, size);
     }
     ~host_memory() {
-        if (address != 0 && card_.fd >= 0)
-            hlthunk_memory_unmap(card_.fd, address);
+        if (address != 0 && device_.fd >= 0)
+            hlthunk_memory_unmap(device_.fd, address);
     }
     host_memory(const host_memory&) = delete;
     host_memory& operator=(const host_memory&) = delete;
@@ -84,7 +84,7 @@ public:
     std::uint64_t address;
 
 private:
-    const gaudi_device& card_;
+    const gaudi_device& device_;
     std::vector<unsigned char> bytes_;
 };
 

@@ -75,8 +75,8 @@ TEST_P(rdma_pairs, all_tests_right) {
     const auto both = run_pair(fmt::format("--memory {} --wait {}", server, wait),
                                fmt::format("--memory {} --wait {}", client, wait));
     expect_right(both);
-    const auto way_of = [](std::string_view memory) { return memory == "host" ? "host" : "zero-copy"; };
-    EXPECT_HAS(both.client.output, fmt::format("{} to {}", way_of(client), way_of(server)));
+    const auto path_of = [](std::string_view memory) { return memory == "host" ? "host" : "zero-copy"; };
+    EXPECT_HAS(both.client.output, fmt::format("{} to {}", path_of(client), path_of(server)));
     EXPECT_HAS(both.client.output, std::string_view(link) == "ethernet" ? "RoCE 400" : "InfiniBand 400");
     for (const auto* line :
          {"send       client  right", "send back  server  right", "write      server  right",

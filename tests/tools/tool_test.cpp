@@ -404,7 +404,7 @@ TEST_F(tool_test, memory_of_a_killed_program_is_released) {
     EXPECT_LT(stored_bytes(lab()), 2U << 20);
 }
 
-TEST_F(tool_test, somebody_elses_folder_is_refused) {
+TEST_F(tool_test, a_folder_of_another_user_is_refused) {
     if (::geteuid() != 0)
         GTEST_SKIP() << "needs root to make a folder of another user";
     const auto foreign = root() / "foreign";

@@ -36,23 +36,23 @@ private:
 class device_place : public copy_place {
 public:
     device_place(unsigned index, std::size_t size)
-        : card_(expect(open_device(by_index{index}))), memory_(expect(card_->heap().allocate(size))) {}
+        : device_(expect(open_device(by_index{index}))), memory_(expect(device_->heap().allocate(size))) {}
     place part(std::uint64_t offset, std::uint64_t length) override {
         return {memory_.address() + offset, length};
     }
     void fill(const std::vector<std::byte>& with) override {
-        expect(expect(expect(card_->copies()).write(memory_.address(), with)).wait());
+        expect(expect(expect(device_->copies()).write(memory_.address(), with)).wait());
     }
     std::vector<std::byte> bytes() override {
         std::vector<std::byte> seen(memory_.size());
-        expect(expect(expect(card_->copies()).read(seen, memory_.address())).wait());
+        expect(expect(expect(device_->copies()).read(seen, memory_.address())).wait());
         return seen;
     }
-    [[nodiscard]] device& opened_device() { return *card_; }
+    [[nodiscard]] device& opened_device() { return *device_; }
     [[nodiscard]] const device_buffer& memory() const { return memory_; }
 
 private:
-    std::shared_ptr<device> card_;
+    std::shared_ptr<device> device_;
     device_buffer memory_;
 };
 

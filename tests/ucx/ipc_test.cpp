@@ -19,7 +19,7 @@ struct ipc_case {
 class between_processes : public ucx_test, public ::testing::WithParamInterface<ipc_case> {
 protected:
     // put, get, tag and am of these sizes; UCX itself does not stage the largest.
-    void expect_its_way(const char* sizes, std::uint64_t largest, int limit) {
+    void expect_its_path(const char* sizes, std::uint64_t largest, int limit) {
         const auto& [name, version, description, environment, path] = GetParam();
         describe_lab(description);
         auto variables = counting();
@@ -37,7 +37,7 @@ protected:
             else
                 EXPECT_EQ(bytes[static_cast<std::size_t>(each)], 0U) << each;
         if (path == nic) { // the NIC's own counters; it reports them although it stays open until exit
-            const auto counted = ways_of();
+            const auto counted = paths_of();
             EXPECT_GE(counted.from_dmabuf, 4 * largest);
             EXPECT_GE(counted.to_dmabuf, 4 * largest);
         }
@@ -63,7 +63,7 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& each) { return std::string(each.param.name); });
 
 TEST_P(between_processes, every_byte_is_right_and_takes_the_expected_path) {
-    expect_its_way("1,4099,100k,1m,9m", 9 << 20, 60);
+    expect_its_path("1,4099,100k,1m,9m", 9 << 20, 60);
 }
 
 class whole_gibibyte : public between_processes {};
@@ -78,7 +78,7 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& each) { return std::string(each.param.name); });
 // labels: full
 TEST_P(whole_gibibyte, is_right_by_every_path) {
-    expect_its_way("1g", 1 << 30, 250);
+    expect_its_path("1g", 1 << 30, 250);
 }
 
 TEST_F(ucx_test, gaudi_dma_works_alone_and_with_the_others) {
@@ -95,7 +95,7 @@ TEST_F(ucx_test, gaudi_dma_works_alone_and_with_the_others) {
                     fmt::format("{} --rounds 1 --operations put,get,tag,am --sizes 1,4099,1m,9m", UCP_PEERS),
                     variables);
             EXPECT_EQ(done.status, 0) << done.output;
-            const auto counted = ways_of();
+            const auto counted = paths_of();
             if (std::string_view(transports).find("gaudi_ipc") == std::string_view::npos)
                 EXPECT_GE(counted.dma, 4U * 9 << 20);
             else // gaudi_ipc carries all large operations
@@ -158,7 +158,7 @@ TEST_P(ipc_on_both_versions, estimates_rank_gaudi_dma_and_gaudi_cpy) {
         environment.insert(environment.end(), estimates.begin(), estimates.end());
         expect_right(
             peers(prefix(), "posix,gaudi_dma", "--operations tag --rounds 1 --sizes 4m", environment));
-        return ways_of();
+        return paths_of();
     };
     const auto dma = by_dma({"UCX_GAUDI_DMA_BW=60000MBs"});
     EXPECT_GE(dma.dma, 2U * (4 << 20)) << "both sides stage by gaudi_dma";

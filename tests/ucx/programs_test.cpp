@@ -78,7 +78,7 @@ INSTANTIATE_TEST_SUITE_P(whole_matrix, perftest_matrix, ::testing::ValuesIn([] {
                              }
                              return all;
                          }()),
-                         name_of_way);
+                         name_of_path);
 
 // Every operation with every memory, in two of the sizes each (in one on Ethernet), and a larger size; then
 // with threads, and in sleep mode. `more`: a line of the lab description.
@@ -110,7 +110,7 @@ TEST_P(perftest_round, runs_every_operation_with_every_memory) {
     add("tag_lat", 8, "-m gaudi -E sleep");
     add("ucp_am_bw", 1 << 20, "-m gaudi -E sleep");
     expect_lines(lines);
-    const auto counted = ways_of();
+    const auto counted = paths_of();
     EXPECT_GT(counted.to_dmabuf, 0U); // the plugin was used: zero-copy messages, or small copies by the NIC
     EXPECT_GT(counted.staged, 0U);
 }
@@ -120,11 +120,11 @@ INSTANTIATE_TEST_SUITE_P(ucx, perftest_round,
                                            path{"1.23", "rc_v", "", ""}, path{"1.23", "ud_v", "", ""},
                                            path{"1.23", "rc_v", "link_layer = ethernet", ""},
                                            path{"1.23", "ud_v", "link_layer = ethernet", ""}),
-                         name_of_way);
+                         name_of_path);
 // labels: full
 INSTANTIATE_TEST_SUITE_P(other_version, perftest_round,
                          ::testing::Values(path{"1.23", "tcp", "", ""}, path{"1.22", "posix,cma", "", ""}),
-                         name_of_way);
+                         name_of_path);
 
 // Gaudi3 has no queues: a NIC in loopback carries the tool's copies, and what UCX stages.
 class perftest_of_gaudi3 : public perftest_test {};
@@ -134,7 +134,7 @@ TEST_P(perftest_of_gaudi3, runs) {
 }
 INSTANTIATE_TEST_SUITE_P(ucx, perftest_of_gaudi3,
                          ::testing::Values(path{"1.22", "tcp", "", ""}, path{"1.23", "rc_v", "", ""}),
-                         name_of_way);
+                         name_of_path);
 
 class perftest_gibibyte : public perftest_test {};
 // labels: full
@@ -145,7 +145,7 @@ INSTANTIATE_TEST_SUITE_P(ucx, perftest_gibibyte,
                          ::testing::Values(path{"1.22", "tcp", "-m gaudi", ""},
                                            path{"1.22", "posix,cma", "-m gaudi,host", ""},
                                            path{"1.23", "rc_v", "-m gaudi", ""}),
-                         name_of_way);
+                         name_of_path);
 
 class perftest_of_a_gibibyte : public perftest_test {};
 // labels: full
@@ -161,7 +161,7 @@ INSTANTIATE_TEST_SUITE_P(whole_matrix, perftest_of_a_gibibyte,
                                            path{"1.23", "rc_v", "-m gaudi -O 1", ""},
                                            path{"1.23", "rc_v", "-m host,gaudi -O 1", ""},
                                            path{"1.22", "posix,gaudi_ipc", "-m gaudi -O 1", ""}),
-                         name_of_way);
+                         name_of_path);
 
 // ---- NIXL ----
 
@@ -184,7 +184,7 @@ TEST_P(nixl, moves_memory_of_the_library) {
     std::uint64_t moved = 0;
     for (const auto size : sizes)
         moved += 2 * size; // READ and WRITE
-    const auto counted = ways_of();
+    const auto counted = paths_of();
     const bool network = std::string_view(GetParam()) == "rc_v";
     EXPECT_EQ(counted.to_dmabuf, moved);
     if (network)

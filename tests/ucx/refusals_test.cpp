@@ -171,7 +171,7 @@ TEST_F(ucx_test, a_nic_without_dmabufs_carries_staged_memory) {
     describe_lab("gaudis = 2\nhcas = 1\n[hca 0]\ndmabuf = no\n");
     const auto done = peers(new_ucx, "rc_v", "--sizes 8,1m --rounds 1", counting());
     EXPECT_EQ(done.status, 0) << done.output;
-    const auto counted = ways_of();
+    const auto counted = paths_of();
     EXPECT_EQ(counted.from_dmabuf + counted.to_dmabuf, 0U);
     EXPECT_GE(counted.staged, 5U << 20); // five operations
     const std::regex line(
@@ -272,7 +272,7 @@ TEST_F(ucx_test, an_hlthunk_that_cannot_export_is_staged) {
                                       HLTHUNK_WITHOUT_EXPORT, UCP_PEERS),
                           variables);
     EXPECT_EQ(done.status, 0) << done.output;
-    const auto counted = ways_of();
+    const auto counted = paths_of();
     EXPECT_EQ(counted.from_dmabuf + counted.to_dmabuf, 0U);
     EXPECT_GE(counted.staged, 4U << 20);
 }

@@ -21,7 +21,7 @@ inline std::string prefix_of(std::string_view version) {
 
 class ucx_test : public judge {
 protected:
-    ucx_test() { hurry_ucx(); }
+    ucx_test() { shorten_ucx_timeouts(); }
     // Describes the lab. The default has two Gaudis and one NIC.
     void describe_lab(const std::string& text) {
         std::ofstream(root() / "ucx.lab") << text;
@@ -82,7 +82,7 @@ protected:
             if (file.path().filename() == "report" || file.path().filename().string().starts_with("ucx.log."))
                 std::filesystem::remove(file.path());
     }
-    ways ways_of() {
+    ways paths_of() {
         ways sum;
         std::ifstream file(root() / "report");
         for (std::string line; std::getline(file, line);) {
@@ -147,7 +147,7 @@ inline void PrintTo(const path& which, std::ostream* to) {
     *to << which.version << ' ' << which.transports << ' ' << which.more << ' ' << which.environment;
 }
 
-inline std::string name_of_way(const ::testing::TestParamInfo<path>& info) {
+inline std::string name_of_path(const ::testing::TestParamInfo<path>& info) {
     return name_of(fmt::format("{} {} {} {}", info.param.version, info.param.transports, info.param.more,
                                info.param.environment));
 }

@@ -166,7 +166,7 @@ INSTANTIATE_TEST_SUITE_P(
                       // UCX's default hooks (see hurry_ucx): it patches code while the library allocates and
                       // frees memory.
                       path{"1.22", "tcp", "--library --rounds 1", "UCX_MEM_MMAP_HOOK_MODE=bistro"}),
-    name_of_way);
+    name_of_path);
 // UCX gets only addresses, with and without its memory-type cache.
 INSTANTIATE_TEST_SUITE_P(detected, data, ::testing::ValuesIn([] {
                              std::vector<path> all;
@@ -196,7 +196,7 @@ INSTANTIATE_TEST_SUITE_P(
                            ""},
                       path{"1.23", "tcp", "--own-contexts --threads 3 --rounds 1 --sizes 8,4096,1m", ""},
                       path{"1.23", "rc_v", "--own-contexts --threads 3 --rounds 1 --sizes 8,4096,1m", ""}),
-    name_of_way);
+    name_of_path);
 INSTANTIATE_TEST_SUITE_P(
     threads_on_one_worker, data,
     ::testing::Values(
@@ -206,7 +206,7 @@ INSTANTIATE_TEST_SUITE_P(
              "--one-worker --threads 4 --rounds 2 --sizes 8,4096,1m --operations put,get,tag,am", ""},
         path{"1.23", "rc_v",
              "--one-worker --threads 4 --rounds 4 --sizes 8,4096,1m --operations put,get,tag,am", ""}),
-    name_of_way);
+    name_of_path);
 INSTANTIATE_TEST_SUITE_P(
     infiniband, data,
     ::testing::Values(path{"1.23", "rc_v", "", ""}, path{"1.23", "rc_v", "--here host --rounds 1", ""},
@@ -222,7 +222,7 @@ INSTANTIATE_TEST_SUITE_P(
                       path{"1.23", "rc_v", "--rounds 1 --operations tag,am", "UCX_RNDV_THRESH=0"},
                       path{"1.23", "rc_v", "--rounds 1 --operations tag,am", "UCX_RNDV_THRESH=inf"},
                       path{"1.23", "rc_v,ud_v,tcp,posix,cma", "--rounds 1", ""}),
-    name_of_way);
+    name_of_path);
 // labels: full
 INSTANTIATE_TEST_SUITE_P(
     one_gibibyte, data,
@@ -232,7 +232,7 @@ INSTANTIATE_TEST_SUITE_P(
                       path{"1.23", "posix,cma", "--sizes 1g --rounds 1 --operations stream", ""},
                       path{"1.23", "ud_v", "--sizes 1g --rounds 1 --operations get", ""},
                       path{"1.23", "rc_v", "--sizes 1g --rounds 1", ""}),
-    name_of_way);
+    name_of_path);
 // labels: full
 INSTANTIATE_TEST_SUITE_P(every_gibibyte, data, ::testing::ValuesIn([] {
                              std::vector<path> all;
@@ -244,7 +244,7 @@ INSTANTIATE_TEST_SUITE_P(every_gibibyte, data, ::testing::ValuesIn([] {
                              all.push_back({"1.23", "ud_v", "--sizes 1g --rounds 1", ""});
                              return all;
                          }()),
-                         name_of_way);
+                         name_of_path);
 
 // Operand and reply are Gaudi memory, the target is host memory.
 INSTANTIATE_TEST_SUITE_P(atomics, data, ::testing::ValuesIn([] {
@@ -259,7 +259,7 @@ INSTANTIATE_TEST_SUITE_P(atomics, data, ::testing::ValuesIn([] {
                                      all.push_back({version, transports, more, ""});
                              return all;
                          }()),
-                         name_of_way);
+                         name_of_path);
 
 // docs/ucx.md, "Is it zero-copy?": one row for each set of transports, one column for each operation.
 TEST_F(ucx_test, the_table_of_operations_is_true) {
@@ -292,7 +292,7 @@ TEST_F(ucx_test, the_table_of_operations_is_true) {
                       settings);
             ASSERT_EQ(done.status, 0) << done.output;
             constexpr std::uint64_t payload = 2 << 20;
-            const auto counted = ways_of();
+            const auto counted = paths_of();
             const auto sides = (counted.staged + counted.dma + payload / 2) / payload;
             const auto* found = sides == 0 ? "zero-copy" : sides == 1 ? "receiver" : "both";
             EXPECT_EQ(row[i], found) << operations[i] << " over " << row[0] << ": " << counted.staged
@@ -389,9 +389,9 @@ TEST_F(ucx_test, data_is_right_in_memory_of_synapse) {
         peers(new_ucx, "rc_v", "--sizes 1m --rounds 1 --operations put,get,tag --synapse " FAKE_SYNAPSE,
               counting());
     EXPECT_EQ(direct.status, 0) << direct.output;
-    EXPECT_EQ(ways_of().from_dmabuf, 3U << 20);
-    EXPECT_EQ(ways_of().to_dmabuf, 3U << 20);
-    EXPECT_EQ(ways_of().staged, 0U);
+    EXPECT_EQ(paths_of().from_dmabuf, 3U << 20);
+    EXPECT_EQ(paths_of().to_dmabuf, 3U << 20);
+    EXPECT_EQ(paths_of().staged, 0U);
 }
 
 // ---- process exit ----
@@ -423,7 +423,7 @@ TEST_F(ucx_test, zero_copy_is_what_the_nic_counts) {
     const auto moved = 3ULL * (1 << 20); // put, get and tag, 1 MiB each
     const auto direct = peers(new_ucx, "rc_v", "--sizes 1m --rounds 1 --operations put,get,tag", counting());
     EXPECT_EQ(direct.status, 0) << direct.output;
-    const auto zero = ways_of();
+    const auto zero = paths_of();
     EXPECT_EQ(zero.from_dmabuf, moved);
     EXPECT_EQ(zero.to_dmabuf, moved);
     EXPECT_EQ(zero.staged, 0U);
@@ -435,7 +435,7 @@ TEST_F(ucx_test, zero_copy_is_what_the_nic_counts) {
     without.emplace_back("UCX_GAUDI_COPY_DMABUF=no");
     const auto indirect = peers(new_ucx, "rc_v", "--sizes 1m --rounds 1 --operations put,get,tag", without);
     EXPECT_EQ(indirect.status, 0) << indirect.output;
-    const auto staged = ways_of();
+    const auto staged = paths_of();
     EXPECT_EQ(staged.from_dmabuf, 0U);
     EXPECT_EQ(staged.to_dmabuf, 0U);
     EXPECT_EQ(staged.staged, 2 * moved); // once out of a device, once into the other
@@ -487,8 +487,8 @@ TEST_F(ucx_test, the_lower_layer_alone_moves_memory_without_a_copy) {
         run(new_ucx, EXAMPLE_UCT_PUT, {"GAUDI_LAB_HCA_REPORT=" + (root() / "report").string()});
     EXPECT_EQ(shown.status, 0) << shown.output;
     EXPECT_HAS(shown.output, "put_zcopy of 1048576 bytes from HBM to HBM over rc_verbs: data right");
-    EXPECT_EQ(ways_of().from_dmabuf, 1U << 20);
-    EXPECT_EQ(ways_of().to_dmabuf, 1U << 20);
+    EXPECT_EQ(paths_of().from_dmabuf, 1U << 20);
+    EXPECT_EQ(paths_of().to_dmabuf, 1U << 20);
 }
 
 } // namespace

@@ -234,7 +234,7 @@ TEST_F(pitfall, submission_checks) {
 }
 
 TEST_F(pitfall, an_unknown_opcode_is_a_fault) {
-    told_device opened;
+    notified_device opened;
     packets odd;
     odd.raw(0, 0x1fU << 24);
     EXPECT_LT(run(opened, odd), 0);
@@ -312,7 +312,7 @@ TEST_F(pitfall, every_edma_copies_through_a_lower_buffer) {
 }
 
 TEST_F(pitfall, an_edma_takes_no_copy_from_its_upper_buffer) {
-    told_device opened;
+    notified_device opened;
     const auto device = opened.memory(1);
     packets direct;
     direct.lin_dma(device, device + 4096, 4096);

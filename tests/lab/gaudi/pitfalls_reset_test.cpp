@@ -15,7 +15,7 @@ using pitfall = test_lab;
 using clock = std::chrono::steady_clock;
 
 TEST_F(pitfall, p18_a_bad_address_is_a_fault_and_no_errno_of_submit) {
-    told_device opened;
+    notified_device opened;
     host_memory host(opened, 4096), buffer(opened, 4096);
     packets bad;
     bad.lin_dma(host.address, 0x1001900000000000, 64);
@@ -32,7 +32,7 @@ TEST_F(pitfall, p18_a_bad_address_is_a_fault_and_no_errno_of_submit) {
 }
 
 TEST_F(pitfall, p18_a_blocked_waiter_gets_eio) {
-    told_device opened;
+    notified_device opened;
     blocked_queue blocked(opened);
     std::uint64_t sequence = 0;
     ASSERT_EQ(blocked.submit(&sequence), 0);
@@ -68,7 +68,7 @@ TEST_F(pitfall, p18_a_command_buffer_outside_every_range_is_efault) {
 }
 
 TEST_F(pitfall, p18_reading_unmapped_host_memory_faults) {
-    told_device opened;
+    notified_device opened;
     std::uint64_t address;
     {
         host_memory gone(opened, 1 << 20);
@@ -105,7 +105,7 @@ TEST_F(pitfall, p19_what_wait_returns) {
 
 TEST_F(pitfall, p19_a_stuck_submission_times_out) {
     describe("gaudis = 1\ncs_timeout_ms = 200");
-    told_device opened;
+    notified_device opened;
     blocked_queue blocked(opened);
     std::uint64_t sequence = 0;
     ASSERT_EQ(blocked.submit(&sequence), 0);
@@ -118,7 +118,7 @@ TEST_F(pitfall, p19_a_stuck_submission_times_out) {
 
 TEST_F(pitfall, p19_a_timeout_without_reset_is_reported_too) {
     describe("gaudis = 1\ncs_timeout_ms = 100");
-    told_device opened;
+    notified_device opened;
     blocked_queue blocked(opened);
     std::uint64_t sequence = 0;
     ASSERT_EQ(blocked.submit(&sequence, HL_CS_FLAGS_SKIP_RESET_ON_TIMEOUT), 0);
@@ -147,7 +147,7 @@ TEST_F(pitfall, p35_after_a_fault_everything_is_busy_and_the_silent_are_killed) 
 }
 
 TEST_F(pitfall, p35_with_a_notifier_there_is_time_to_close) {
-    told_device opened;
+    notified_device opened;
     packets bad;
     bad.lin_dma(0x1001900000000000, 0x1001900000001000, 64);
     EXPECT_LT(run(opened, bad), 0);
@@ -164,7 +164,7 @@ TEST_F(pitfall, p35_with_a_notifier_there_is_time_to_close) {
 }
 
 TEST_F(pitfall, p35_in_reset_memory_buffers_and_submissions_are_busy) {
-    told_device opened;
+    notified_device opened;
     std::uint64_t handle = 0, buffer = 0, ignored = 0;
     const auto address = opened.memory(1, &handle);
     const auto unmapped = hlthunk_device_memory_alloc(opened.fd, 1, 0, false, false);
@@ -200,7 +200,7 @@ TEST_F(pitfall, p35_in_reset_memory_buffers_and_submissions_are_busy) {
 }
 
 TEST_F(pitfall, p35_which_queries_work_in_reset) {
-    told_device opened;
+    notified_device opened;
     alignas(8) unsigned char any[4096]; // larger than every answer
     const auto ask = [&]<typename Out>(int (*query)(int, Out*)) {
         return query(opened.fd, reinterpret_cast<Out*>(any));

@@ -83,7 +83,7 @@ private:
     std::uint64_t sequence_ = 0;
 };
 
-TEST(placement_test, looks_whether_other_devices_go_on) {
+TEST(placement_test, checks_whether_other_devices_work) {
     const auto all = processors_of_this_thread();
     state_of_another other;
     std::thread([&] {

@@ -222,20 +222,24 @@ TEST_F(draining_test, a_request_before_rts_raises_communication_established) {
             qp_options how;
             how.type = type;
             const auto a = left.make_qp(how), b = right.make_qp(how);
-            const auto near = left.address_of(a.get()), far = right.address_of(b.get());
-            connect(a.get(), near, far);
+            const auto local_side = left.address_of(a.get()), remote_side = right.address_of(b.get());
+            connect(a.get(), local_side, remote_side);
             const auto once = [&] {
                 ASSERT_EQ(post_receive(b.get(), {right.entry(0, 8)}), 0);
-                ASSERT_EQ(request(opcode).from(left.entry(0, 8)).at(far.memory, far.key).post(a.get()), 0);
+                ASSERT_EQ(request(opcode)
+                              .from(left.entry(0, 8))
+                              .at(remote_side.memory, remote_side.key)
+                              .post(a.get()),
+                          0);
                 (void)left.expect_wc();
             };
             for (int life = 0; life < 2; ++life) {
                 ASSERT_EQ(to_init(b.get()), 0);
-                ASSERT_EQ(to_rtr(b.get(), near), 0);
+                ASSERT_EQ(to_rtr(b.get(), local_side), 0);
                 once();
                 EXPECT_EQ(next_event(right.context.get()), IBV_EVENT_COMM_EST);
                 once();
-                ASSERT_EQ(to_rts(b.get(), far.psn), 0);
+                ASSERT_EQ(to_rts(b.get(), remote_side.psn), 0);
                 once();
                 EXPECT_EQ(next_event(right.context.get(), moment), std::nullopt) << "it is told once";
                 ASSERT_EQ(to_state(b.get(), IBV_QPS_RESET), 0);

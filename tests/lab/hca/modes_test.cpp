@@ -46,14 +46,16 @@ TEST_F(modes_test, deferred_runs_after_posting) {
 TEST_F(modes_test, delays_let_queue_pairs_overtake_each_other) {
     choose("delay=20ms");
     node left, right;
-    std::vector<qp_handle> near, far;
+    std::vector<qp_handle> local_side, remote_side;
     for (int i = 0; i < 8; ++i) {
-        near.push_back(left.make_qp());
-        far.push_back(right.make_qp());
-        connect(near.back().get(), left.address_of(near.back().get()), right.address_of(far.back().get()));
-        connect(far.back().get(), right.address_of(far.back().get()), left.address_of(near.back().get()));
+        local_side.push_back(left.make_qp());
+        remote_side.push_back(right.make_qp());
+        connect(local_side.back().get(), left.address_of(local_side.back().get()),
+                right.address_of(remote_side.back().get()));
+        connect(remote_side.back().get(), right.address_of(remote_side.back().get()),
+                left.address_of(local_side.back().get()));
     }
-    const auto remote = right.address_of(far[0].get());
+    const auto remote = right.address_of(remote_side[0].get());
     // On a busy machine all delays may expire before the guard runs, and order is kept: repeat.
     bool overtaken = false;
     for (int round = 0; round < 100 && !overtaken; ++round) {
@@ -61,7 +63,7 @@ TEST_F(modes_test, delays_let_queue_pairs_overtake_each_other) {
             ASSERT_EQ(request(IBV_WR_RDMA_WRITE, i)
                           .from(left.entry(0, 8))
                           .at(remote.memory, remote.key)
-                          .post(near[i].get()),
+                          .post(local_side[i].get()),
                       0);
         std::uint64_t last = 0;
         for (int i = 0; i < 8; ++i) {

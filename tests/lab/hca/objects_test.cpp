@@ -170,9 +170,9 @@ TEST_F(objects_test, attributes_out_of_range) {
     connect_options greedy;
     greedy.rd_atomic = 17;
     EXPECT_EQ(to_rtr(qp.get(), own, greedy), EINVAL) << "16 reads";
-    auto far = own;
-    far.qp_number = 0x1000000;
-    EXPECT_EQ(to_rtr(qp.get(), far), EINVAL) << "24 bits";
+    auto remote_side = own;
+    remote_side.qp_number = 0x1000000;
+    EXPECT_EQ(to_rtr(qp.get(), remote_side), EINVAL) << "24 bits";
     ASSERT_EQ(to_rtr(qp.get(), own), 0);
     EXPECT_EQ(to_rts(qp.get(), 0, greedy), EINVAL);
     connect_options stubborn;

@@ -36,9 +36,13 @@ TEST_F(processes_test, every_operation_across) {
     for (int i = 0; i < 2; ++i)
         (void)here.expect_wc();
     EXPECT_EQ(std::memcmp(&here.memory[0], &here.memory[5000], 1000), 0);
-    const auto& far = peer.remote();
+    const auto& remote_side = peer.remote();
     ASSERT_EQ(peer.process().wait(), 0);
-    ASSERT_EQ(request(IBV_WR_RDMA_READ).from(here.entry(0, 8)).at(far.memory, far.key).post(qp.get()), 0);
+    ASSERT_EQ(request(IBV_WR_RDMA_READ)
+                  .from(here.entry(0, 8))
+                  .at(remote_side.memory, remote_side.key)
+                  .post(qp.get()),
+              0);
     (void)here.expect_wc(IBV_WC_RETRY_EXC_ERR); // the peer has exited
 }
 
@@ -53,19 +57,25 @@ TEST_F(processes_test, one_sided_and_atomic_across) {
             EXPECT_EQ(there.memory[i], static_cast<unsigned char>(i * 3));
         return 0;
     });
-    const auto& far = peer.remote();
+    const auto& remote_side = peer.remote();
     for (std::size_t i = 0; i < 4096; ++i)
         here.memory[i] = static_cast<unsigned char>(i * 3);
-    ASSERT_EQ(
-        request(IBV_WR_RDMA_WRITE, 1, 0).from(here.entry(0, 4096)).at(far.memory, far.key).post(qp.get()), 0);
-    ASSERT_EQ(request(IBV_WR_RDMA_READ).from(here.entry(10000, 4096)).at(far.memory, far.key).post(qp.get()),
+    ASSERT_EQ(request(IBV_WR_RDMA_WRITE, 1, 0)
+                  .from(here.entry(0, 4096))
+                  .at(remote_side.memory, remote_side.key)
+                  .post(qp.get()),
+              0);
+    ASSERT_EQ(request(IBV_WR_RDMA_READ)
+                  .from(here.entry(10000, 4096))
+                  .at(remote_side.memory, remote_side.key)
+                  .post(qp.get()),
               0);
     (void)here.expect_wc();
     EXPECT_EQ(std::memcmp(&here.memory[0], &here.memory[10000], 4096), 0);
     for (int i = 0; i < 10; ++i)
         ASSERT_EQ(request(IBV_WR_ATOMIC_FETCH_AND_ADD)
                       .from(here.entry(20000, 8))
-                      .atomic(far.memory + 4096, far.key, 100)
+                      .atomic(remote_side.memory + 4096, remote_side.key, 100)
                       .post(qp.get()),
                   0);
     EXPECT_EQ(peer.process().wait(), 0);

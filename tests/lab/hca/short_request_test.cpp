@@ -163,7 +163,7 @@ TEST_F(second_short_write, to_a_region_that_is_gone_is_refused) {
     EXPECT_EQ(memory[0], 1);
 }
 
-TEST_F(second_short_write, behind_the_end_of_the_region_is_refused) {
+TEST_F(second_short_write, beyond_the_end_of_the_region_is_refused) {
     expect_first();
     EXPECT_EQ(write(remote.memory + both->right.memory.size() - 1, remote.key), IBV_WC_SUCCESS);
     EXPECT_EQ(write(remote.memory + both->right.memory.size(), remote.key), IBV_WC_REM_ACCESS_ERR);

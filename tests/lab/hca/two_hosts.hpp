@@ -38,12 +38,12 @@ protected:
     using body = std::function<void(node&, ibv_qp*)>;
     // Connects a queue pair between the hosts, then runs `near` locally and `far` on the remote host. Returns
     // the exit status of the remote host.
-    int on_both(const body& near, const body& far, const qp_options& how = {},
+    int on_both(const body& local_side, const body& remote_side, const qp_options& how = {},
                 const connect_options& connection = {}) {
-        return on_both(near, far, how, connection, connection);
+        return on_both(local_side, remote_side, how, connection, connection);
     }
-    int on_both(const body& near, const body& far, const qp_options& how, const connect_options& near_how,
-                const connect_options& far_how) {
+    int on_both(const body& local_side, const body& remote_side, const qp_options& how,
+                const connect_options& local_options, const connect_options& remote_options) {
         gate up, down;
         child other([&] {
             become_host("far", "127.0.0.2");
@@ -53,9 +53,9 @@ protected:
             up.open();
             if (!down.wait())
                 return 90;
-            connect(qp.get(), shared[1], shared[0], far_how);
+            connect(qp.get(), shared[1], shared[0], remote_options);
             up.open();
-            far(there, qp.get());
+            remote_side(there, qp.get());
             return ::testing::Test::HasFailure() ? 91 : 0;
         });
         peer = &other;
@@ -65,10 +65,10 @@ protected:
             node here;
             const auto qp = here.make_qp(how);
             shared[0] = here.address_of(qp.get());
-            connect(qp.get(), shared[0], shared[1], near_how);
+            connect(qp.get(), shared[0], shared[1], local_options);
             down.open();
             EXPECT_TRUE(up.wait());
-            near(here, qp.get());
+            local_side(here, qp.get());
         }
         const int status = other.wait();
         peer = nullptr;

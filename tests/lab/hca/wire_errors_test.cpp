@@ -87,8 +87,8 @@ protected:
     // The remote host refuses one request: the local host gets `status`, the remote host an event and flushed
     // receives, and both queue pairs enter the error state.
     void expect_refusal(ibv_wr_opcode opcode, const std::function<offer(node&)>& make, ibv_wc_status status,
-                        ibv_event_type event, const connect_options& far_how) {
-        const auto near = [&](node& here, ibv_qp* qp) {
+                        ibv_event_type event, const connect_options& remote_options) {
+        const auto local_side = [&](node& here, ibv_qp* qp) {
             std::fill_n(here.memory.begin(), 8, 1);
             ASSERT_TRUE(is_said(1));
             EXPECT_EQ(ask(here, opcode, shared[3].memory, shared[3].key).post(qp), 0);
@@ -98,7 +98,7 @@ protected:
             EXPECT_EQ(here.expect_wc(IBV_WC_WR_FLUSH_ERR).wr_id, 2U);
             say(2);
         };
-        const auto far = [&](node& there, ibv_qp* qp) {
+        const auto remote_side = [&](node& there, ibv_qp* qp) {
             EXPECT_EQ(post_receive(qp, {there.entry(0, 8)}, 200), 0);
             const auto made = make(there);
             shared[3].memory = made.memory;
@@ -112,23 +112,23 @@ protected:
                       static_cast<std::ptrdiff_t>(there.memory.size()))
                 << "nothing was written";
         };
-        EXPECT_EQ(on_both(near, far, {}, {}, far_how), 0);
+        EXPECT_EQ(on_both(local_side, remote_side, {}, {}, remote_options), 0);
     }
     // One request fails at the local host: the remote host gets no event and stays in RTS.
     void expect_local(const std::function<request(node&)>& make, ibv_wc_status status,
-                      const connect_options& near_how = {}) {
-        const auto near = [&](node& here, ibv_qp* qp) {
+                      const connect_options& local_options = {}) {
+        const auto local_side = [&](node& here, ibv_qp* qp) {
             EXPECT_EQ(make(here).post(qp), 0);
             EXPECT_EQ(here.expect_wc(status).wr_id, 1U);
             EXPECT_TRUE(reaches(qp, IBV_QPS_ERR));
             say(1);
         };
-        const auto far = [&](node& there, ibv_qp* qp) {
+        const auto remote_side = [&](node& there, ibv_qp* qp) {
             EXPECT_TRUE(is_said(1));
             EXPECT_EQ(next_event(there.context.get(), std::chrono::milliseconds(20)), std::nullopt);
             EXPECT_EQ(state_of(qp), IBV_QPS_RTS);
         };
-        EXPECT_EQ(on_both(near, far, {}, near_how, {}), 0);
+        EXPECT_EQ(on_both(local_side, remote_side, {}, local_options, {}), 0);
     }
 };
 
@@ -137,9 +137,9 @@ class wire_refusals : public wire_errors_test,
 
 TEST_P(wire_refusals, reach_both_sides) {
     const auto& [how, opcode] = GetParam();
-    connect_options far;
-    far.access = how.qp_access;
-    expect_refusal(opcode, how.make, IBV_WC_REM_ACCESS_ERR, IBV_EVENT_QP_ACCESS_ERR, far);
+    connect_options remote_side;
+    remote_side.access = how.qp_access;
+    expect_refusal(opcode, how.make, IBV_WC_REM_ACCESS_ERR, IBV_EVENT_QP_ACCESS_ERR, remote_side);
 }
 
 std::string name_of_refusal(const ::testing::TestParamInfo<std::tuple<way, ibv_wr_opcode>>& info) {
@@ -214,14 +214,14 @@ TEST_F(wire_errors_test, requesters_own_memory) {
 TEST_F(wire_errors_test, receive_with_a_key_that_is_not_good) {
     for (const bool foreign : {false, true}) {
         say(0);
-        const auto near = [&](node& here, ibv_qp* qp) {
+        const auto local_side = [&](node& here, ibv_qp* qp) {
             ASSERT_TRUE(is_said(1));
             EXPECT_EQ(request(IBV_WR_SEND).from(here.entry(0, 100)).post(qp), 0);
             (void)here.expect_wc(IBV_WC_REM_OP_ERR);
             EXPECT_TRUE(reaches(qp, IBV_QPS_ERR));
             say(2);
         };
-        const auto far = [&](node& there, ibv_qp* qp) {
+        const auto remote_side = [&](node& there, ibv_qp* qp) {
             const pd_handle other(ibv_alloc_pd(there.context.get()));
             const mr_handle mr(ibv_reg_mr(other.get(), there.memory.data(), 4096, all_access));
             auto entry = there.entry(0, 100);
@@ -234,7 +234,7 @@ TEST_F(wire_errors_test, receive_with_a_key_that_is_not_good) {
             EXPECT_TRUE(reaches(qp, IBV_QPS_ERR));
             EXPECT_TRUE(is_said(2));
         };
-        EXPECT_EQ(on_both(near, far), 0);
+        EXPECT_EQ(on_both(local_side, remote_side), 0);
     }
 }
 
@@ -254,7 +254,7 @@ TEST_P(wire_unreliable, a_receive_that_is_not_good_ends_the_receiver_alone) {
     const bool wrong_key = std::get<1>(GetParam());
     qp_options how;
     how.type = service;
-    const auto near = [&](node& here, ibv_qp* qp) {
+    const auto local_side = [&](node& here, ibv_qp* qp) {
         ibv_ah_attr where{};
         where.is_global = 1;
         where.port_num = 1;
@@ -274,7 +274,7 @@ TEST_P(wire_unreliable, a_receive_that_is_not_good_ends_the_receiver_alone) {
         EXPECT_TRUE(heard(2));
         EXPECT_EQ(state_of(qp), IBV_QPS_RTS);
     };
-    const auto far = [&](node& there, ibv_qp* qp) {
+    const auto remote_side = [&](node& there, ibv_qp* qp) {
         auto entry = there.entry(0, wrong_key ? 200 : 99);
         if (wrong_key)
             entry.lkey += 512;
@@ -286,7 +286,7 @@ TEST_P(wire_unreliable, a_receive_that_is_not_good_ends_the_receiver_alone) {
         EXPECT_TRUE(reaches(qp, IBV_QPS_ERR));
         say(2);
     };
-    EXPECT_EQ(on_both(near, far, how), 0);
+    EXPECT_EQ(on_both(local_side, remote_side, how), 0);
 }
 
 // Large enough to keep the TCP connection busy for some time.
@@ -304,7 +304,7 @@ struct large_region {
 
 // labels: no_tsan
 TEST_F(wire_errors_test, region_that_goes_while_writes_arrive) {
-    const auto near = [&](node& here, ibv_qp* qp) {
+    const auto local_side = [&](node& here, ibv_qp* qp) {
         large_region mine(here);
         std::fill(mine.memory.begin(), mine.memory.end(), 1);
         ASSERT_TRUE(is_said(1));
@@ -317,7 +317,7 @@ TEST_F(wire_errors_test, region_that_goes_while_writes_arrive) {
         (void)here.expect_wc(IBV_WC_REM_ACCESS_ERR);
         say(2);
     };
-    const auto far = [&](node& there, ibv_qp* qp) {
+    const auto remote_side = [&](node& there, ibv_qp* qp) {
         large_region offered(there);
         shared[3].memory = reinterpret_cast<std::uint64_t>(offered.memory.data());
         shared[3].key = offered.mr->rkey;
@@ -329,7 +329,7 @@ TEST_F(wire_errors_test, region_that_goes_while_writes_arrive) {
         EXPECT_TRUE(reaches(qp, IBV_QPS_ERR));
         EXPECT_TRUE(is_said(2));
     };
-    EXPECT_EQ(on_both(near, far), 0);
+    EXPECT_EQ(on_both(local_side, remote_side), 0);
 }
 
 bool is_stopped(pid_t process) {
@@ -342,7 +342,7 @@ bool is_stopped(pid_t process) {
 // The remote host posts reads and stops, so that responses queue up at the local host. A region that is
 // deregistered before its response is sent must cause an access error.
 TEST_F(wire_errors_test, region_that_goes_before_a_read_is_answered) {
-    const auto near = [&](node& here, ibv_qp* qp) {
+    const auto local_side = [&](node& here, ibv_qp* qp) {
         large_region offered(here);
         shared[3].memory = reinterpret_cast<std::uint64_t>(offered.memory.data());
         shared[3].key = offered.mr->rkey;
@@ -356,7 +356,7 @@ TEST_F(wire_errors_test, region_that_goes_before_a_read_is_answered) {
         EXPECT_TRUE(reaches(qp, IBV_QPS_ERR));
         EXPECT_TRUE(is_said(2));
     };
-    const auto far = [&](node& there, ibv_qp* qp) {
+    const auto remote_side = [&](node& there, ibv_qp* qp) {
         large_region mine(there);
         EXPECT_TRUE(is_said(1));
         const auto read = [&](std::uint64_t id, unsigned flags, const ibv_sge& into, const address& from) {
@@ -371,12 +371,12 @@ TEST_F(wire_errors_test, region_that_goes_before_a_read_is_answered) {
         EXPECT_EQ(there.expect_wc(IBV_WC_REM_ACCESS_ERR).wr_id, 3U);
         say(2);
     };
-    EXPECT_EQ(on_both(near, far), 0);
+    EXPECT_EQ(on_both(local_side, remote_side), 0);
 }
 
 // The key check and the update of an atomic are one step: after the deregistration both sides see an error.
 TEST_F(wire_errors_test, region_that_goes_between_atomics) {
-    const auto near = [&](node& here, ibv_qp* qp) {
+    const auto local_side = [&](node& here, ibv_qp* qp) {
         say(1);
         for (;;) {
             EXPECT_EQ(ask(here, IBV_WR_ATOMIC_FETCH_AND_ADD, remote().memory, remote().key).post(qp), 0);
@@ -389,7 +389,7 @@ TEST_F(wire_errors_test, region_that_goes_between_atomics) {
         }
         say(2);
     };
-    const auto far = [&](node& there, ibv_qp* qp) {
+    const auto remote_side = [&](node& there, ibv_qp* qp) {
         EXPECT_TRUE(is_said(1));
         ::usleep(20000);
         there.mr.reset();
@@ -397,7 +397,7 @@ TEST_F(wire_errors_test, region_that_goes_between_atomics) {
         EXPECT_TRUE(reaches(qp, IBV_QPS_ERR));
         EXPECT_TRUE(is_said(2));
     };
-    EXPECT_EQ(on_both(near, far), 0);
+    EXPECT_EQ(on_both(local_side, remote_side), 0);
 }
 
 } // namespace

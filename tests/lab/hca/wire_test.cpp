@@ -23,7 +23,7 @@ void fill(node& where, unsigned seed) {
 }
 
 TEST_F(wire_test, send_receive_write_read_and_atomics) {
-    const auto near = [&](node& here, ibv_qp* qp) {
+    const auto local_side = [&](node& here, ibv_qp* qp) {
         fill(here, 1);
         EXPECT_EQ(request(IBV_WR_SEND).from(here.entry(0, 10000)).from(here.entry(20000, 1)).post(qp), 0);
         (void)here.expect_wc();
@@ -54,7 +54,7 @@ TEST_F(wire_test, send_receive_write_read_and_atomics) {
         EXPECT_EQ(last.from(here.entry(0, 4)).at(remote().memory, remote().key).immediate(99).post(qp), 0);
         (void)here.expect_wc();
     };
-    const auto far = [&](node& there, ibv_qp* qp) {
+    const auto remote_side = [&](node& there, ibv_qp* qp) {
         EXPECT_EQ(post_receive(qp, {there.entry(0, 5000), there.entry(6000, 6000)}), 0);
         EXPECT_EQ(there.expect_wc().byte_len, 10001U);
         for (std::size_t i = 0; i < 5000; ++i)
@@ -68,26 +68,26 @@ TEST_F(wire_test, send_receive_write_read_and_atomics) {
         std::memcpy(&sum, &there.memory[64000], 8);
         EXPECT_EQ(sum, 15U);
     };
-    EXPECT_EQ(on_both(near, far), 0);
+    EXPECT_EQ(on_both(local_side, remote_side), 0);
 }
 
 TEST_F(wire_test, a_send_finds_its_receive_later) {
     connect_options how;
     how.rnr_timer = 12;
-    const auto near = [&](node& here, ibv_qp* qp) {
+    const auto local_side = [&](node& here, ibv_qp* qp) {
         for (std::uint64_t i = 0; i < 20; ++i)
             EXPECT_EQ(request(IBV_WR_SEND, i).from(here.entry(i * 8, 8)).post(qp), 0);
         for (std::uint64_t i = 0; i < 20; ++i)
             EXPECT_EQ(here.expect_wc().wr_id, i);
     };
-    const auto far = [&](node& there, ibv_qp* qp) {
+    const auto remote_side = [&](node& there, ibv_qp* qp) {
         for (std::uint64_t i = 0; i < 20; ++i) { // one at a time: the other sends are retried (RNR)
             ::usleep(2000);
             EXPECT_EQ(post_receive(qp, {there.entry(0, 8)}, i), 0);
             EXPECT_EQ(there.expect_wc().wr_id, i);
         }
     };
-    EXPECT_EQ(on_both(near, far, {}, how), 0);
+    EXPECT_EQ(on_both(local_side, remote_side, {}, how), 0);
 }
 
 TEST_F(wire_test, receiver_never_ready) {
@@ -422,7 +422,7 @@ TEST_F(wire_test, memory_of_all_kinds_in_one_message) {
 // The requester counts the bytes of its requests that are in local Gaudi memory.
 TEST_F(wire_test, bytes_of_device_memory_are_counted) {
     const auto report = root() / "report";
-    const auto near = [&](node& here, ibv_qp* qp) {
+    const auto local_side = [&](node& here, ibv_qp* qp) {
         ::setenv("GAUDI_LAB_HCA_REPORT", report.c_str(), 1); // after fork: the child writes no report
         gaudi_device gaudi;
         const auto at = gaudi.memory(dram_page);
@@ -444,12 +444,12 @@ TEST_F(wire_test, bytes_of_device_memory_are_counted) {
         ::close(fd);
         say_done();
     };
-    const auto far = [&](node& there, ibv_qp* qp) {
+    const auto remote_side = [&](node& there, ibv_qp* qp) {
         EXPECT_EQ(post_receive(qp, {there.entry(0, 20)}), 0);
         (void)there.expect_wc();
         stay();
     };
-    EXPECT_EQ(on_both(near, far), 0);
+    EXPECT_EQ(on_both(local_side, remote_side), 0);
     ::unsetenv("GAUDI_LAB_HCA_REPORT");
     const auto text = text_of(report);
     EXPECT_HAS(text, R"("messages":5)");

@@ -102,10 +102,10 @@ TEST(uct_operations, an_endpoint_that_goes_in_a_callback_is_forgotten) {
     struct ticket {
         int number = 0;
     };
-    gaudi_ucx::operations<ticket> under_way;
+    gaudi_ucx::operations<ticket> in_flight;
     static uct_ep some{};
     static gaudi_ucx::operations<ticket>* all = nullptr;
-    all = &under_way;
+    all = &in_flight;
     uct_completion_t first{}, second{};
     first.count = second.count = 1;
     first.func = [](uct_completion_t*) {
@@ -113,17 +113,17 @@ TEST(uct_operations, an_endpoint_that_goes_in_a_callback_is_forgotten) {
         all->forget(&some);
     };
     second.func = [](uct_completion_t*) {};
-    under_way.add({1}, &first, &some);
-    under_way.add({2}, &second, &some);
+    in_flight.add({1}, &first, &some);
+    in_flight.add({2}, &second, &some);
     std::vector<uct_ep_h> told;
-    EXPECT_EQ(under_way.progress([](ticket&) { return true; },
+    EXPECT_EQ(in_flight.progress([](ticket&) { return true; },
                                  [&](ticket&, uct_ep_h ep) {
                                      told.push_back(ep);
                                      return UCS_OK;
                                  }),
               2U);
     EXPECT_EQ(told, (std::vector<uct_ep_h>{&some, nullptr}));
-    EXPECT_TRUE(under_way.idle());
+    EXPECT_TRUE(in_flight.idle());
 }
 
 std::string shown_by_vfs(const std::string& path) {

@@ -19,9 +19,9 @@ namespace {
 using namespace ucp_side;
 
 struct link {
-    link(std::string called, int socket) : name(std::move(called)), beside(socket) {}
+    link(std::string called, int socket) : name(std::move(called)), line(socket) {}
     std::string name;
-    notes beside;
+    notes line;
     ucp_ep_h endpoint = nullptr;
     unsigned errors = 0; // calls of the error handler
     ucs_status_t reported = UCS_OK;
@@ -48,9 +48,9 @@ public:
                 failed.reported = status;
             };
             how.err_handler.arg = each;
-            each->endpoint = worker_.connect(each->beside, how);
-            each->beside.tell({'m'});
-            (void)hear(*each);
+            each->endpoint = worker_.connect(each->line, how);
+            each->line.send_note({'m'});
+            (void)receive_note(*each);
         }
         mine_ = std::make_unique<memory>(context_, "gaudi", large);
         for (auto* each : {&a_, &b_})
@@ -71,7 +71,7 @@ public:
     active& operator=(const active&) = delete;
 
     void killed() {
-        a_.beside.tell({die});
+        a_.line.send_note({die});
         auto param = mine_->param();
         const auto sending = ucp_tag_send_nbx(a_.endpoint, mine_->address(), large, fatal_tag, &param);
         must_fail(outcome(sending), "the message to A");
@@ -79,16 +79,16 @@ public:
         trade(b_, *mine_);
     }
     void outside() {
-        a_.beside.tell({pass});
-        const remote_memory theirs(a_.endpoint, hear(a_));
+        a_.line.send_note({pass});
+        const remote_memory theirs(a_.endpoint, receive_note(a_));
         must_fail(put(a_, *mine_, theirs, large / 2), "the put beyond A's memory");
         go_on_with_a();
         trade(b_, *mine_);
     }
     // Flips a bit in the plugin's part of the key, which starts with the bytes `begins`.
     void corrupted(std::string_view begins) {
-        a_.beside.tell({pass});
-        auto note = hear(a_);
+        a_.line.send_note({pass});
+        auto note = receive_note(a_);
         const std::string_view all(note.data(), note.size());
         const auto at = all.find(begins);
         if (at == all.npos)
@@ -108,11 +108,11 @@ public:
         trade(b_, *mine_);
     }
     void freed(order how) {
-        a_.beside.tell({pass});
-        const remote_memory theirs(a_.endpoint, hear(a_));
+        a_.line.send_note({pass});
+        const remote_memory theirs(a_.endpoint, receive_note(a_));
         check(put(a_, *mine_, theirs, 0), "the put before the memory is freed");
-        a_.beside.tell({how});
-        (void)hear(a_);
+        a_.line.send_note({how});
+        (void)receive_note(a_);
         must_fail(put(a_, *mine_, theirs, 0), "the put to freed memory");
         go_on_with_a();
         trade(b_, *mine_);
@@ -120,8 +120,8 @@ public:
     // The fault script resets the device during a copy. The put is from memory that no NIC has registered:
     // after the reset it is too late to register it.
     void reset() {
-        a_.beside.tell({pass});
-        const remote_memory theirs(a_.endpoint, hear(a_));
+        a_.line.send_note({pass});
+        const remote_memory theirs(a_.endpoint, receive_note(a_));
         const auto device = gaudi::expect(gaudi::open_device());
         const auto unknown = gaudi::expect(device->heap().allocate(large));
         if (!lose_device(*mine_))
@@ -135,12 +135,12 @@ public:
         trade(b_, host);
     }
     // Sends long messages until a device is lost during one of them: A's, or that of this process.
-    void under_way() {
+    void in_flight() {
         const auto device = gaudi::expect(gaudi::open_device()); // already open in this process
         memory source(context_, "gaudi", longest);
         source.fill(1);
         for (int messages = 0; messages < 100; ++messages) {
-            a_.beside.tell({take, 1});
+            a_.line.send_note({take, 1});
             auto param = source.param();
             const auto sent = outcome(ucp_tag_send_nbx(a_.endpoint, source.address(), longest, 1, &param));
             if (then_ == afterwards::process_ends && (sent != UCS_OK || gone(a_))) {
@@ -148,7 +148,7 @@ public:
                 await_report();
                 return trade(b_, *mine_);
             }
-            const auto word = hear(a_);
+            const auto word = receive_note(a_);
             const auto received = static_cast<ucs_status_t>(word.at(1));
             const bool own = device->lost(), theirs = word.at(2) != 0;
             if (sent == UCS_OK && received == UCS_OK && !own && !theirs)
@@ -157,8 +157,8 @@ public:
                        ucs_status_string(received));
             memory host(context_, "host", large);
             if (!theirs) {
-                a_.beside.tell({look, 1});
-                fmt::print("its bytes are {}\n", hear(a_).at(1) != 0 ? "right" : "not");
+                a_.line.send_note({look, 1});
+                fmt::print("its bytes are {}\n", receive_note(a_).at(1) != 0 ? "right" : "not");
                 trade(a_, host);
             }
             return trade(b_, host);
@@ -167,8 +167,8 @@ public:
     }
     // The same with puts, which this process executes alone.
     void putting() {
-        a_.beside.tell({pass});
-        const remote_memory theirs(a_.endpoint, hear(a_));
+        a_.line.send_note({pass});
+        const remote_memory theirs(a_.endpoint, receive_note(a_));
         const auto device = gaudi::expect(gaudi::open_device()); // already open in this process
         for (int puts = 0; puts < 1000; ++puts)
             if (const auto status = put(a_, *mine_, theirs, 0); status != UCS_OK) {
@@ -186,17 +186,17 @@ public:
     }
     // A registered region stays usable by the NIC after the reset, until the process closes the device.
     void past_the_device() {
-        a_.beside.tell({pass});
-        const remote_memory theirs(a_.endpoint, hear(a_));
+        a_.line.send_note({pass});
+        const remote_memory theirs(a_.endpoint, receive_note(a_));
         const auto seed = ++seed_;
         mine_->fill(seed);
         memory spare(context_, "gaudi", large);
         std::atomic<bool> lost{false};
-        std::thread beside([&] { lost = lose_device(spare); });
+        std::thread losing([&] { lost = lose_device(spare); });
         ucs_status_t status = UCS_OK;
         for (int after = 0; status == UCS_OK && after < 2; after += lost ? 1 : 0)
             status = put(a_, *mine_, theirs, 0);
-        beside.join();
+        losing.join();
         check(status, "a put under the reset");
         memory host(context_, "host", large);
         auto param = host.param();
@@ -211,9 +211,9 @@ public:
     void end() {
         if (b_.errors != 0)
             throw failure(fmt::format("the handler of B was called: {}", ucs_status_string(b_.reported)));
-        b_.beside.tell({leave});
+        b_.line.send_note({leave});
     }
-    void dismiss_a() { a_.beside.tell({leave}); }
+    void dismiss_a() { a_.line.send_note({leave}); }
 
 private:
     static constexpr auto answer_timeout = std::chrono::seconds(20);
@@ -269,31 +269,31 @@ private:
         }
         compare_others();
     }
-    std::vector<char> hear(link& from) {
-        return from.beside.hear([&] { ucp_worker_progress(worker_.handle()); });
+    std::vector<char> receive_note(link& from) {
+        return from.line.receive_note([&] { ucp_worker_progress(worker_.handle()); });
     }
     // Whether the process ended without another note.
     bool gone(link& who) {
-        pollfd word{who.beside.socket(), POLLIN, 0};
+        pollfd word{who.line.socket(), POLLIN, 0};
         until([&] { return ::poll(&word, 1, 0) == 1; }, "a word of A, or its end");
-        return who.beside.ended();
+        return who.line.ended();
     }
     void compare_others() {
-        a_.beside.tell({compare});
-        (void)hear(a_);
+        a_.line.send_note({compare});
+        (void)receive_note(a_);
     }
     // A put and a message; the passive process compares every byte.
     void trade(link& with, memory& from) {
         const auto seed = ++seed_;
         from.fill(seed);
-        with.beside.tell({exchange, static_cast<char>(seed)});
-        const remote_memory theirs(with.endpoint, hear(with));
+        with.line.send_note({exchange, static_cast<char>(seed)});
+        const remote_memory theirs(with.endpoint, receive_note(with));
         check(put(with, from, theirs, 0), "ucp_put_nbx");
-        with.beside.tell({exchange});
+        with.line.send_note({exchange});
         auto param = from.param();
         check(outcome(ucp_tag_send_nbx(with.endpoint, from.address(), large, seed, &param)),
               "ucp_tag_send_nbx");
-        (void)hear(with);
+        (void)receive_note(with);
         fmt::print("a put and a message to {}: right\n", with.name);
     }
     // Copies until the fault script resets the device.
@@ -372,7 +372,7 @@ void act(const options& how, int a, int b) {
     else if (what == "past_the_device")
         self.past_the_device();
     else
-        self.under_way();
+        self.in_flight();
     self.end();
     if (what != "killed" && how.then != afterwards::process_ends)
         self.dismiss_a();

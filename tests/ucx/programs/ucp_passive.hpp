@@ -30,13 +30,13 @@ public:
 
     void serve() {
         for (;;) {
-            const auto word = peer_.hear();
+            const auto word = peer_.receive_note();
             switch (word.at(0)) {
             case exchange:
                 receive(static_cast<std::uint64_t>(word.at(1)));
                 break;
             case pass:
-                peer_.tell(target_->pass());
+                peer_.send_note(target_->pass());
                 break;
             case die:
                 die_under_a_message();
@@ -44,24 +44,25 @@ public:
             case release:
                 target_.reset();
                 (void)memory(context_, "host", 4096); // UCX drops old registrations when it makes a new one
-                peer_.tell({release});
+                peer_.send_note({release});
                 break;
             case reuse:
                 reuse_target();
-                peer_.tell({reuse});
+                peer_.send_note({reuse});
                 break;
             case compare:
                 other_->expect(seed_of_other, "memory that nobody was to write");
                 if (fresh_)
                     fresh_->expect(seed_of_fresh, "memory that came after what was freed");
-                peer_.tell({compare});
+                peer_.send_note({compare});
                 break;
             case take: // only the message uses the device
-                peer_.tell({take, static_cast<char>(receive_long(static_cast<std::uint64_t>(word.at(1)))),
-                            device_->lost()});
+                peer_.send_note({take,
+                                 static_cast<char>(receive_long(static_cast<std::uint64_t>(word.at(1)))),
+                                 device_->lost()});
                 break;
             case look:
-                peer_.tell({look, is_right(static_cast<std::uint64_t>(word.at(1)))});
+                peer_.send_note({look, is_right(static_cast<std::uint64_t>(word.at(1)))});
                 break;
             default:
                 return;
@@ -86,15 +87,15 @@ private:
     void receive(std::uint64_t seed) {
         memory mine(context_, "gaudi", large);
         mine.fill(~seed);
-        peer_.tell(mine.pass());
-        (void)peer_.hear();
+        peer_.send_note(mine.pass());
+        (void)peer_.receive_note();
         mine.expect(seed, "a put");
         mine.fill(~seed);
         auto param = mine.param();
         peer_.done(ucp_tag_recv_nbx(worker_.handle(), mine.address(), large, seed, ~0ULL, &param),
                    "ucp_tag_recv_nbx");
         mine.expect(seed, "a message");
-        peer_.tell({exchange});
+        peer_.send_note({exchange});
     }
     // Returns UCS_INPROGRESS if the message does not complete in time.
     ucs_status_t receive_long(std::uint64_t seed) {

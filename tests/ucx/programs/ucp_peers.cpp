@@ -76,13 +76,13 @@ private:
         const bool gives = from_here == peer_.active();
         mine.fill(gives ? seed_ : ~seed_);
         if (!peer_.active()) {
-            peer_.tell(mine.pass());
-            (void)peer_.hear(); // the operation is complete
+            peer_.send_note(mine.pass());
+            (void)peer_.receive_note(); // the operation is complete
             if (from_here)
                 mine.expect(seed_, what);
             return;
         }
-        const remote_memory theirs(peer_.endpoint(), peer_.hear());
+        const remote_memory theirs(peer_.endpoint(), peer_.receive_note());
         auto param = mine.param();
         ucp_request_param_t none{};
         if (from_here)
@@ -96,7 +96,7 @@ private:
         peer_.done(ucp_ep_flush_nbx(peer_.endpoint(), &none), "ucp_ep_flush_nbx");
         if (!from_here)
             mine.expect(seed_, what);
-        peer_.tell({'d'});
+        peer_.send_note({'d'});
     }
 
     void tagged(memory& mine, std::size_t size, const std::string& what) {
@@ -155,12 +155,12 @@ private:
             throw failure(fmt::format("{}: UCX has atomic operations of 4 and 8 bytes", what));
         if (!peer_.active()) {
             mine.fill(~seed_);
-            peer_.tell(mine.pass());
-            const auto note = peer_.hear();
+            peer_.send_note(mine.pass());
+            const auto note = peer_.receive_note();
             expect_value(mine, std::as_bytes(std::span(note)), what + ", the target");
             return;
         }
-        const remote_memory theirs(peer_.endpoint(), peer_.hear());
+        const remote_memory theirs(peer_.endpoint(), peer_.receive_note());
         memory reply(context_, options_.here, size, options_.of);
         std::uint64_t target = 0;
         make(std::as_writable_bytes(std::span(&target, 1)).first(size), ~seed_, 0);
@@ -201,7 +201,7 @@ private:
         carry_out(UCP_ATOMIC_OP_CSWAP, true, ~target, operand + 8, target); // the comparison fails
         std::vector<char> note(size);
         std::memcpy(note.data(), &target, size);
-        peer_.tell(note);
+        peer_.send_note(note);
     }
     static void expect_value(const memory& found, std::span<const std::byte> wanted,
                              const std::string& what) {
@@ -278,8 +278,8 @@ private:
             if (options_.own_contexts)
                 another.emplace(features_, false);
             worker own(another ? *another : made, options_.sleep);
-            notes beside(socket);
-            peer with(own, own.connect(beside, errors_handled(false)), socket, active_);
+            notes line(socket);
+            peer with(own, own.connect(line, errors_handled(false)), socket, active_);
             const auto bytes = campaign(options_, another ? *another : made, with, 0).run();
             with.close();
             return bytes;
@@ -287,8 +287,8 @@ private:
     }
     std::uint64_t on_one_worker(const context& made) {
         worker shared(made, options_.sleep, UCS_THREAD_MODE_MULTI);
-        notes beside(sockets_.front());
-        const auto endpoint = shared.connect(beside, errors_handled(false));
+        notes line(sockets_.front());
+        const auto endpoint = shared.connect(line, errors_handled(false));
         const auto bytes = in_threads([&](unsigned number, int socket) {
             peer with(shared, endpoint, socket, active_, number + 1);
             return campaign(options_, made, with, number).run();

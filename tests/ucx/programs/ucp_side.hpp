@@ -252,13 +252,13 @@ public:
         char byte = 0;
         return ::recv(socket_, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
     }
-    void tell(const std::vector<char>& note) {
+    void send_note(const std::vector<char>& note) {
         const auto size = static_cast<std::uint32_t>(note.size());
         send_all(&size, sizeof(size));
         send_all(note.data(), note.size());
     }
     template <typename F>
-    std::vector<char> hear(F&& meanwhile) {
+    std::vector<char> receive_note(F&& meanwhile) {
         std::uint32_t size = 0;
         receive_all(&size, sizeof(size), meanwhile);
         std::vector<char> note(size);
@@ -318,9 +318,10 @@ public:
         ucp_address_t* mine = nullptr;
         std::size_t length = 0;
         check(ucp_worker_get_address(handle_, &mine, &length), "ucp_worker_get_address");
-        with.tell(std::vector<char>(reinterpret_cast<char*>(mine), reinterpret_cast<char*>(mine) + length));
+        with.send_note(
+            std::vector<char>(reinterpret_cast<char*>(mine), reinterpret_cast<char*>(mine) + length));
         ucp_worker_release_address(handle_, mine);
-        const auto theirs = with.hear([&] { ucp_worker_progress(handle_); });
+        const auto theirs = with.receive_note([&] { ucp_worker_progress(handle_); });
         how.field_mask |= UCP_EP_PARAM_FIELD_REMOTE_ADDRESS;
         how.address = reinterpret_cast<const ucp_address_t*>(theirs.data());
         ucp_ep_h endpoint = nullptr;
@@ -394,14 +395,14 @@ public:
     }
     void done(ucs_status_ptr_t request, const char* what) { check(finish(request), what); }
 
-    void tell(const std::vector<char>& note) { notes_.tell(note); }
-    std::vector<char> hear() {
-        return notes_.hear([this] { turn(); });
+    void send_note(const std::vector<char>& note) { notes_.send_note(note); }
+    std::vector<char> receive_note() {
+        return notes_.receive_note([this] { turn(); });
     }
     // A barrier of the two processes.
     void meet() {
-        tell({'m'});
-        (void)hear();
+        send_note({'m'});
+        (void)receive_note();
     }
     // Flushes both sides: no operation is outstanding afterwards.
     void settle() {
