@@ -185,18 +185,21 @@ bool connection_core::arm() {
 
 result<completion> connection_core::wait(std::uint32_t slot, milliseconds limit) {
     const auto& waited = operations_[slot];
-    const auto deadline = deadline_after(limit);
+    std::optional<steady_clock::time_point> deadline; // set when the operation has to be waited for
     if (!link_->nic().valid_in_this_process())
         return tl::unexpected(link_->nic().forked_error());
     unsigned polls = 0; // without progress
     for (unsigned turns = 0; waited.state != operation::state::finished; ++turns) {
         polls = progress() != 0 ? 0 : polls + 1;
-        if (turns % polls_between_clocks == 0 && steady_clock::now() >= deadline &&
-            waited.state != operation::state::finished)
+        if (waited.state == operation::state::finished)
+            break;
+        if (!deadline)
+            deadline = deadline_after(limit);
+        if (turns % polls_between_clocks == 0 && steady_clock::now() >= *deadline)
             return tl::unexpected(
                 error(errc::wait_timeout, fmt::format("{} ms for {}", limit.count(), peer())));
         if (link_->options.wait == wait_mode::events && polls > polls_before_sleep)
-            sleep_until(deadline);
+            sleep_until(*deadline);
         else if (polls > polls_before_yield)
             ::sched_yield();
     }
