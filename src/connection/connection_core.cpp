@@ -8,13 +8,10 @@
 #include "src/rdma/staging_source.hpp"
 
 #include <algorithm>
-#include <cerrno>
 #include <fmt/format.h>
 #include <poll.h>
 #include <sched.h>
 #include <sys/epoll.h>
-#include <sys/timerfd.h>
-#include <unistd.h>
 
 namespace gaudi {
 namespace {
@@ -150,20 +147,12 @@ result<int> connection_core::event_fd() {
             error(errc::setting_malformed,
                   "a descriptor of a connection that polls: connect with wait_mode::events"));
     if (events_)
-        return events_.get();
-    unique_fd events(::epoll_create1(EPOLL_CLOEXEC));
-    unique_fd timer(::timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC));
-    if (!events || !timer)
-        return tl::unexpected(error(errc::descriptors_exhausted, "the descriptor of a connection", errno));
-    for (const int fd : {link_->pair.descriptor(), link_->control.descriptor(), timer.get()}) {
-        epoll_event wanted{};
-        wanted.events = EPOLLIN;
-        if (::epoll_ctl(events.get(), EPOLL_CTL_ADD, fd, &wanted) != 0)
-            return tl::unexpected(error(errc::system_call_failed, "epoll_ctl of a connection", errno));
-    }
+        return events_.descriptor();
+    GAUDI_TRY(auto events, event_set::make("the descriptor of a connection"));
+    for (const int fd : {link_->pair.descriptor(), link_->control.descriptor()})
+        GAUDI_CHECK(events.add(fd, EPOLLIN));
     events_ = std::move(events);
-    timer_ = std::move(timer);
-    return events_.get();
+    return events_.descriptor();
 }
 
 bool connection_core::arm() {
@@ -171,15 +160,12 @@ bool connection_core::arm() {
         return false;
     link_->pair.drain_events();
     link_->pair.arm();
-    std::uint64_t expirations = 0;
-    (void)!::read(timer_.get(), &expirations, sizeof(expirations));
+    events_.discard();
     if (progress() != 0 || failure_)
         return false;
     // Nothing wakes the descriptor when a copy of staged memory ends: a timer does while there are any.
-    itimerspec when{};
-    if (stagings_.copying() || offers_.copying())
-        when.it_value.tv_nsec = std::chrono::nanoseconds(copy_poll_interval).count();
-    ::timerfd_settime(timer_.get(), 0, &when, nullptr);
+    events_.set_timer(stagings_.copying() || offers_.copying() ? copy_poll_interval
+                                                               : std::chrono::microseconds(0));
     return true;
 }
 

@@ -6,6 +6,7 @@
 #include "src/connection/offer_table.hpp"
 #include "src/connection/receive_queue.hpp"
 #include "src/connection/staging.hpp"
+#include "src/os/event_set.hpp"
 
 namespace gaudi {
 
@@ -84,7 +85,7 @@ private:
     std::optional<error> failure_;
     bool closing_ = false;
     time_point last_read_{};
-    unique_fd events_, timer_; // of event_fd(), once it was called
+    event_set events_; // of event_fd(), once it was called
 };
 
 } // namespace gaudi
