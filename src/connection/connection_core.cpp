@@ -431,7 +431,10 @@ void connection_core::end(const error& why) {
     link_->pair.destroy();
     stagings_.settle();
     offers_.settle();
+    // Keys are valid on every queue pair of their protection domain: they end with the connection, not with
+    // its object.
     offers_.clear();
+    link_->credits_region.reset();
     operations_.fail_pending(why);
 }
 

@@ -16,7 +16,11 @@ public:
     result<remote_region> offer(const local_region& region, remote_access rights);
     // Copies for the peer from and to the region have completed when this returns.
     void withdraw(const local_region& region);
-    void clear() { offers_.clear(); }
+    // Ends every offer and every key to a slab. Copies must have ended.
+    void clear() {
+        offers_.clear();
+        stagings_.clear();
+    }
 
     // Frames of the peer about staged memory. Access beyond the peer's rights is refused in an answer; an
     // error ends the connection.

@@ -50,6 +50,8 @@ constexpr attack attacks[] = {
     {"read with a key for writing", write, read_it},
     {"atomic with a key for both", read | write, add_to_it, 0, 8},
     {"write with a key for atomics", atomic, write_it},
+    {"read with a key for atomics", atomic, read_it},
+    {"atomic beyond the end", all, add_to_it, page, 8},
     {"read after withdrawal", read | write, read_it, 0, one_page, then::withdraw},
     {"write after withdrawal", read | write, write_it, 0, one_page, then::withdraw},
     {"read after free", read | write, read_it, 0, one_page, then::free},
@@ -270,7 +272,31 @@ INSTANTIATE_TEST_SUITE_P(keys, hostile_peer,
                                            place_and_path{true, memory_path::staged}),
                          name_of_case);
 
-class keys_test : public rdma_test {};
+class keys_test : public rdma_test {
+protected:
+    // Accesses 64 bytes as a peer of another connection would: by a queue pair in the same protection domain.
+    static ibv_wc_status access(const std::shared_ptr<nic_core>& through, transfer_kind kind,
+                                std::uint64_t address, std::uint32_t key) {
+        auto a = expect(queue_pair::make(through, 4, 1)), b = expect(queue_pair::make(through, 4, 1));
+        const auto from_a = a.endpoint(), from_b = b.endpoint();
+        expect(a.connect(from_a, from_b, 14, 6));
+        expect(b.connect(from_b, from_a, 14, 6));
+        std::vector<std::byte> bytes(64);
+        const auto region = expect(through->register_host(bytes));
+        ibv_sge entry{reinterpret_cast<std::uintptr_t>(bytes.data()), 64, region->lkey};
+        ibv_send_wr request{}, *bad = nullptr;
+        request.opcode = kind == write_it ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ;
+        request.wr.rdma = {address, key};
+        request.sg_list = &entry;
+        request.num_sge = 1;
+        request.send_flags = IBV_SEND_SIGNALED;
+        EXPECT_EQ(::ibv_post_send(a.get(), &request, &bad), 0);
+        ibv_wc done{};
+        while (::ibv_poll_cq(a.completions(), 1, &done) == 0) {
+        }
+        return done.status;
+    }
+};
 
 TEST_F(keys_test, what_was_offered_still_works_for_what_it_was_offered) {
     make_pair(memory_path::host, memory_path::zero_copy, one_page);
@@ -525,6 +551,40 @@ TEST_F(keys_test, of_the_handshake_reach_the_credits_and_no_more) {
     }
 }
 
+// The owner has closed the connection and keeps its object.
+TEST_F(keys_test, end_with_the_connection) {
+    make_pair(memory_path::host, memory_path::zero_copy, one_page);
+    expect(right.link->offer(right.region, all));
+    const auto direct = expect(left.link->take_offer(soon));
+    const auto staged = expect(right.nic->region(*right.gaudi, right.buffer, path_policy::staged_only));
+    expect(right.link->offer(staged, read | write));
+    const auto by_slabs = expect(left.link->take_offer(soon));
+    auto& wire = const_cast<connection_link&>(core_of(*left.link)->link());
+    expect(wire.control.send(
+        frame_kind::access_request,
+        encode_frame(access_request{1, by_slabs.address, one_page, by_slabs.key, /*writing*/ true})));
+    std::optional<slab_grant> slab;
+    while (!slab) {
+        right.link->poll();
+        for (const auto& received : expect(wire.control.receive()))
+            if (received.kind == frame_kind::slab_grant)
+                slab = decode_frame<slab_grant>(received.body);
+    }
+    const std::array<std::pair<std::uint64_t, std::uint32_t>, 3> keys{
+        std::pair{direct.address, direct.key},
+        std::pair{slab->address, slab->key},
+        std::pair{wire.theirs.credits_address, wire.theirs.credits_key},
+    };
+    const auto outcome = [&](std::size_t index) {
+        return access(core_of(*right.nic), write_it, keys[index].first, keys[index].second);
+    };
+    for (std::size_t i = 0; i < keys.size(); ++i)
+        EXPECT_EQ(outcome(i), IBV_WC_SUCCESS) << "key " << i;
+    right.link->close();
+    for (std::size_t i = 0; i < keys.size(); ++i)
+        EXPECT_EQ(outcome(i), IBV_WC_REM_ACCESS_ERR) << "key " << i;
+}
+
 // Each key of a granted slab allows access to one slab, in one direction.
 TEST_F(keys_test, to_granted_slabs_open_one_slab_in_one_direction) {
     equip(left, 0, memory_path::staged, 4 * one_page);
@@ -544,33 +604,17 @@ TEST_F(keys_test, to_granted_slabs_open_one_slab_in_one_direction) {
         while (grants.size() < 4)
             (void)expect(staging->progress());
         EXPECT_NE(grants[0].key, grants[1].key);
-        // A queue pair of a peer, in the same protection domain.
         const auto tries = [&](transfer_kind kind, std::uint64_t address, std::uint32_t key) {
-            auto a = expect(queue_pair::make(opened_device, 4, 1)),
-                 b = expect(queue_pair::make(opened_device, 4, 1));
-            const auto from_a = a.endpoint(), from_b = b.endpoint();
-            expect(a.connect(from_a, from_b, 14, 6));
-            expect(b.connect(from_b, from_a, 14, 6));
-            std::vector<std::byte> bytes(64);
-            const auto region = expect(opened_device->register_host(bytes));
-            ibv_sge entry{reinterpret_cast<std::uintptr_t>(bytes.data()), 64, region->lkey};
-            ibv_send_wr request{}, *bad = nullptr;
-            request.opcode = kind == write_it ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ;
-            request.wr.rdma = {address, key};
-            request.sg_list = &entry;
-            request.num_sge = 1;
-            request.send_flags = IBV_SEND_SIGNALED;
-            EXPECT_EQ(::ibv_post_send(a.get(), &request, &bad), 0);
-            ibv_wc done{};
-            while (::ibv_poll_cq(a.completions(), 1, &done) == 0) {
-            }
-            return done.status;
+            return access(opened_device, kind, address, key);
         };
         const auto allowed = writing ? write_it : read_it, other = writing ? read_it : write_it;
         EXPECT_EQ(tries(allowed, grants[0].address, grants[0].key), IBV_WC_SUCCESS);
         EXPECT_EQ(tries(other, grants[0].address, grants[0].key), IBV_WC_REM_ACCESS_ERR);
         EXPECT_EQ(tries(allowed, grants[1].address, grants[0].key), IBV_WC_REM_ACCESS_ERR);
         EXPECT_EQ(tries(allowed, grants[0].address + one_page - 63, grants[0].key), IBV_WC_REM_ACCESS_ERR);
+        EXPECT_EQ(tries(allowed, grants[0].address - 1, grants[0].key), IBV_WC_REM_ACCESS_ERR);
+        staging.reset();
+        EXPECT_EQ(tries(allowed, grants[0].address, grants[0].key), IBV_WC_REM_ACCESS_ERR);
     }
 }
 
