@@ -11,9 +11,10 @@
 namespace gaudi {
 
 registration::registration(std::weak_ptr<registration_cache> cache, std::shared_ptr<nic_core> nic,
-                           mr_handle region, std::uint64_t bytes, std::optional<descriptor> own)
+                           mr_handle region, std::uint64_t serial, std::uint64_t bytes,
+                           std::optional<descriptor> own)
     : cache_(std::move(cache)), nic_(std::move(nic)), own_(std::move(own)), region_(std::move(region)),
-      local_key_(region_->lkey), remote_key_(region_->rkey), bytes_(bytes) {}
+      local_key_(region_->lkey), remote_key_(region_->rkey), serial_(serial), bytes_(bytes) {}
 
 registration::~registration() {
     if (!nic_->valid_in_this_process())
@@ -124,7 +125,7 @@ registration_cache::add(std::uint64_t bytes, Register&& register_it,
         made = register_it();
     if (!made)
         return tl::unexpected(made.error());
-    return std::make_unique<const registration>(weak_from_this(), nic_, std::move(*made), bytes,
+    return std::make_unique<const registration>(weak_from_this(), nic_, std::move(*made), ++serials_, bytes,
                                                 std::move(own));
 }
 
@@ -294,7 +295,9 @@ result<remote_key> registration_cache::expose(const local_region& region, remote
             error(errc::not_allocated, fmt::format("a key to {} bytes at {:#x}: the buffer was freed",
                                                    region.length(), region.address())));
     };
-    const exposed_range range{region.address(), region.length(), region.generation_, holder, rights};
+    const auto& local = internals::registration(region);
+    const exposed_range range{
+        region.address(), region.length(), region.generation_, local ? local->serial() : 0, holder, rights};
     remote_key key; // before the guard: its destructor locks the mutex
     key.generation_ = region.generation_;
     key.region_ = {region.address(), region.length(), 0, region.path(), rights};

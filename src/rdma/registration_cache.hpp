@@ -21,13 +21,15 @@ public:
         dmabuf_export whole;
     };
     registration(std::weak_ptr<registration_cache> cache, std::shared_ptr<nic_core> nic, mr_handle region,
-                 std::uint64_t bytes, std::optional<descriptor> own);
+                 std::uint64_t serial, std::uint64_t bytes, std::optional<descriptor> own);
     ~registration();
     registration(const registration&) = delete;
     registration& operator=(const registration&) = delete;
 
     [[nodiscard]] std::uint32_t local_key() const { return local_key_; }
     [[nodiscard]] std::uint32_t remote_key() const { return remote_key_; }
+    // Never repeats within a cache.
+    [[nodiscard]] std::uint64_t serial() const { return serial_; }
     [[nodiscard]] std::uint64_t bytes() const { return bytes_; }
     // The cache that made it, for keys to parts of it.
     [[nodiscard]] std::shared_ptr<registration_cache> cache() const { return cache_.lock(); }
@@ -44,7 +46,7 @@ private:
     mutable std::mutex mutex_;
     mutable mr_handle region_;
     const std::uint32_t local_key_, remote_key_;
-    const std::uint64_t bytes_;
+    const std::uint64_t serial_, bytes_;
 };
 
 // The registrations of one NIC. For this process, with local rights: one per chunk of device memory, kept
@@ -81,8 +83,10 @@ private:
         dmabuf_export whole = {}; // the chunk owns the descriptor, open until chunk_goes()
     };
     using host_range = std::pair<const std::byte*, std::size_t>;
+    // `registration`: the serial of the local one. Addresses do not identify memory: two DMA-BUFs may have
+    // the same one, and host memory may have been mapped anew.
     struct exposed_range {
-        std::uint64_t address = 0, length = 0, generation = 0, holder = 0;
+        std::uint64_t address = 0, length = 0, generation = 0, registration = 0, holder = 0;
         remote_access rights = remote_access::none;
         auto operator<=>(const exposed_range&) const = default;
     };
@@ -140,7 +144,7 @@ private:
         kept* what = nullptr;
     };
     last_chunk last_;
-    std::uint64_t uses_ = 0;
+    std::uint64_t uses_ = 0, serials_ = 0;
     registration_statistics counts_;
 };
 

@@ -263,6 +263,44 @@ TEST_F(registration_test, any_dmabuf_can_be_registered_and_moved) {
     EXPECT_LT(open_descriptors(), held) << "a region that is gone keeps the descriptor";
 }
 
+// The address of a DMA-BUF's region is the caller's choice and does not identify the memory.
+TEST_F(registration_test, dmabufs_at_the_same_address_have_keys_of_their_own) {
+    constexpr std::size_t size = 8192;
+    equip(left, 0, memory_path::zero_copy, size);
+    equip(right, 1, memory_path::zero_copy, 2 * size);
+    right.put(pattern(2 * size, 1));
+    const auto all = pattern(2 * size, 1);
+    std::array<local_region, 2> regions;
+    for (std::size_t i = 0; i < 2; ++i) {
+        const auto window = expect(right.gaudi->export_memory(right.buffer.address() + i * size, size));
+        regions[i] = expect(right.nic->region(window.fd, window.offset, size, 0x7000000000));
+        ::close(window.fd);
+    }
+    right.region = regions[0];
+    connect_both();
+    const auto bytes_behind = [&](const remote_region& remote) {
+        left.put(pattern(size, 9));
+        auto reading = expect(left.link->read(left.region, remote));
+        finish_all(reading);
+        expect(reading.wait(soon));
+        return left.get();
+    };
+    const auto first = expect(regions[0].expose(remote_access::read)),
+               second = expect(regions[1].expose(remote_access::read));
+    EXPECT_NE(first.region().key, second.region().key);
+    for (std::size_t i = 0; i < 2; ++i) {
+        const std::vector<std::byte> own(all.begin() + static_cast<std::ptrdiff_t>(i * size),
+                                         all.begin() + static_cast<std::ptrdiff_t>((i + 1) * size));
+        EXPECT_EQ(bytes_behind((i == 0 ? first : second).region()), own) << "DMA-BUF " << i;
+        expect(right.link->offer(regions[i], remote_access::read)); // the connection's keys differ as well
+        EXPECT_EQ(bytes_behind(expect(left.link->take_offer(soon))), own) << "offer of DMA-BUF " << i;
+    }
+    // A region that is gone leaves its key to nothing but its own memory.
+    regions[0] = {};
+    right.region = {};
+    EXPECT_EQ(bytes_behind(first.region()), std::vector<std::byte>(all.begin(), all.begin() + size));
+}
+
 TEST_F(registration_test, a_dmabuf_that_cannot_be_registered_says_why) {
     open();
     const auto buffer = expect(left.gaudi->heap().allocate(8192));
