@@ -17,82 +17,97 @@ result<std::shared_ptr<copy_core>> copy_core::make(const std::shared_ptr<hl_devi
     return queue_core::make(device, known, options);
 }
 
-std::uint32_t copy_core::begin_operation(std::uint64_t bytes, counted_as counted) {
+std::uint32_t copy_core::begin_operation(std::uint64_t bytes, const copy_details& details) {
     const auto slot = new_operation();
-    at(slot).bytes = bytes;
-    at(slot).counted = counted;
+    auto& begun = at(slot);
+    begun.bytes = bytes;
+    begun.counted = details.counted;
+    begun.kept = details.kept;
     return slot;
 }
 
 result<std::uint32_t> copy_core::write(device_address to, std::span<const std::byte> from,
-                                       const copy_hints& hints, counted_as counted) {
+                                       const copy_details& details) {
     if (from.empty())
         return tl::unexpected(error(errc::size_zero, "copy of 0 bytes to the device"));
-    GAUDI_CHECK(check(to, from.size()));
-    return write_unchecked(to, from, hints, counted);
-}
-
-result<std::uint32_t> copy_core::write_unchecked(device_address to, std::span<const std::byte> from,
-                                                 const copy_hints& hints, counted_as counted) {
+    if (details.checked)
+        GAUDI_CHECK(check(to, from.size()));
     if (device_->lost())
         return tl::unexpected(device_->loss().describe("copy to the device"));
     const std::lock_guard guard(mutex_);
-    const auto slot = begin_operation(from.size(), counted);
+    const auto slot = begin_operation(from.size(), details);
     // The engine only reads the source, but the driver pins it for writing all the same.
     const auto source = reach_host(slot, {const_cast<std::byte*>(from.data()), from.size()}, true);
     if (!source) {
         release(slot);
         return tl::unexpected(source.error());
     }
-    return start(slot, *source, to.value(), from.size(), copy_direction::down, hints);
+    return start(slot, *source, to.value(), from.size(), copy_direction::down, details.hints);
 }
 
-result<std::uint32_t> copy_core::read(std::span<std::byte> to, device_address from, const copy_hints& hints,
-                                      counted_as counted) {
+result<std::uint32_t> copy_core::read(std::span<std::byte> to, device_address from,
+                                      const copy_details& details) {
     if (to.empty())
         return tl::unexpected(error(errc::size_zero, "copy of 0 bytes from the device"));
-    GAUDI_CHECK(check(from, to.size()));
-    return read_unchecked(to, from, hints, counted);
-}
-
-result<std::uint32_t> copy_core::read_unchecked(std::span<std::byte> to, device_address from,
-                                                const copy_hints& hints, counted_as counted) {
+    if (details.checked)
+        GAUDI_CHECK(check(from, to.size()));
     if (device_->lost())
         return tl::unexpected(device_->loss().describe("copy from the device"));
     const std::lock_guard guard(mutex_);
-    const auto slot = begin_operation(to.size(), counted);
+    const auto slot = begin_operation(to.size(), details);
     const auto destination = reach_host(slot, to, false);
     if (!destination) {
         release(slot);
         return tl::unexpected(destination.error());
     }
-    return start(slot, from.value(), *destination, to.size(), copy_direction::up, hints);
+    return start(slot, from.value(), *destination, to.size(), copy_direction::up, details.hints);
 }
 
 result<std::uint32_t> copy_core::copy(device_address to, device_address from, std::uint64_t length,
-                                      const copy_hints& hints, counted_as counted) {
+                                      const copy_details& details) {
     if (length == 0)
         return tl::unexpected(error(errc::size_zero, "copy of 0 bytes within the device"));
     for (const auto address : {to, from})
-        GAUDI_CHECK(check(address, length));
+        if (details.checked)
+            GAUDI_CHECK(check(address, length));
     if (to < from + length && from < to + length)
         return tl::unexpected(error(errc::ranges_overlap, fmt::format("copy of {} bytes from {:#x} to {:#x}",
                                                                       length, from.value(), to.value())));
-    return copy_unchecked(to, from, length, copy_direction::within, hints, counted);
+    return start_on_device(to, from, length, copy_direction::within, details);
 }
 
-result<std::uint32_t> copy_core::copy_unchecked(device_address to, device_address from, std::uint64_t length,
-                                                copy_direction direction, const copy_hints& hints,
-                                                counted_as counted) {
+result<std::uint32_t> copy_core::copy_imported(device_address to, device_address from, std::uint64_t length,
+                                               copy_direction direction, const copy_details& details) {
+    return start_on_device(to, from, length, direction, details);
+}
+
+result<std::uint32_t> copy_core::start_on_device(device_address to, device_address from, std::uint64_t length,
+                                                 copy_direction direction, const copy_details& details) {
     if (device_->lost())
         return tl::unexpected(device_->loss().describe("copy"));
     const std::lock_guard guard(mutex_);
-    return start(begin_operation(length, counted), from.value(), to.value(), length, direction, hints);
+    return start(begin_operation(length, details), from.value(), to.value(), length, direction,
+                 details.hints);
+}
+
+std::size_t copy_core::poll() {
+    if (!device_->valid_in_this_process())
+        return 0;
+    const std::lock_guard guard(mutex_);
+    const auto count = advance();
+    event_.signal();
+    return count;
 }
 
 bool copy_core::finished(std::uint32_t slot) {
+    if (!device_->valid_in_this_process())
+        return true;                  // wait() reports it
+    std::shared_ptr<const void> last; // destroyed after unlocking
     const std::lock_guard guard(mutex_);
-    return at(slot).state == state::finished;
+    if (at(slot).state != state::finished)
+        return false;
+    last.swap(at(slot).kept);
+    return true;
 }
 
 bool copy_core::done(std::uint32_t slot) {
@@ -109,26 +124,40 @@ result<void> copy_core::wait(std::uint32_t slot, std::chrono::milliseconds limit
         return tl::unexpected(error(errc::forked, fmt::format("a copy on {}", device_->identity().bus_id)));
     for (;; poll()) {
         {
+            std::shared_ptr<const void> last; // destroyed after unlocking
             const std::lock_guard guard(mutex_);
-            const auto& asked = at(slot);
-            if (asked.state == state::finished) {
-                if (asked.failure)
-                    return tl::unexpected(*asked.failure);
+            auto& awaited = at(slot);
+            if (awaited.state == state::finished) {
+                last.swap(awaited.kept);
+                if (awaited.failure)
+                    return tl::unexpected(*awaited.failure);
                 return {};
             }
             flush_batch();
         }
         const auto left = std::chrono::duration_cast<std::chrono::microseconds>(deadline - clock::now());
-        if (left.count() <= 0)
+        if (left.count() <= 0) {
+            if (done(slot)) // also advances a copy whose caller only asks with a limit of 0
+                continue;
             return tl::unexpected(
                 error(errc::copy_timeout,
                       fmt::format("copy on {}, waited {} ms", device_->identity().bus_id, limit.count())));
+        }
         sleep(slot, left);
     }
 }
 
 void copy_core::drop(std::uint32_t slot) {
-    const std::lock_guard guard(mutex_);
+    if (!device_->valid_in_this_process())
+        return;                       // the parent's copy
+    std::shared_ptr<const void> last; // destroyed after unlocking
+    std::unique_lock lock(mutex_);
+    if (at(slot).kept && at(slot).state != state::finished) {
+        lock.unlock();
+        (void)wait(slot, no_limit);
+        lock.lock();
+    }
+    last.swap(at(slot).kept);
     if (at(slot).state == state::finished)
         release(slot);
     else

@@ -17,6 +17,18 @@ namespace gaudi {
 
 enum class copy_direction : std::uint8_t { down, up, within };
 
+// How an engine carries out one copy.
+struct copy_details {
+    copy_hints hints = {};
+    // The path that the copy counts as; nullopt: it is a step of a larger copy, which counts as a whole.
+    std::optional<copy_path> counted = copy_path::engine;
+    // Kept until the copy has ended and its ticket was asked about it. A ticket that is destroyed earlier
+    // waits for the copy.
+    std::shared_ptr<const void> kept = {};
+    // false: the caller knows that the device can access the addresses, and they are not looked up.
+    bool checked = true;
+};
+
 // A copy engine: checks addresses and keeps the outcomes of operations. Derived classes start copies and
 // detect their completion. An operation is identified by its slot. One mutex guards all state.
 class copy_core : public copy_tracker {
@@ -26,24 +38,17 @@ public:
     static result<std::shared_ptr<copy_core>> make(const std::shared_ptr<hl_device>& device,
                                                    const address_map* known, const copy_options& options);
 
-    // The path that a copy counts as; nullopt: it is a step of a larger copy, which counts as a whole.
-    using counted_as = std::optional<copy_path>;
-    result<std::uint32_t> write(device_address to, std::span<const std::byte> from, const copy_hints& hints,
-                                counted_as counted = copy_path::engine);
-    result<std::uint32_t> read(std::span<std::byte> to, device_address from, const copy_hints& hints,
-                               counted_as counted = copy_path::engine);
+    result<std::uint32_t> write(device_address to, std::span<const std::byte> from,
+                                const copy_details& details);
+    result<std::uint32_t> read(std::span<std::byte> to, device_address from, const copy_details& details);
     result<std::uint32_t> copy(device_address to, device_address from, std::uint64_t length,
-                               const copy_hints& hints, counted_as counted = copy_path::engine);
-    // Without a lookup in the address map: the caller knows that the device can access the addresses.
-    result<std::uint32_t> write_unchecked(device_address to, std::span<const std::byte> from,
-                                          const copy_hints& hints, counted_as counted);
-    result<std::uint32_t> read_unchecked(std::span<std::byte> to, device_address from,
-                                         const copy_hints& hints, counted_as counted);
-    virtual result<std::uint32_t> copy_unchecked(device_address to, device_address from, std::uint64_t length,
-                                                 copy_direction direction, const copy_hints& hints,
-                                                 counted_as counted);
+                               const copy_details& details);
+    // Between this device's memory and another's, which this device has imported. Addresses are not looked
+    // up.
+    virtual result<std::uint32_t> copy_imported(device_address to, device_address from, std::uint64_t length,
+                                                copy_direction direction, const copy_details& details);
 
-    virtual std::size_t poll() = 0;
+    std::size_t poll();
     [[nodiscard]] bool done(std::uint32_t slot) override;
     [[nodiscard]] bool finished(std::uint32_t slot) override;
     result<void> wait(std::uint32_t slot, std::chrono::milliseconds limit) override;
@@ -60,7 +65,10 @@ protected:
     struct operation {
         copy_core::state state = state::unused;
         bool dropped = false; // the ticket was destroyed: nothing reads the outcome
-        counted_as counted;
+        std::optional<copy_path> counted;
+        // Destroyed without the mutex by the thread that holds the ticket: its destructor may take other
+        // locks or hold the last reference to this engine.
+        std::shared_ptr<const void> kept;
         std::uint64_t bytes = 0;
         std::optional<error> failure;
         bounce_slab::use bounce;
@@ -94,10 +102,12 @@ protected:
         : device_(std::move(device)), known_(known), slab_(std::move(slab)) {}
 
     [[nodiscard]] virtual result<void> check(device_address address, std::uint64_t length) const = 0;
+    result<std::uint32_t> start_on_device(device_address to, device_address from, std::uint64_t length,
+                                          copy_direction direction, const copy_details& details);
     // All with the mutex held.
     virtual operation& at(std::uint32_t slot) = 0;
     virtual std::uint32_t new_operation() = 0;
-    std::uint32_t begin_operation(std::uint64_t bytes, counted_as counted);
+    std::uint32_t begin_operation(std::uint64_t bytes, const copy_details& details);
     virtual void release(std::uint32_t slot) = 0;
     // The address at which the engine accesses host memory until the operation ends.
     virtual result<std::uint64_t> reach_host(std::uint32_t slot, std::span<std::byte> memory,
@@ -105,6 +115,8 @@ protected:
     virtual result<std::uint32_t> start(std::uint32_t slot, std::uint64_t source, std::uint64_t destination,
                                         std::uint64_t length, copy_direction direction,
                                         const copy_hints& hints) = 0;
+    // Collects completions and submits waiting copies, without blocking. Returns how many copies ended.
+    virtual std::size_t advance() = 0;
     // Submits the pending batch now: a caller blocks on it.
     virtual void flush_batch() {}
     void finish(operation& done);

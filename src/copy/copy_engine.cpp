@@ -19,12 +19,12 @@ result<copy_ticket> ticket_of(const std::shared_ptr<copy_core>& core, const resu
 } // namespace
 
 result<copy_ticket> read_step(const copy_engine& engine, std::span<std::byte> to, device_address from) {
-    return ticket_of(core_of(engine), core_of(engine)->read(to, from, {}, std::nullopt), to.size());
+    return ticket_of(core_of(engine), core_of(engine)->read(to, from, {{}, std::nullopt}), to.size());
 }
 
 result<copy_ticket> write_step(const copy_engine& engine, device_address to,
                                std::span<const std::byte> from) {
-    return ticket_of(core_of(engine), core_of(engine)->write(to, from, {}, std::nullopt), from.size());
+    return ticket_of(core_of(engine), core_of(engine)->write(to, from, {{}, std::nullopt}), from.size());
 }
 
 pinned_memory::pinned_memory() = default;
@@ -47,16 +47,16 @@ bool copy_engine::lost() const {
 
 result<copy_ticket> copy_engine::write(device_address to, std::span<const std::byte> from,
                                        const copy_hints& hints) {
-    return ticket_of(core_, core_->write(to, from, hints), from.size());
+    return ticket_of(core_, core_->write(to, from, {hints}), from.size());
 }
 
 result<copy_ticket> copy_engine::read(std::span<std::byte> to, device_address from, const copy_hints& hints) {
-    return ticket_of(core_, core_->read(to, from, hints), to.size());
+    return ticket_of(core_, core_->read(to, from, {hints}), to.size());
 }
 
 result<copy_ticket> copy_engine::copy(device_address to, device_address from, std::uint64_t length,
                                       const copy_hints& hints) {
-    return ticket_of(core_, core_->copy(to, from, length, hints), length);
+    return ticket_of(core_, core_->copy(to, from, length, {hints}), length);
 }
 
 std::size_t copy_engine::poll() {

@@ -3,6 +3,7 @@
 
 #include "src/copy/packet.hpp"
 #include "src/error/try.hpp"
+#include "src/os/internals.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -72,6 +73,27 @@ queue_core::~queue_core() {
         if (sequence != 0)
             device_->api().wait_for_cs(device_->fd(), sequence, 100000, &status);
     }
+}
+
+result<pinned_memory> queue_core::pin(std::span<std::byte> memory) {
+    GAUDI_TRY(auto mapped, device_->map_host(memory));
+    const auto begin = reinterpret_cast<std::uintptr_t>(memory.data());
+    {
+        const std::lock_guard guard(mutex_);
+        pinned_.emplace(begin, pinned_range{begin + memory.size(), mapped.address().value()});
+    }
+    return internals::wrap<pinned_memory>(
+        std::make_unique<mapped_pin>(shared_from_this(), std::move(mapped)));
+}
+
+void queue_core::unpin(const host_mapping& gone) {
+    const std::lock_guard guard(mutex_);
+    const auto [first, last] = pinned_.equal_range(reinterpret_cast<std::uintptr_t>(gone.bytes().data()));
+    for (auto entry = first; entry != last; ++entry)
+        if (entry->second.address == gone.address().value()) {
+            pinned_.erase(entry);
+            return;
+        }
 }
 
 std::vector<queue_use> queue_core::queues() {

@@ -28,7 +28,6 @@ public:
                command_ring ring, bounce_slab slab);
     ~queue_core() override;
 
-    std::size_t poll() override;
     result<pinned_memory> pin(std::span<std::byte> memory) override;
     void unpin(const host_mapping& gone);
     [[nodiscard]] std::vector<queue_use> queues() override;
@@ -69,6 +68,7 @@ private:
     // All with the mutex held.
     operation& at(std::uint32_t slot) override { return operations_[slot]; }
     std::uint32_t new_operation() override;
+    std::size_t advance() override;
     void flush_batch() override { submit_waiting(true); }
     void release(std::uint32_t slot) override { operations_.release(slot); }
     result<std::uint64_t> reach_host(std::uint32_t slot, std::span<std::byte> memory, bool writes) override;

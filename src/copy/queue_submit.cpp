@@ -10,8 +10,23 @@
 #include <cerrno>
 #include <cstring>
 #include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/uio.h>
+#include <unistd.h>
 
 namespace gaudi {
+namespace {
+
+// Whether every page is mapped in this process.
+bool is_mapped(std::span<const std::byte> memory) {
+    constexpr std::uintptr_t page = 4096;
+    const auto begin = reinterpret_cast<std::uintptr_t>(memory.data()) / page * page;
+    const auto length = reinterpret_cast<std::uintptr_t>(memory.data()) + memory.size() - begin;
+    std::vector<unsigned char> residency((length + page - 1) / page);
+    return ::mincore(reinterpret_cast<void*>(begin), length, residency.data()) == 0;
+}
+
+} // namespace
 
 result<void> queue_core::check(device_address address, std::uint64_t length) const {
     if (known_ == nullptr)
@@ -31,6 +46,61 @@ std::uint32_t queue_core::new_operation() {
     ++statistics_.copies;
     return slot;
 }
+
+// ---- host memory: pinned before, through the slab, or mapped for one copy ----
+
+std::optional<std::uint64_t> queue_core::pinned_address(const void* begin, std::size_t length) const {
+    const auto wanted = reinterpret_cast<std::uintptr_t>(begin);
+    auto found = pinned_.upper_bound(wanted);
+    if (found == pinned_.begin())
+        return std::nullopt;
+    --found;
+    if (wanted + length > found->second.end)
+        return std::nullopt;
+    return found->second.address + (wanted - found->first);
+}
+
+result<host_mapping> queue_core::map_for_copy(queue_operation& owner, std::span<std::byte> memory,
+                                              bool writes) {
+    auto mapped = device_->map_host(memory);
+    if (mapped || !writes || mapped.error().code() != errc::host_range_invalid)
+        return mapped;
+    // The driver pins host memory for writing. A source that is only read-only (constants, a mapped file) is
+    // duplicated. The kernel copies it, so that an address that is not mapped remains an error and does not
+    // crash.
+    if (!is_mapped(memory))
+        return mapped;
+    GAUDI_TRY(auto duplicate, mapping::anonymous(memory.size()));
+    std::size_t done = 0;
+    while (done < memory.size()) {
+        const iovec to{duplicate.bytes().data() + done, memory.size() - done},
+            from{memory.data() + done, memory.size() - done};
+        const auto copied = ::process_vm_readv(::getpid(), &to, 1, &from, 1, 0);
+        if (copied <= 0)
+            return mapped;
+        done += static_cast<std::size_t>(copied);
+    }
+    owner.duplicate = std::move(duplicate);
+    return device_->map_host(owner.duplicate.bytes());
+}
+
+result<std::uint64_t> queue_core::reach_host(std::uint32_t slot, std::span<std::byte> memory, bool writes) {
+    if (const auto address = pinned_address(memory.data(), memory.size())) {
+        ++statistics_.pinned;
+        return *address;
+    }
+    auto& owner = operations_[slot];
+    if (const auto offset = slab_.take(owner.bounce, memory, writes)) {
+        ++statistics_.bounced;
+        return mapped_slab_.address().value() + *offset;
+    }
+    GAUDI_TRY(auto mapped, map_for_copy(owner, memory, writes));
+    ++statistics_.mapped;
+    owner.mapped = std::move(mapped);
+    return owner.mapped.address().value();
+}
+
+// ---- submission ----
 
 result<std::uint32_t> queue_core::start(std::uint32_t slot, std::uint64_t source, std::uint64_t destination,
                                         std::uint64_t length, copy_direction direction,
@@ -270,13 +340,9 @@ std::size_t queue_core::collect() {
     return finished;
 }
 
-std::size_t queue_core::poll() {
-    if (!device_->valid_in_this_process())
-        return 0;
-    const std::lock_guard guard(mutex_);
+std::size_t queue_core::advance() {
     const auto finished = collect();
     submit_waiting(true);
-    event_.signal();
     return finished;
 }
 
@@ -314,8 +380,7 @@ void queue_core::watch() {
             device_->api().wait_for_cs(device_->fd(), sequence, 10000, &status);
             lock.lock();
         }
-        collect();
-        submit_waiting(true);
+        advance();
         event_.signal();
     }
 }

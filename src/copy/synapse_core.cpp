@@ -178,12 +178,9 @@ result<std::uint32_t> synapse_core::start(std::uint32_t slot, std::uint64_t sour
     return slot;
 }
 
-result<std::uint32_t> synapse_core::copy_unchecked(device_address to, device_address from,
-                                                   std::uint64_t length, copy_direction direction,
-                                                   const copy_hints& hints, counted_as counted) {
-    if (direction != copy_direction::within) // SynapseAI cannot address memory of another device
-        return tl::unexpected(error(errc::copies_absent, "SynapseAI copies within its own device only"));
-    return copy_core::copy_unchecked(to, from, length, direction, hints, counted);
+result<std::uint32_t> synapse_core::copy_imported(device_address, device_address, std::uint64_t,
+                                                  copy_direction, const copy_details&) {
+    return tl::unexpected(error(errc::copies_absent, "SynapseAI copies within its own device only"));
 }
 
 void synapse_core::end_operation(synapse_operation& done) {
@@ -193,7 +190,7 @@ void synapse_core::end_operation(synapse_operation& done) {
     finish(done);
 }
 
-std::size_t synapse_core::collect() {
+std::size_t synapse_core::advance() {
     std::size_t count = 0;
     if (pending_ == 0)
         return count;
@@ -211,15 +208,7 @@ std::size_t synapse_core::collect() {
         if (each.dropped)
             release(slot);
     }
-    event_.signal();
     return count;
-}
-
-std::size_t synapse_core::poll() {
-    if (!device_->valid_in_this_process())
-        return 0;
-    const std::lock_guard guard(mutex_);
-    return collect();
 }
 
 void synapse_core::sleep(std::uint32_t, std::chrono::microseconds limit) {
@@ -234,7 +223,8 @@ void synapse_core::watch() {
             event_.sleep(lock);
             continue;
         }
-        collect();
+        advance();
+        event_.signal();
         event_.sleep_for(lock, pause);
     }
 }

@@ -19,10 +19,9 @@ public:
                  std::uint32_t id, bounce_slab slab);
     ~synapse_core() override;
 
-    result<std::uint32_t> copy_unchecked(device_address to, device_address from, std::uint64_t length,
-                                         copy_direction direction, const copy_hints& hints,
-                                         counted_as counted) override;
-    std::size_t poll() override;
+    // errc::copies_absent: SynapseAI cannot address memory of another device.
+    result<std::uint32_t> copy_imported(device_address to, device_address from, std::uint64_t length,
+                                        copy_direction direction, const copy_details& details) override;
     result<pinned_memory> pin(std::span<std::byte> memory) override;
     [[nodiscard]] std::vector<queue_use> queues() override { return {}; } // SynapseAI does not show them
     void unpin(std::span<std::byte> memory);
@@ -48,7 +47,7 @@ private:
                                 std::uint64_t length, copy_direction direction,
                                 const copy_hints& hints) override;
     void end_operation(synapse_operation& done);
-    std::size_t collect();
+    std::size_t advance() override;
 
     const synapse_copies api_;
     const std::uint32_t id_;

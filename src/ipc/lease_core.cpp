@@ -73,23 +73,24 @@ error lease_core::gone_error() const {
             fmt::format("{} bytes at {:#x} of process {}", handle_.allocated, handle_.base, handle_.pid)};
 }
 
-result<void> lease_core::enter() {
+result<void> lease_core::check() const {
     if (gone())
         return tl::unexpected(gone_error());
-    if (word_ == nullptr)
-        return {};
+    return {};
+}
+
+result<std::shared_ptr<const void>> lease_core::begin_copy() {
+    GAUDI_CHECK(check());
     // The importer increments the count before it reads the flag; the owner sets the flag before it waits for
     // the count. Either the importer sees the revocation, or the owner sees the copy.
     word_->in_flight.fetch_add(1);
-    if (word_->revoked.load() == 0)
-        return {};
-    word_->in_flight.fetch_sub(1);
-    return tl::unexpected(gone_error());
-}
-
-void lease_core::leave() {
-    if (word_ != nullptr && forks_ == fork_count())
-        word_->in_flight.fetch_sub(1);
+    auto counted = std::shared_ptr<const void>(word_, [self = shared_from_this()](const void*) {
+        if (self->forks_ == fork_count())
+            self->word_->in_flight.fetch_sub(1);
+    });
+    if (word_->revoked.load() != 0)
+        return tl::unexpected(gone_error());
+    return counted;
 }
 
 std::shared_ptr<lease_resources> lease_core::resources() const {

@@ -26,7 +26,7 @@ struct lease_resources {
 };
 
 // An importer's lease of one allocation.
-class lease_core {
+class lease_core : public std::enable_shared_from_this<lease_core> {
 public:
     // Requests a lease from the owner.
     static result<std::shared_ptr<lease_core>> open(const std::shared_ptr<owner_link>& link,
@@ -47,9 +47,11 @@ public:
     // The reason, where gone() is true.
     [[nodiscard]] error gone_error() const;
 
-    // Called before and after each copy. errc::lease_revoked, handle_stale, peer_gone, forked.
-    result<void> enter();
-    void leave();
+    // Whether copies may begin. errc::lease_revoked, handle_stale, peer_gone, forked.
+    [[nodiscard]] result<void> check() const;
+    // Counts a copy as in flight, on which the owner waits before it frees the memory, until what is returned
+    // is destroyed. The errors of check().
+    result<std::shared_ptr<const void>> begin_copy();
 
     // The address at which the local device accesses the memory, by the vendor driver's import.
     result<device_address> imported_by(lease_resources& resources, const std::shared_ptr<hl_device>& device);

@@ -5,13 +5,10 @@
 #include "src/error/try.hpp"
 #include "src/os/fork_count.hpp"
 #include "src/os/per_process.hpp"
-#include "src/os/system_error.hpp"
 #include "src/transfer/paths/nic_loopback.hpp"
 
 #include <fmt/format.h>
 #include <sys/epoll.h>
-#include <sys/timerfd.h>
-#include <unistd.h>
 
 namespace gaudi {
 namespace {
@@ -20,6 +17,8 @@ using kind = copy_end::kind;
 
 // Longest copy that a NIC makes while the caller waits in copy(): longer ones would block it too long.
 constexpr std::uint64_t most_now = 64 * 1024;
+
+constexpr auto poll_interval = std::chrono::microseconds(50);
 
 // The copier of imported buffers.
 struct process_copier {
@@ -79,7 +78,7 @@ result<void> copier_core::look_up_imported(const place& which, copy_end& end, co
     end.offset = buffer.offset_ + offset;
     end.address = buffer.lease_->base() + end.offset;
     if (buffer.lease_->local())
-        return buffer.lease_->enter(); // this process's own memory: no copy is counted
+        return buffer.lease_->check(); // this process's own memory: no copy is counted
     if (job.lease)
         return tl::unexpected(
             error(errc::no_path, "both places are memory of other processes: copy through one's own"));
@@ -147,13 +146,10 @@ result<copy_ticket> copier_core::copy(const place& to, const place& from, const 
         nic_first = false; // an engine copies, or reports the error
     }
     job.hints = policy.hints;
-    if (!job.lease)
-        return start(job, policy, nic_first);
-    GAUDI_CHECK(job.lease->enter());
-    auto started = start(job, policy, nic_first);
-    if (!started)
-        job.lease->leave();
-    return started;
+    if (job.lease) {
+        GAUDI_TRY(job.kept, job.lease->begin_copy());
+    }
+    return start(job, policy, nic_first);
 }
 
 result<copy_ticket> copier_core::start(const copy_job& job, const copy_policy& policy, bool nic_first) {
@@ -196,8 +192,7 @@ std::vector<path_verdict> copier_core::paths(const place& to, const place& from)
     copy_job job;
     auto ready = look_up(to, from, job);
     if (ready && job.lease)
-        ready = job.lease->enter();
-    const bool entered = ready && job.lease;
+        ready = job.lease->begin_copy().map([&](auto kept) { job.kept = std::move(kept); });
     for (const auto& each : paths_) {
         path_verdict verdict{each->which(), std::nullopt};
         if (!ready) {
@@ -209,8 +204,6 @@ std::vector<path_verdict> copier_core::paths(const place& to, const place& from)
         }
         verdicts.push_back(std::move(verdict));
     }
-    if (entered)
-        job.lease->leave();
     return verdicts;
 }
 
@@ -221,54 +214,38 @@ void copier_core::poll() {
 
 void copier_core::watch(copy_core& engine) {
     const auto fd = engine.event_fd(event_when::armed);
-    if (!fd)
-        return;          // poll() finds its completions
-    epoll_event event{}; // edge-triggered: other users share the descriptor, so that it is never read here
-    event.events = EPOLLIN | EPOLLET;
-    ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, *fd, &event);
+    // Edge-triggered: other users share the descriptor, so that it is never read here.
+    if (!fd || !events_.add(*fd, EPOLLIN | EPOLLET)) {
+        unwatched_ = true;
+        events_.set_timer(poll_interval);
+        return;
+    }
     engine.arm(); // another thread may be asleep already
 }
 
 result<int> copier_core::event_fd() {
     const std::lock_guard guard(events_mutex_);
-    if (epoll_)
-        return epoll_.get();
-    unique_fd epoll(::epoll_create1(EPOLL_CLOEXEC));
-    unique_fd timer(::timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC));
-    epoll_event event{};
-    event.events = EPOLLIN;
-    if (!epoll || !timer || ::epoll_ctl(epoll.get(), EPOLL_CTL_ADD, timer.get(), &event) != 0)
-        return tl::unexpected(system_error("the event descriptor of a copier"));
-    epoll_ = std::move(epoll);
-    timer_ = std::move(timer);
+    if (events_)
+        return events_.descriptor();
+    GAUDI_TRY(events_, event_set::make("the event descriptor of a copier"));
     devices_.when_new([this](copy_core& each) { watch(each); });
     devices_.for_each_engine([this](copy_core& each) { watch(each); });
-    pending_.when_added([this] { set_timer(true); }); // another thread may be asleep already
-    return epoll_.get();
+    pending_.when_added([this] { events_.set_timer(poll_interval); }); // a thread may be asleep already
+    return events_.descriptor();
 }
 
 // Copies on some paths advance only when this process polls them: while such copies are in flight, a timer
 // makes the descriptor readable.
 void copier_core::arm() {
     const std::lock_guard guard(events_mutex_);
-    if (!epoll_)
+    if (!events_)
         return;
-    epoll_event seen[8];
-    std::uint64_t fired = 0;
-    (void)::epoll_wait(epoll_.get(), seen, 8, 0); // discards events so far: the engines are polled below
-    (void)!::read(timer_.get(), &fired, sizeof(fired));
+    events_.discard(); // the engines are polled below
     devices_.for_each_engine([](copy_core& each) {
         each.arm();
         each.poll();
     });
-    set_timer(pending_.any());
-}
-
-void copier_core::set_timer(bool soon) const {
-    constexpr long pause_ns = 50000;
-    itimerspec when{};
-    when.it_value.tv_nsec = soon ? pause_ns : 0;
-    ::timerfd_settime(timer_.get(), 0, &when, nullptr);
+    events_.set_timer(pending_.any() || unwatched_ ? poll_interval : std::chrono::microseconds(0));
 }
 
 void copier_core::forget(unsigned device_index) {

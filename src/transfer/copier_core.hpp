@@ -3,12 +3,14 @@
 
 #include <gaudi/copier.hpp>
 
+#include "src/os/event_set.hpp"
 #include "src/transfer/device_table.hpp"
 #include "src/transfer/path.hpp"
 #include "src/transfer/pending_copy.hpp"
 #include "src/transfer/slab_pool.hpp"
 
 #include <array>
+#include <atomic>
 
 namespace gaudi {
 
@@ -45,7 +47,6 @@ private:
     [[nodiscard]] error nothing_viable(const copy_job& job, const copy_policy& policy,
                                        std::span<const std::pair<copy_path, error>> failures) const;
     void watch(copy_core& engine);
-    void set_timer(bool soon) const;
 
     const copier_options options_;
     const unsigned forks_;
@@ -54,7 +55,8 @@ private:
     nic_loopback* small_;                                 // of paths_
     std::array<std::unique_ptr<path>, copy_paths> paths_; // in the order of copy_path
     std::mutex events_mutex_;
-    unique_fd epoll_, timer_;
+    event_set events_;                   // of event_fd(), once it was called
+    std::atomic<bool> unwatched_{false}; // descriptors were exhausted: the timer stands in for an engine's
 };
 
 } // namespace gaudi

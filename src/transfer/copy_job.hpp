@@ -26,7 +26,8 @@ struct copy_job {
     copy_end to, from;
     std::uint64_t length = 0;
     copy_hints hints;
-    std::shared_ptr<lease_core> lease; // of the leased end; copier_core::copy enters it before a path starts
+    std::shared_ptr<lease_core> lease; // of the leased end
+    std::shared_ptr<const void> kept;  // until the copy has ended: counts it as in flight on the lease
 
     [[nodiscard]] bool has(copy_end::kind which) const { return to.is(which) || from.is(which); }
     // The end of that kind, and the other end.

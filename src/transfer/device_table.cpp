@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "src/transfer/device_table.hpp"
-#include "src/os/internals.hpp"
 
+#include "src/device/registry.hpp"
 #include "src/error/try.hpp"
+#include "src/ipc/lease_core.hpp"
+#include "src/os/internals.hpp"
 
 #include <fmt/format.h>
 
@@ -65,6 +67,38 @@ result<std::shared_ptr<device>> device_table::device_of(const copy_end& end, std
             error(errc::wrong_device, fmt::format("{} bytes at {:#x} are not memory of {}", length,
                                                   end.address.value(), core_of(*found)->identity().bus_id)));
     return found;
+}
+
+std::shared_ptr<copy_core> device_table::find_joined(const owner_link* link, std::uint64_t node) {
+    const std::lock_guard guard(mutex_);
+    for (const auto& each : joined_)
+        if (each.link == link && each.node == node)
+            if (auto engine = each.engine.lock())
+                return engine;
+    return nullptr;
+}
+
+result<std::shared_ptr<copy_core>> device_table::engine_on_context(const lease_core& lease) {
+    const auto* const link = lease.link().get(); // nullptr: memory of this process
+    const auto node = lease.handle().device;
+    if (auto engine = find_joined(link, node))
+        return engine;
+    for (const auto& device : registry::self().all_open()) // the same context, whichever process opened it
+        if (core_of(*device)->node() == node)
+            if (auto own = engine_of(core_of(*device)->identity().index))
+                return own;
+    if (lease.local())
+        return tl::unexpected(lease.gone_error());
+    GAUDI_TRY(const auto joined, lease.link()->context_engine(node, lease.slot()));
+    const auto& engine = core_of(joined);
+    const std::lock_guard guard(mutex_);
+    std::erase_if(joined_, [&](const auto& each) {
+        return each.engine.expired() || (each.link == link && each.node == node);
+    });
+    if (when_new_)
+        when_new_(*engine);
+    joined_.push_back({link, node, engine});
+    return engine;
 }
 
 void device_table::forget(unsigned index) {

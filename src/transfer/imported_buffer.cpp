@@ -8,7 +8,6 @@
 #include "src/ipc/importer.hpp"
 #include "src/os/internals.hpp"
 #include "src/transfer/copier_core.hpp"
-#include "src/transfer/paths/owner_context.hpp"
 
 namespace gaudi {
 namespace {
@@ -50,7 +49,7 @@ result<copy_ticket> imported_buffer::write(std::uint64_t offset, device_address 
 }
 
 result<pinned_memory> imported_buffer::pin(std::span<std::byte> memory) {
-    GAUDI_TRY(const auto engine, engine_on_context(copier_core::of_process()->devices(), lease_));
+    GAUDI_TRY(const auto engine, copier_core::of_process()->devices().engine_on_context(*lease_));
     GAUDI_TRY(auto pinned, engine->pin(memory));
     return internals::wrap<pinned_memory>(std::make_unique<leased_pin>(lease_, std::move(pinned)));
 }

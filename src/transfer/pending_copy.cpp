@@ -10,10 +10,8 @@
 
 namespace gaudi {
 
-pending_copy::pending_copy(copy_path path, std::uint64_t bytes, std::shared_ptr<lease_core> lease,
-                           bool counted_here)
-    : path_(path), bytes_(bytes), counted_here_(counted_here), forks_(fork_count()),
-      lease_(std::move(lease)) {}
+pending_copy::pending_copy(copy_path path, std::uint64_t bytes, std::shared_ptr<const void> kept)
+    : path_(path), bytes_(bytes), forks_(fork_count()), kept_(std::move(kept)) {}
 
 // In a child of fork the copy and what it holds belong to the parent.
 bool pending_copy::forked() const {
@@ -26,11 +24,10 @@ bool pending_copy::drive_locked() {
     outcome_ = check();
     if (!outcome_)
         return false;
-    if (*outcome_ && counted_here_)
+    if (*outcome_)
         count_copy(path_, bytes_);
     release_resources();
-    if (const auto lease = std::move(lease_))
-        lease->leave();
+    kept_.reset();
     ended_.store(true, std::memory_order_release);
     return true;
 }
@@ -112,25 +109,6 @@ bool pending_copies::any() {
         const auto copy = each.lock();
         return copy && !copy->finished(0);
     });
-}
-
-engine_copy::engine_copy(copy_ticket ticket, std::shared_ptr<lease_core> lease,
-                         std::shared_ptr<const void> kept)
-    : pending_copy(ticket.path(), ticket.bytes(), std::move(lease), false), ticket_(std::move(ticket)),
-      kept_(std::move(kept)) {}
-
-std::optional<result<void>> engine_copy::check() {
-    if (!ticket_.done())
-        return std::nullopt;
-    return ticket_.wait();
-}
-
-void engine_copy::release_resources() {
-    kept_.reset();
-}
-
-void engine_copy::sleep(std::chrono::milliseconds limit) {
-    (void)ticket_.wait(limit);
 }
 
 } // namespace gaudi

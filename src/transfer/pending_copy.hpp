@@ -4,7 +4,6 @@
 #include <gaudi/copy_ticket.hpp>
 
 #include "src/copy/copy_tracker.hpp"
-#include "src/ipc/lease_core.hpp"
 
 #include <atomic>
 #include <functional>
@@ -14,13 +13,11 @@
 
 namespace gaudi {
 
-// A copy that this process must drive, or that holds resources unknown to the engine. Its lease counts a copy
-// in flight until the copy has ended.
+// A copy that this process must drive.
 class pending_copy : public copy_tracker {
 public:
-    // `counted_here`: false where an engine already adds the copy to the statistics.
-    pending_copy(copy_path path, std::uint64_t bytes, std::shared_ptr<lease_core> lease,
-                 bool counted_here = true);
+    // `kept` is destroyed when the copy has ended.
+    pending_copy(copy_path path, std::uint64_t bytes, std::shared_ptr<const void> kept);
 
     [[nodiscard]] bool done(std::uint32_t slot) override;
     [[nodiscard]] bool finished(std::uint32_t slot) override;
@@ -45,9 +42,8 @@ private:
 
     const copy_path path_;
     const std::uint64_t bytes_;
-    const bool counted_here_;
     const unsigned forks_;
-    std::shared_ptr<lease_core> lease_;
+    std::shared_ptr<const void> kept_;
     std::mutex mutex_;
     std::optional<result<void>> outcome_;
     std::atomic<bool> ended_{false}; // outcome_ is set and final
@@ -67,20 +63,6 @@ private:
     std::mutex mutex_;
     std::vector<std::weak_ptr<pending_copy>> all_;
     std::function<void()> when_added_;
-};
-
-// A copy by one engine, with the resources it holds until it has ended.
-class engine_copy final : public pending_copy {
-public:
-    engine_copy(copy_ticket ticket, std::shared_ptr<lease_core> lease, std::shared_ptr<const void> kept);
-
-private:
-    std::optional<result<void>> check() override;
-    void release_resources() override;
-    void sleep(std::chrono::milliseconds limit) override;
-
-    copy_ticket ticket_;
-    std::shared_ptr<const void> kept_;
 };
 
 } // namespace gaudi

@@ -10,9 +10,9 @@
 
 namespace gaudi {
 
-pipeline::pipeline(copy_path path, std::uint64_t bytes, std::shared_ptr<lease_core> lease, room slabs,
+pipeline::pipeline(copy_path path, std::uint64_t bytes, std::shared_ptr<const void> kept, room slabs,
                    std::unique_ptr<pipeline_step> source, std::unique_ptr<pipeline_step> destination)
-    : pending_copy(path, bytes, std::move(lease)), room_(std::move(slabs)), source_(std::move(source)),
+    : pending_copy(path, bytes, std::move(kept)), room_(std::move(slabs)), source_(std::move(source)),
       destination_(std::move(destination)), length_(bytes) {}
 
 pipeline::~pipeline() {
@@ -122,9 +122,9 @@ public:
             (void)each.wait();
     }
     result<void> start(unsigned slab, std::span<std::byte> bytes, std::uint64_t offset) override {
-        GAUDI_TRY(const auto slot, source_
-                                       ? engine_->read_unchecked(bytes, base_ + offset, {}, std::nullopt)
-                                       : engine_->write_unchecked(base_ + offset, bytes, {}, std::nullopt));
+        const copy_details details{{}, std::nullopt, nullptr, false};
+        GAUDI_TRY(const auto slot, source_ ? engine_->read(bytes, base_ + offset, details)
+                                           : engine_->write(base_ + offset, bytes, details));
         tickets_[slab] = internals::wrap<copy_ticket>(engine_, slot, copy_path::staged, bytes.size());
         return {};
     }

@@ -34,7 +34,7 @@ public:
         std::function<void()> release;                        // called after the steps are destroyed
         std::function<void(std::chrono::milliseconds)> sleep; // none: yield
     };
-    pipeline(copy_path path, std::uint64_t bytes, std::shared_ptr<lease_core> lease, room slabs,
+    pipeline(copy_path path, std::uint64_t bytes, std::shared_ptr<const void> kept, room slabs,
              std::unique_ptr<pipeline_step> source, std::unique_ptr<pipeline_step> destination);
     ~pipeline() override;
 

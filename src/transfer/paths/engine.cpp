@@ -26,11 +26,12 @@ public:
     }
     result<copy_ticket> start(const copy_job& job) override {
         GAUDI_TRY(auto core, devices_.engine_of(job.end_of(kind::device).device));
+        const copy_details details{job.hints};
         GAUDI_TRY(const auto slot, job.from.is(kind::host)
-                                       ? core->write(job.to.address, job.host_of(job.from), job.hints)
+                                       ? core->write(job.to.address, job.host_of(job.from), details)
                                    : job.to.is(kind::host)
-                                       ? core->read(job.host_of(job.to), job.from.address, job.hints)
-                                       : core->copy(job.to.address, job.from.address, job.length, job.hints));
+                                       ? core->read(job.host_of(job.to), job.from.address, details)
+                                       : core->copy(job.to.address, job.from.address, job.length, details));
         return internals::wrap<copy_ticket>(std::move(core), slot, which(), job.length);
     }
 

@@ -33,7 +33,7 @@ class nic_copy final : public pending_copy {
 public:
     nic_copy(const copy_job& job, std::shared_ptr<nic_loopback::shared_state> state,
              nic_loopback::ready prepared, std::uint64_t number)
-        : pending_copy(copy_path::nic_loopback, job.length, job.lease), state_(std::move(state)),
+        : pending_copy(copy_path::nic_loopback, job.length, job.kept), state_(std::move(state)),
           prepared_(std::move(prepared)), number_(number) {}
 
 private:

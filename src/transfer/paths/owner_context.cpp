@@ -1,36 +1,17 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "src/transfer/paths/owner_context.hpp"
-#include "src/os/internals.hpp"
-
-#include "src/device/registry.hpp"
 #include "src/error/try.hpp"
+#include "src/os/internals.hpp"
 #include "src/transfer/device_table.hpp"
 #include "src/transfer/path.hpp"
-#include "src/transfer/pending_copy.hpp"
 
 namespace gaudi {
-
-result<std::shared_ptr<copy_core>> engine_on_context(device_table& devices,
-                                                     const std::shared_ptr<lease_core>& lease) {
-    const auto node = lease->handle().device;
-    for (const auto& device : registry::self().all_open()) // the same context, whichever process opened it
-        if (core_of(*device)->node() == node)
-            if (auto own = devices.engine_of(core_of(*device)->identity().index))
-                return own;
-    if (lease->local())
-        return tl::unexpected(lease->gone_error());
-    return lease->link()->context_engine(node, lease->slot()).map([](const auto& each) {
-        return core_of(each);
-    });
-}
-
 namespace {
 
 using kind = copy_end::kind;
 
 class owner_context final : public path {
 public:
-    explicit owner_context(const path_tools& tools) : devices_(tools.devices), pending_(tools.pending) {}
+    explicit owner_context(const path_tools& tools) : devices_(tools.devices) {}
 
     [[nodiscard]] copy_path which() const override { return copy_path::owner_context; }
     [[nodiscard]] const char* unsuited(const copy_job& job) const override {
@@ -44,31 +25,29 @@ public:
     result<copy_ticket> start(const copy_job& job) override {
         GAUDI_TRY(auto core, engine_for(job));
         GAUDI_TRY(const auto slot, begin(*core, job));
-        auto ticket = internals::wrap<copy_ticket>(std::move(core), slot, which(), job.length);
-        return pending_.add(std::make_shared<engine_copy>(std::move(ticket), job.lease, nullptr));
+        return internals::wrap<copy_ticket>(std::move(core), slot, which(), job.length);
     }
 
 private:
     result<std::shared_ptr<copy_core>> engine_for(const copy_job& job) {
         const auto& local = job.other_than(kind::leased);
         if (!local.is(kind::device))
-            return engine_on_context(devices_, job.lease);
+            return devices_.engine_on_context(*job.lease);
         GAUDI_TRY(const auto own, devices_.device_of(local, job.length));
         if (core_of(*own)->node() != job.lease->handle().device)
             return tl::unexpected(error(errc::no_path, "the memory is another device's"));
         return devices_.engine_of(local.device);
     }
     result<std::uint32_t> begin(copy_core& core, const copy_job& job) {
+        const copy_details details{job.hints, which(), job.kept, false};
         if (job.from.is(kind::host))
-            return core.write_unchecked(job.to.address, job.host_of(job.from), job.hints, which());
+            return core.write(job.to.address, job.host_of(job.from), details);
         if (job.to.is(kind::host))
-            return core.read_unchecked(job.host_of(job.to), job.from.address, job.hints, which());
-        return core.copy_unchecked(job.to.address, job.from.address, job.length, copy_direction::within,
-                                   job.hints, which());
+            return core.read(job.host_of(job.to), job.from.address, details);
+        return core.copy(job.to.address, job.from.address, job.length, details);
     }
 
     device_table& devices_;
-    pending_copies& pending_;
 };
 
 } // namespace

@@ -104,7 +104,7 @@ public:
         };
         std::unique_ptr<pipeline_step> there = std::make_unique<owner_step>(
             job.lease, job.end_of(kind::leased).offset, !to_owner, std::span(offsets).first(room.count));
-        return tools_.pending.add(std::make_shared<pipeline>(which(), job.length, job.lease, std::move(room),
+        return tools_.pending.add(std::make_shared<pipeline>(which(), job.length, job.kept, std::move(room),
                                                              std::move(to_owner ? here : there),
                                                              std::move(to_owner ? there : here)));
     }

@@ -6,8 +6,8 @@
 #include "src/os/round_up.hpp"
 #include "src/transfer/device_table.hpp"
 #include "src/transfer/path.hpp"
-#include "src/transfer/pending_copy.hpp"
 
+#include <array>
 #include <fmt/format.h>
 
 namespace gaudi {
@@ -67,8 +67,7 @@ private:
 
 class peer_dmabuf final : public path {
 public:
-    explicit peer_dmabuf(const path_tools& tools)
-        : devices_(tools.devices), pending_(tools.pending), keep_(tools.keep) {}
+    explicit peer_dmabuf(const path_tools& tools) : devices_(tools.devices), keep_(tools.keep) {}
 
     [[nodiscard]] copy_path which() const override { return copy_path::peer_dmabuf; }
     [[nodiscard]] const char* unsuited(const copy_job& job) const override {
@@ -89,11 +88,10 @@ public:
         // The engine addresses the other device's memory like host memory.
         const bool reads = &own == &job.to;
         GAUDI_TRY(const auto slot,
-                  core->copy_unchecked(reads ? own.address : other.at, reads ? other.at : own.address,
-                                       job.length, reads ? copy_direction::down : copy_direction::up,
-                                       job.hints, which()));
-        auto ticket = internals::wrap<copy_ticket>(std::move(core), slot, which(), job.length);
-        return pending_.add(std::make_shared<engine_copy>(std::move(ticket), job.lease, other.kept));
+                  core->copy_imported(reads ? own.address : other.at, reads ? other.at : own.address,
+                                      job.length, reads ? copy_direction::down : copy_direction::up,
+                                      {job.hints, which(), kept_by(job, other)}));
+        return internals::wrap<copy_ticket>(std::move(core), slot, which(), job.length);
     }
     void forget(unsigned index) override {
         cache_->drop([&](const hl_device& by) { return by.identity().index == index; });
@@ -103,6 +101,13 @@ public:
     }
 
 private:
+    // What the copy keeps. The import is released before the lease.
+    static std::shared_ptr<const void> kept_by(const copy_job& job, const imported_range& other) {
+        if (!job.kept)
+            return other.kept;
+        return std::make_shared<const std::array<std::shared_ptr<const void>, 2>>(
+            std::array{job.kept, other.kept});
+    }
     // The end whose engine copies: the destination's, where both engines could.
     [[nodiscard]] static const copy_end& importing(const copy_job& job) {
         return job.to.is(kind::device) ? job.to : job.from;
@@ -149,7 +154,6 @@ private:
     }
 
     device_table& devices_;
-    pending_copies& pending_;
     const bool keep_;
     const std::shared_ptr<import_cache> cache_ = std::make_shared<import_cache>();
     std::mutex mutex_;

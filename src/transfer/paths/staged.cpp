@@ -38,7 +38,7 @@ public:
         }
         room.release = [pool, set] { pool->release(set); };
         return tools_.pending.add(
-            std::make_shared<pipeline>(which(), job.length, job.lease, std::move(room),
+            std::make_shared<pipeline>(which(), job.length, job.kept, std::move(room),
                                        engine_step(std::move(source.engine), job.from.address, true),
                                        engine_step(std::move(destination.engine), job.to.address, false)));
     }
