@@ -179,8 +179,8 @@ perftest_result perftest(const char* program, std::uint64_t bytes, unsigned iter
 
 // Runs our operation and perftest alternately and prints both as one row.
 template <typename Ours, typename Theirs>
-void beside_perftest(table& out, const std::string& what, const char* program, const char* unit, double goal,
-                     Ours&& ours, Theirs&& theirs) {
+void compare_with_perftest(table& out, const std::string& what, const char* program, const char* unit,
+                           double goal, Ours&& ours, Theirs&& theirs) {
     bench::side_by_side found;
     for (int i = 0; i < rounds; ++i) {
         const auto own = ours(), other = theirs();
@@ -197,7 +197,7 @@ void beside_perftest(table& out, const std::string& what, const char* program, c
 void against_perftest(table& out, pair& both) {
     const auto compare = [&](const char* name, const char* program, std::uint64_t bytes, auto&& ours) {
         const auto total = bytes >= mib ? 2048 * mib : 1024 * mib;
-        beside_perftest(
+        compare_with_perftest(
             out, fmt::format("{} {} KiB, host memory", name, bytes / kib), program, "GB/s", 0.95,
             [&] { return ours(bytes, total); },
             [&] {
@@ -219,7 +219,7 @@ void against_perftest(table& out, pair& both) {
 
 void message_rate(table& out, pair& both) {
     const auto compare = [&](const char* name, const char* program, auto&& ours) {
-        beside_perftest(
+        compare_with_perftest(
             out, fmt::format("{} 8 B, host memory", name), program, "M/s", 0.8,
             [&] { return ours() * 1e9 / 8 / 1e6; },
             [&] { return perftest(program, 8, 500000).million_messages; });
@@ -235,7 +235,7 @@ void message_rate(table& out, pair& both) {
         "zero-copy");
 }
 
-void ways(table& out, pair& both) {
+void zero_copy_and_staged(table& out, pair& both) {
     double direct = 0, staged = 0, mixed = 0, network = 0, engine = 0;
     auto copies = expect(both.own->device->copies());
     const auto pinned = expect(copies.pin(both.own->host));
@@ -295,7 +295,7 @@ int main() {
         registration(out, both);
         against_perftest(out, both);
         message_rate(out, both);
-        ways(out, both);
+        zero_copy_and_staged(out, both);
     } catch (const std::exception& why) {
         std::fprintf(stderr, "%s\n", why.what());
         return 1;

@@ -121,9 +121,9 @@ TEST_F(device_test, one_object_for_everybody_in_the_process) {
 
 // In the lab's topology processor N belongs to NUMA node N.
 TEST_F(device_test, first_free_prefers_a_device_close_to_its_processor) {
-    for (const int near : {0, 1}) {
-        describe(fmt::format("gaudis = 2\n[gaudi {}]\nnuma_node = 0\n[gaudi {}]\nnuma_node = 1\n", near,
-                             1 - near));
+    for (const int nearer : {0, 1}) {
+        describe(fmt::format("gaudis = 2\n[gaudi {}]\nnuma_node = 0\n[gaudi {}]\nnuma_node = 1\n", nearer,
+                             1 - nearer));
         child bound([&] {
             ::setenv("HWLOC_XMLFILE", (lab() / "topology.xml").c_str(), 1);
             cpu_set_t one;
@@ -136,7 +136,7 @@ TEST_F(device_test, first_free_prefers_a_device_close_to_its_processor) {
         const int chosen = bound.wait();
         if (chosen == 77)
             GTEST_SKIP() << "not allowed to run on processor 0";
-        EXPECT_EQ(chosen, near);
+        EXPECT_EQ(chosen, nearer);
     }
 }
 

@@ -8,7 +8,7 @@ namespace {
 
 using namespace testing_support;
 
-enum class memory { host, near, other, foreign, leased }; // `near`, `other`: two devices of this process
+enum class memory { host, first, second, foreign, leased }; // `first`, `second`: two devices of this process
 
 struct path_case {
     copy_path path;
@@ -18,7 +18,7 @@ struct path_case {
 std::string test_name(const ::testing::TestParamInfo<path_case>& of) {
     constexpr const char* paths[] = {"host_copy",    "engine", "owner_context", "peer_dmabuf",
                                      "nic_loopback", "staged", "owner_proxy"};
-    constexpr const char* memories[] = {"host", "near", "other", "foreign", "leased"};
+    constexpr const char* memories[] = {"host", "first", "second", "foreign", "leased"};
     return fmt::format("{}_{}_to_{}", paths[static_cast<int>(of.param.path)],
                        memories[static_cast<int>(of.param.from)], memories[static_cast<int>(of.param.to)]);
 }
@@ -40,9 +40,9 @@ protected:
         switch (what) {
         case memory::host:
             return std::make_unique<host_place>(largest);
-        case memory::near:
+        case memory::first:
             return std::make_unique<device_place>(1, largest);
-        case memory::other:
+        case memory::second:
             return std::make_unique<device_place>(0, largest);
         case memory::foreign:
             return std::make_unique<foreign_place>(2, largest);
@@ -56,36 +56,36 @@ protected:
 using enum memory;
 INSTANTIATE_TEST_SUITE_P(every, contract_test,
                          ::testing::Values(path_case{copy_path::host_copy, host, host},         //
-                                           path_case{copy_path::engine, near, host},            //
-                                           path_case{copy_path::engine, host, near},            //
-                                           path_case{copy_path::engine, near, near},            //
+                                           path_case{copy_path::engine, first, host},           //
+                                           path_case{copy_path::engine, host, first},           //
+                                           path_case{copy_path::engine, first, first},          //
                                            path_case{copy_path::owner_context, host, leased},   //
                                            path_case{copy_path::owner_context, leased, host},   //
-                                           path_case{copy_path::peer_dmabuf, near, other},      //
-                                           path_case{copy_path::peer_dmabuf, near, leased},     //
-                                           path_case{copy_path::peer_dmabuf, leased, near},     //
-                                           path_case{copy_path::peer_dmabuf, near, foreign},    //
-                                           path_case{copy_path::peer_dmabuf, foreign, near},    //
-                                           path_case{copy_path::nic_loopback, near, host},      //
-                                           path_case{copy_path::nic_loopback, host, near},      //
-                                           path_case{copy_path::nic_loopback, near, near},      //
-                                           path_case{copy_path::nic_loopback, near, other},     //
+                                           path_case{copy_path::peer_dmabuf, first, second},    //
+                                           path_case{copy_path::peer_dmabuf, first, leased},    //
+                                           path_case{copy_path::peer_dmabuf, leased, first},    //
+                                           path_case{copy_path::peer_dmabuf, first, foreign},   //
+                                           path_case{copy_path::peer_dmabuf, foreign, first},   //
+                                           path_case{copy_path::nic_loopback, first, host},     //
+                                           path_case{copy_path::nic_loopback, host, first},     //
+                                           path_case{copy_path::nic_loopback, first, first},    //
+                                           path_case{copy_path::nic_loopback, first, second},   //
                                            path_case{copy_path::nic_loopback, host, leased},    //
                                            path_case{copy_path::nic_loopback, leased, host},    //
-                                           path_case{copy_path::nic_loopback, leased, near},    //
-                                           path_case{copy_path::nic_loopback, near, leased},    //
+                                           path_case{copy_path::nic_loopback, leased, first},   //
+                                           path_case{copy_path::nic_loopback, first, leased},   //
                                            path_case{copy_path::nic_loopback, host, foreign},   //
                                            path_case{copy_path::nic_loopback, foreign, host},   //
-                                           path_case{copy_path::nic_loopback, foreign, near},   //
-                                           path_case{copy_path::nic_loopback, near, foreign},   //
+                                           path_case{copy_path::nic_loopback, foreign, first},  //
+                                           path_case{copy_path::nic_loopback, first, foreign},  //
                                            path_case{copy_path::nic_loopback, foreign, leased}, //
-                                           path_case{copy_path::staged, near, other},           //
-                                           path_case{copy_path::staged, near, leased},          //
-                                           path_case{copy_path::staged, leased, near},          //
+                                           path_case{copy_path::staged, first, second},         //
+                                           path_case{copy_path::staged, first, leased},         //
+                                           path_case{copy_path::staged, leased, first},         //
                                            path_case{copy_path::owner_proxy, host, leased},     //
                                            path_case{copy_path::owner_proxy, leased, host},     //
-                                           path_case{copy_path::owner_proxy, near, leased},     //
-                                           path_case{copy_path::owner_proxy, leased, near}),
+                                           path_case{copy_path::owner_proxy, first, leased},    //
+                                           path_case{copy_path::owner_proxy, leased, first}),
                          test_name);
 
 TEST_P(contract_test, is_kept) {

@@ -85,6 +85,8 @@ public:
         expect(expect(imported_.read(seen)).wait());
         return seen;
     }
+    // The owner takes the memory back. Returns an errc + 1, or 0.
+    std::uint64_t revoke() { return owner_.revoke(0); }
 
 private:
     owner owner_;
