@@ -63,7 +63,7 @@ registry::registry() {
     // A child of fork has its parent's objects but not its context: it starts without open devices and finds
     // them busy. Nothing is locked around fork, because hl-thunk may have handlers of its own that would wait
     // for ours, and ours for them. State that another thread of the parent may have been changing is not
-    // destroyed but constructed anew.
+    // destroyed but constructed anew, in place: known_memory() has handed out references to the map.
     ::pthread_atfork(nullptr, nullptr, [] {
         new (&self().mutex_) std::mutex;
         new (&self().open_) decltype(open_);

@@ -102,7 +102,29 @@ TEST_F(synapse_test, its_copies_are_asynchronous_and_wake_a_sleeper) {
         ASSERT_EQ(::read(event, &count, sizeof(count)), static_cast<ssize_t>(sizeof(count)));
         engine.poll();
     }
-    tickets.pop_back(); // the other tickets are dropped without a wait
+}
+
+TEST_F(synapse_test, tickets_dropped_in_flight_end_their_copies) {
+    const auto opened_device = *open_device(by_index{1});
+    auto engine = expect(opened_device->copies());
+    const device_address base(pool_base());
+    constexpr std::size_t size = 8 << 20;
+    const auto out = numbered(8 * size, 1);
+    const int before = call("fake_synapse_copied");
+    {
+        std::vector<copy_ticket> tickets;
+        for (std::size_t i = 0; i < 8; ++i)
+            tickets.push_back(expect(engine.write(base + i * size, std::span(out).subspan(i * size, size))));
+        EXPECT_FALSE(tickets.back().finished());
+    }
+    EXPECT_EQ(call("fake_synapse_mapped"), 1 + 8) << "memory of copies in flight is no longer mapped";
+    while (engine.statistics().completed < 8)
+        engine.poll();
+    EXPECT_EQ(call("fake_synapse_copied") - before, 8);
+    EXPECT_EQ(call("fake_synapse_mapped"), 1) << "a copy that has ended keeps its mapping";
+    std::vector<std::byte> in(out.size());
+    expect(expect(engine.read(in, base)).wait());
+    EXPECT_EQ(in, out);
 }
 
 TEST_F(synapse_test, what_its_copies_answer_reaches_the_ticket) {

@@ -276,12 +276,16 @@ TEST_F(dmabuf_test, a_region_of_several_pieces) {
                   0);
         (void)nodes.left.expect_wc();
         EXPECT_EQ(std::memcmp(nodes.left.memory.data() + 61000, nodes.left.memory.data(), 2), 0);
-        // A write across the end of the region is refused.
-        ASSERT_EQ(request(IBV_WR_RDMA_WRITE)
-                      .from(nodes.left.entry(0, 8))
-                      .at(joint + (1 << 20) - 4, mr->rkey)
-                      .post(nodes.a.get()),
-                  0);
+    }
+    // Writes across the start and across the end of the region are refused.
+    for (const auto address : {joint - (1 << 20) - 4, joint + (1 << 20) - 4}) {
+        two_nodes nodes;
+        const mr_handle mr(ibv_reg_dmabuf_mr(nodes.right.pd.get(), dram_page - (1 << 20), 2 << 20,
+                                             joint - (1 << 20), exported, all_access));
+        ASSERT_TRUE(mr) << std::strerror(errno);
+        ASSERT_EQ(
+            request(IBV_WR_RDMA_WRITE).from(nodes.left.entry(0, 8)).at(address, mr->rkey).post(nodes.a.get()),
+            0);
         (void)nodes.left.expect_wc(IBV_WC_REM_ACCESS_ERR);
     }
     ::close(exported);
