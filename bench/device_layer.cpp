@@ -64,7 +64,7 @@ void heap(table& out, device& device) {
         benchmark::DoNotOptimize(kept);
         std::free(kept);
     });
-    out.row("  malloc + free of host memory beside it", fmt::format("{:.0f} ns", malloc_cost), "");
+    out.row("  malloc + free of host memory, same run", fmt::format("{:.0f} ns", malloc_cost), "");
 }
 
 // Several copies of `size` in flight at a time, as in a pipeline, each with its own memory; the limit is

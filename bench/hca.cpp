@@ -23,8 +23,8 @@ void wait_for_stop(meeting& where) {
         ::usleep(1000);
 }
 
-void beside(table& out, const std::string& what, const char* limit, std::uint64_t bytes,
-            const bench::times& seen, double goal) {
+void print_ratio(table& out, const std::string& what, const char* limit, std::uint64_t bytes,
+                 const bench::times& seen, double goal) {
     out.row(what, fmt::format("{:.1f} GB/s", gbps(bytes, seen.ours)),
             fmt::format("{}: {:.1f} GB/s; ratio {:.2f}, goal {:.2f}", limit, gbps(bytes, seen.limit),
                         seen.ratio(), goal),
@@ -65,8 +65,8 @@ void device_bandwidth(table& out) {
                                    static_cast<std::uint32_t>(bytes));
                         here.wait(1);
                     });
-                beside(out, fmt::format("write into a DMA-BUF region, {}", size_of(bytes)), "memcpy", bytes,
-                       seen, bytes >= mib ? 0.95 : 0.75);
+                print_ratio(out, fmt::format("write into a DMA-BUF region, {}", size_of(bytes)), "memcpy",
+                            bytes, seen, bytes >= mib ? 0.95 : 0.75);
             }
         });
 }
@@ -106,8 +106,8 @@ void anonymous_bandwidth(table& out) {
                             post();
                             here.wait(1);
                         });
-                    beside(out, fmt::format("{} anonymous memory, {}", what, size_of(bytes)), call, bytes,
-                           seen, 0.85);
+                    print_ratio(out, fmt::format("{} anonymous memory, {}", what, size_of(bytes)), call,
+                                bytes, seen, 0.85);
                 };
                 compare("write into", "process_vm_writev", ::process_vm_writev,
                         [&] { here.write(here.at, here.remote.memory, size); });
@@ -231,7 +231,7 @@ void latencies(table& out) {
             fmt::format("raw, a line each way: {:.0f} ns; ratio {:.2f}, goal 1.5", seen.two_lines,
                         seen.write / seen.two_lines),
             seen.write <= 1.5 * seen.two_lines);
-    out.row("  beside one line that goes to and fro", "",
+    out.row("  compared with one line that goes to and fro", "",
             fmt::format("{:.0f} ns; ratio {:.2f}", seen.one_line, seen.write / seen.one_line));
     const auto sent = send_ping_pong();
     out.row("2 B send, one way, device memory", fmt::format("{:.0f} ns", sent), "goal 600 ns", sent <= 600);

@@ -78,7 +78,7 @@ bench::side_by_side bandwidth(const std::string& transports, const std::string& 
         overall_bandwidth, rounds);
 }
 
-std::string beside_host(const bench::side_by_side& found, std::optional<double> goal) {
+std::string ratio_to_host(const bench::side_by_side& found, std::optional<double> goal) {
     return fmt::format("-m host: {:.2f} GB/s; ratio {:.2f}{}", found.second() / 1000, found.ratio(),
                        goal ? fmt::format(", goal {:.2f}", *goal) : "");
 }
@@ -87,7 +87,7 @@ void bandwidth(table& results, const std::string& name, const std::string& trans
                const std::string& test, const messages& sent, double goal) {
     const auto found = bandwidth(transports, test, sent);
     results.row(fmt::format("{}, {} of {} MiB", name, test, sent.size / mebibyte),
-                fmt::format("{:.2f} GB/s", found.first() / 1000), beside_host(found, goal),
+                fmt::format("{:.2f} GB/s", found.first() / 1000), ratio_to_host(found, goal),
                 found.ratio() >= goal);
 }
 
@@ -99,7 +99,7 @@ void staged(table& results, const std::string& name, const std::string& transpor
     const auto limit = bench::staging(sent.size, sent.under_way).best();
     results.row(fmt::format("{} (staged), tag_bw of {} MiB, {} under way", name, sent.size / mebibyte,
                             sent.under_way),
-                fmt::format("{:.2f} GB/s", found.first() / 1000), beside_host(found, goal),
+                fmt::format("{:.2f} GB/s", found.first() / 1000), ratio_to_host(found, goal),
                 goal ? std::optional(found.ratio() >= *goal) : std::nullopt);
     results.row("  two processes that only copy", fmt::format("{:.2f} GB/s", limit),
                 fmt::format("{:.2f} of -m host; staged is {:.2f} of it", limit / (found.second() / 1000),

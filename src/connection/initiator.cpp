@@ -45,9 +45,9 @@ result<bool> initiator::post(std::uint32_t slot) {
 }
 
 ibv_send_wr& initiator::append(const posted_request& request, const local_part& part) {
-    auto& owner = operations_[request.slot];
-    owner.posted += request.bytes;
-    ++owner.outstanding;
+    auto& operation = operations_[request.slot];
+    operation.posted += request.bytes;
+    ++operation.outstanding;
     return queue_.append(request, part);
 }
 
@@ -227,23 +227,23 @@ result<void> initiator::completed(std::uint64_t wr_id) {
     while (const auto request = queue_.retire(wr_id)) {
         if (request->slot == no_operation)
             continue;
-        auto& owner = operations_[request->slot];
+        auto& operation = operations_[request->slot];
         if (request->remote_slab != no_slab) {
             const slab_return frame{operations_.id_of(request->slot),
                                     static_cast<std::uint32_t>(request->remote_slab)};
             GAUDI_CHECK(control_.send(frame_kind::slab_return, encode_frame(frame)));
         }
-        if (request->slab != no_slab && owner.kind == transfer_kind::read) {
+        if (request->slab != no_slab && operation.kind == transfer_kind::read) {
             // The copy engine now copies the slab to the device.
-            GAUDI_CHECK(owner.stage->start_delivery(static_cast<unsigned>(request->slab), request->slot,
-                                                    device_address(owner.address + request->offset),
-                                                    request->bytes));
+            GAUDI_CHECK(operation.stage->start_delivery(static_cast<unsigned>(request->slab), request->slot,
+                                                        device_address(operation.address + request->offset),
+                                                        request->bytes));
             continue;
         }
         if (request->slab != no_slab)
-            owner.stage->release_out(static_cast<unsigned>(request->slab));
-        if (owner.kind == transfer_kind::fetch_add || owner.kind == transfer_kind::compare_swap)
-            owner.outcome.value = results_.words[request->slot];
+            operation.stage->release_out(static_cast<unsigned>(request->slab));
+        if (operation.kind == transfer_kind::fetch_add || operation.kind == transfer_kind::compare_swap)
+            operation.outcome.value = results_.words[request->slot];
         operations_.part_completed(request->slot, request->bytes);
     }
     return {};

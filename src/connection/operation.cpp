@@ -52,9 +52,9 @@ std::optional<std::uint32_t> operation_table::find(std::uint64_t id) const {
 }
 
 void operation_table::part_completed(std::uint32_t slot, std::uint64_t bytes) {
-    auto& owner = slots_[slot];
-    owner.completed += bytes;
-    if (--owner.outstanding == 0 && owner.fully_posted)
+    auto& operation = slots_[slot];
+    operation.completed += bytes;
+    if (--operation.outstanding == 0 && operation.fully_posted)
         finish(slot);
 }
 

@@ -57,19 +57,19 @@ result<void> receive_queue::post(const posted_request& request, const local_part
 
 result<void> receive_queue::completed(const ibv_wc& entry) {
     const auto request = posted_.pop();
-    auto& owner = operations_[request.slot];
+    auto& operation = operations_[request.slot];
     credits_.consume(request.offset == 0 ? 2 : 1); // the first part also used the word with the length
     if ((entry.wc_flags & IBV_WC_WITH_IMM) != 0)
-        owner.outcome.immediate = ntohl(entry.imm_data);
+        operation.outcome.immediate = ntohl(entry.imm_data);
     // A write with immediate consumes a receive and does not write its memory.
     const bool has_data = entry.opcode != IBV_WC_RECV_RDMA_WITH_IMM && entry.byte_len != 0;
-    owner.outcome.bytes += entry.byte_len;
+    operation.outcome.bytes += entry.byte_len;
     if (request.slab != no_slab) {
         const auto slab = static_cast<unsigned>(request.slab);
         if (has_data)
-            return owner.stage->start_delivery(
-                slab, request.slot, device_address(owner.address + request.offset), entry.byte_len);
-        owner.stage->release_in(slab);
+            return operation.stage->start_delivery(
+                slab, request.slot, device_address(operation.address + request.offset), entry.byte_len);
+        operation.stage->release_in(slab);
     }
     operations_.part_completed(request.slot, has_data ? entry.byte_len : 0);
     return {};

@@ -59,10 +59,10 @@ remote_staging::~remote_staging() {
 void remote_staging::wait_for_copies(std::uint64_t address, std::uint64_t length) {
     const std::lock_guard guard(mutex_);
     for (auto& each : slabs_) {
-        const auto* owner = each.copying() ? find(each.id) : nullptr;
-        if (owner == nullptr)
+        const auto* current = each.copying() ? find(each.id) : nullptr;
+        if (current == nullptr)
             continue;
-        const auto begin = owner->request.address + each.offset;
+        const auto begin = current->request.address + each.offset;
         if (begin < address + length && address < begin + each.bytes)
             (void)each.copy.wait();
     }
@@ -118,16 +118,16 @@ result<bool> remote_staging::return_slab(const slab_return& returned) {
         slabs_[returned.slab].id != returned.id)
         return false;
     auto& each = slabs_[returned.slab];
-    const auto* owner = find(each.id);
-    if (owner == nullptr)
+    const auto* current = find(each.id);
+    if (current == nullptr)
         return false;
-    if (!owner->request.writing) {
+    if (!current->request.writing) {
         each.state = state::delivering; // nothing to copy: the next progress() ends it
         each.copy = {};
         return true;
     }
-    GAUDI_CHECK(permitted_(owner->request));
-    GAUDI_TRY(each.copy, write_step(memory_.engine(), device_address(owner->request.address + each.offset),
+    GAUDI_CHECK(permitted_(current->request));
+    GAUDI_TRY(each.copy, write_step(memory_.engine(), device_address(current->request.address + each.offset),
                                     bytes_of(returned.slab)));
     each.state = state::delivering;
     return true;
@@ -139,23 +139,23 @@ bool remote_staging::copying() const {
 
 // Starts parts of the oldest access first, then those of the next.
 result<void> remote_staging::start_parts() {
-    for (auto& owner : accesses_)
-        for (std::uint32_t index = 0; index < slabs && owner.started < owner.request.length; ++index) {
+    for (auto& current : accesses_)
+        for (std::uint32_t index = 0; index < slabs && current.started < current.request.length; ++index) {
             auto& each = slabs_[index];
             if (each.state != state::free)
                 continue;
-            each.id = owner.request.id;
-            each.offset = owner.started;
+            each.id = current.request.id;
+            each.offset = current.started;
             each.bytes = static_cast<std::uint32_t>(
-                std::min<std::uint64_t>(memory_.slab_bytes(), owner.request.length - owner.started));
-            owner.started += each.bytes;
-            GAUDI_CHECK(permitted_(owner.request));
-            if (owner.request.writing) {
+                std::min<std::uint64_t>(memory_.slab_bytes(), current.request.length - current.started));
+            current.started += each.bytes;
+            GAUDI_CHECK(permitted_(current.request));
+            if (current.request.writing) {
                 GAUDI_CHECK(grant(index));
                 continue;
             }
             GAUDI_TRY(each.copy, read_step(memory_.engine(), bytes_of(index),
-                                           device_address(owner.request.address + each.offset)));
+                                           device_address(current.request.address + each.offset)));
             each.state = state::filling;
         }
     return {};
@@ -164,9 +164,9 @@ result<void> remote_staging::start_parts() {
 result<void> remote_staging::part_done(std::uint32_t index) {
     auto& each = slabs_[index];
     each.state = state::free;
-    auto* owner = find(each.id);
-    owner->done += each.bytes;
-    if (owner->done < owner->request.length)
+    auto* current = find(each.id);
+    current->done += each.bytes;
+    if (current->done < current->request.length)
         return {};
     const access_end frame{each.id};
     std::erase_if(accesses_, [&](const access& finished) { return finished.request.id == frame.id; });

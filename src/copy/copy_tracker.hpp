@@ -18,7 +18,8 @@ public:
 
     // Whether the copy has completed. Drives it; never blocks.
     [[nodiscard]] virtual bool done(std::uint32_t slot) = 0;
-    // Whether the copy has completed, as far as is known. Drives nothing.
+    // Whether the copy has completed, as far as is known. Drives nothing; releases what a completed copy
+    // kept.
     [[nodiscard]] virtual bool finished(std::uint32_t slot) = 0;
     // Blocks until the copy has completed. errc::copy_timeout: the limit expired.
     virtual result<void> wait(std::uint32_t slot, std::chrono::milliseconds limit) = 0;

@@ -17,8 +17,9 @@ namespace gaudi {
 // Copies on the queues of the submission ioctl. An operation is split into pieces, pieces are batched into
 // submissions, and submissions are in flight.
 //
-// One mutex guards all state. No driver call under it can block: the engine counts the submissions in flight
-// and stays below the driver's limit, beyond which a submission spins inside hl-thunk.
+// One mutex guards all state. No submission under it can block: the engine counts those in flight and stays
+// below the driver's limit, beyond which one spins inside hl-thunk. Host memory that is neither pinned nor
+// short is mapped under it, which takes as long as the kernel needs to pin its pages.
 class queue_core : public copy_core, public std::enable_shared_from_this<queue_core> {
 public:
     // `known`: where addresses are checked; nullptr: the caller has checked them.
@@ -78,7 +79,7 @@ private:
     void enqueue(std::uint32_t slot, std::uint64_t source, std::uint64_t destination, std::uint64_t length,
                  copy_direction direction, const copy_hints& hints);
     std::optional<std::uint64_t> pinned_address(const void* begin, std::size_t length) const;
-    result<host_mapping> map_for_copy(queue_operation& owner, std::span<std::byte> memory, bool writes);
+    result<host_mapping> map_for_copy(queue_operation& begun, std::span<std::byte> memory, bool writes);
     void submit_waiting(bool all);
     bool submit_one();
     std::size_t gather(flight& into, std::vector<hl_cs_chunk>& chunks);

@@ -60,7 +60,7 @@ std::optional<std::uint64_t> queue_core::pinned_address(const void* begin, std::
     return found->second.address + (wanted - found->first);
 }
 
-result<host_mapping> queue_core::map_for_copy(queue_operation& owner, std::span<std::byte> memory,
+result<host_mapping> queue_core::map_for_copy(queue_operation& begun, std::span<std::byte> memory,
                                               bool writes) {
     auto mapped = device_->map_host(memory);
     if (mapped || !writes || mapped.error().code() != errc::host_range_invalid)
@@ -80,8 +80,8 @@ result<host_mapping> queue_core::map_for_copy(queue_operation& owner, std::span<
             return mapped;
         done += static_cast<std::size_t>(copied);
     }
-    owner.duplicate = std::move(duplicate);
-    return device_->map_host(owner.duplicate.bytes());
+    begun.duplicate = std::move(duplicate);
+    return device_->map_host(begun.duplicate.bytes());
 }
 
 result<std::uint64_t> queue_core::reach_host(std::uint32_t slot, std::span<std::byte> memory, bool writes) {
@@ -89,15 +89,15 @@ result<std::uint64_t> queue_core::reach_host(std::uint32_t slot, std::span<std::
         ++statistics_.pinned;
         return *address;
     }
-    auto& owner = operations_[slot];
-    if (const auto offset = slab_.take(owner.bounce, memory, writes)) {
+    auto& begun = operations_[slot];
+    if (const auto offset = slab_.take(begun.bounce, memory, writes)) {
         ++statistics_.bounced;
         return mapped_slab_.address().value() + *offset;
     }
-    GAUDI_TRY(auto mapped, map_for_copy(owner, memory, writes));
+    GAUDI_TRY(auto mapped, map_for_copy(begun, memory, writes));
     ++statistics_.mapped;
-    owner.mapped = std::move(mapped);
-    return owner.mapped.address().value();
+    begun.mapped = std::move(mapped);
+    return begun.mapped.address().value();
 }
 
 // ---- submission ----

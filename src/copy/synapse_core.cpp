@@ -130,14 +130,14 @@ result<std::uint64_t> synapse_core::reach_host(std::uint32_t slot, std::span<std
             ++statistics_.pinned;
             return begin;
         }
-    auto& owner = operations_[slot];
-    if (const auto offset = slab_.take(owner.bounce, memory, writes)) {
+    auto& begun = operations_[slot];
+    if (const auto offset = slab_.take(begun.bounce, memory, writes)) {
         ++statistics_.bounced;
         return reinterpret_cast<std::uintptr_t>(slab_.bytes().data()) + *offset;
     }
     GAUDI_CHECK(map_host(memory));
     ++statistics_.mapped;
-    owner.mapped = memory.data();
+    begun.mapped = memory.data();
     return begin;
 }
 

@@ -106,9 +106,9 @@ request_handler::carry_out(client& from, const open_dmabuf_request& request, rec
         return tl::unexpected(error(errc::not_granted, "the owner passes no DMA-BUF"));
     auto& piece = *leased.piece;
     if (!piece.dmabuf) {
-        GAUDI_TRY(const auto owner, use_device(leased.allocation->device_index));
+        GAUDI_TRY(const auto device, use_device(leased.allocation->device_index));
         GAUDI_TRY(const auto exported,
-                  owner->export_pages(device_address(leased.allocation->base + piece.offset), piece.length));
+                  device->export_pages(device_address(leased.allocation->base + piece.offset), piece.length));
         piece.dmabuf = unique_fd(exported.fd);
         piece.skip = exported.offset;
         piece.window = round_up(exported.offset + piece.length, 4096);

@@ -56,7 +56,7 @@ class copy_iface final : public gaudi_iface {
 public:
     copy_iface(uct_gaudi_copy_md_t& md, const uct_gaudi_copy_iface_config_t& config)
         : gaudi_iface(*md.module, "copy", lost_staging, options_of(md)), md_(md), config_(config),
-          nic_there_(options_of(md).nic_max != 0) {
+          nic_max_(options_of(md).nic_max) {
         policy_.hints.queues = md.copies.queues; // the engine may have been created with another number
     }
 
@@ -71,7 +71,7 @@ public:
         attr.overhead = config_.overhead;
     }
     void estimate_perf(uct_perf_attr_t& attr) override {
-        const bool small = nic_there_ && md_.nic_max >= config_.max_bcopy && is_small(attr);
+        const bool small = nic_max_ != 0 && nic_max_ >= config_.max_bcopy && is_small(attr);
         fill_perf_attr(attr, bandwidth_of(config_, attr), small ? config_.nic_latency : config_.latency,
                        small ? 0 : config_.overhead);
     }
@@ -83,7 +83,7 @@ public:
                           bool put, uct_completion_t* comp) override {
         if (const auto status = check_key(module(), rkey, remote, local.length); status != UCS_OK)
             return status;
-        if (const auto where = locate(remote); where.device)
+        if (const auto where = locate(remote); where.device && local.length > nic_max_)
             keep_pinned(module(), local, where.index, copies());
         const auto mine = number(local.buffer), to = put ? remote : mine, from = put ? mine : remote;
         auto started = start(to, from, local.length);
@@ -161,7 +161,7 @@ private:
 
     uct_gaudi_copy_md_t& md_;
     const uct_gaudi_copy_iface_config_t config_;
-    const bool nic_there_; // a NIC that may make small copies
+    const std::uint64_t nic_max_; // the longest copy that a NIC makes; 0: there is none
     gaudi::copy_policy policy_;
     interface_id id_;
 };
