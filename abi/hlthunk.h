@@ -68,7 +68,13 @@ enum {
     HL_WAIT_CS_STATUS_ABORTED
 };
 
+/* hlthunk_get_device_status_info returns -errno in it, which is a value of the enumeration in C++ only where
+ * the underlying type is fixed. */
+#ifdef __cplusplus
+enum hl_device_status : int {
+#else
 enum hl_device_status {
+#endif
     HL_DEVICE_STATUS_OPERATIONAL,
     HL_DEVICE_STATUS_IN_RESET,
     HL_DEVICE_STATUS_MALFUNCTION,
