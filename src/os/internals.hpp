@@ -29,6 +29,10 @@ struct internals {
     [[nodiscard]] static const auto& staging(const Region& region) {
         return region.source_;
     }
+    template <typename Imported>
+    [[nodiscard]] static const auto& lease(const Imported& memory) {
+        return memory.lease_;
+    }
 };
 
 // What a public object wraps.

@@ -334,6 +334,59 @@ TEST_F(ipc_test, a_handle_of_a_part_opens_that_part_alone) {
     EXPECT_EQ(importer.wait(), 0);
 }
 
+// An importer that ignores what the owner tells it: each request fails at the owner, for the old lease, the
+// old handle, and a new connection.
+TEST_F(ipc_test, a_hostile_importer_gets_nothing_after_revocation_or_free) {
+    const auto own = expect(open_device(by_index{0}));
+    auto engine = expect(own->copies());
+    for (const bool frees : {false, true}) {
+        auto buffer = expect(own->heap().allocate(mebibyte));
+        const auto address = buffer.address();
+        const auto handle = expect(share(buffer));
+        gate opened, taken_back;
+        child importer([&] {
+            const auto code = [](errc which) { return static_cast<std::uint32_t>(which) + 1; };
+            raw_client hostile(handle);
+            const auto lease = hostile.ask(open_lease_request{hostile.handle()}).lease;
+            auto slab = expect(shared_memory::make("slab", 4096));
+            const int descriptor[] = {slab.descriptor()};
+            EXPECT_EQ(hostile.failure_of(attach_slab_request{4096}, descriptor), 0U);
+            for (const std::uint32_t to_slab : {0U, 1U})
+                EXPECT_EQ(hostile.failure_of(copy_request{lease, to_slab, 0, 4096, 0}), 0U);
+            std::fill(slab.bytes().begin(), slab.bytes().end(), std::byte{0x5a});
+            opened.open();
+            if (!taken_back.wait())
+                return 2;
+            for (const std::uint32_t to_slab : {0U, 1U})
+                EXPECT_EQ(hostile.failure_of(copy_request{lease, to_slab, 0, 4096, 0}),
+                          code(errc::lease_revoked));
+            EXPECT_EQ(hostile.failure_of(open_dmabuf_request{lease}), code(errc::handle_stale));
+            EXPECT_EQ(hostile.failure_of(open_context_request{lease}), code(errc::handle_stale));
+            raw_client anew(handle);
+            for (auto* each : {&hostile, &anew})
+                EXPECT_EQ(each->failure_of(open_lease_request{each->handle()}), code(errc::handle_stale));
+            for (const auto byte : slab.bytes())
+                EXPECT_EQ(byte, std::byte{0x5a});
+            return ::testing::Test::HasFailure() ? 1 : 0;
+        });
+        ASSERT_TRUE(opened.wait());
+        if (frees) {
+            buffer = {};
+            buffer = expect(own->heap().allocate(mebibyte));
+            EXPECT_EQ(buffer.address(), address) << "handed out again";
+        } else {
+            expect(revoke_leases(address));
+        }
+        const auto mine = pattern(mebibyte, 9);
+        expect(expect(engine.write(address, mine)).wait());
+        taken_back.open();
+        EXPECT_EQ(importer.wait(), 0);
+        std::vector<std::byte> seen(mebibyte);
+        expect(expect(engine.read(seen, address)).wait());
+        EXPECT_TRUE(seen == mine);
+    }
+}
+
 // The owner cannot revoke a DMA-BUF that a process keeps open, so the heap does not reuse its pages.
 TEST_F(ipc_test, memory_that_a_hostile_importer_keeps_is_not_handed_out_again) {
     const auto own = expect(open_device(by_index{0}));

@@ -149,11 +149,11 @@ TEST_F(ipc_test, a_copy_that_never_completes_keeps_its_memory_reserved) {
         std::vector<std::byte> seen(mebibyte);
         auto reading = expect(imported.read(seen)); // started, and never polled
         begun.open();
-        ::raise(SIGSTOP);
         (void)over.wait();
         return 0;
     });
     ASSERT_TRUE(begun.wait());
+    importer.stop();
     EXPECT_EQ(revoke_leases(address, milliseconds(50)).error().code(), errc::leased);
     buffer = {}; // waits up to five seconds
     EXPECT_EQ(own->heap().statistics().abandoned, mebibyte);

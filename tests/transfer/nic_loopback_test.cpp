@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Copies by a NIC in loopback: small ones complete inside the call, large ones later; and what it refuses.
+#include "src/ipc/lease_core.hpp"
+#include "src/os/internals.hpp"
+#include "tests/rdma/peer_access.hpp"
 #include "tests/transfer/ends.hpp"
 
 #include <sys/mman.h>
@@ -165,6 +168,29 @@ TEST_F(nic_loopback_test, one_that_fails_is_left_alone) {
     EXPECT_EQ(reading.path(), copy_path::engine);
     expect(reading.wait());
     EXPECT_EQ(word, back);
+}
+
+// The importer's NIC needs a remote key to leased memory. No peer of the importer can use it.
+TEST_F(nic_loopback_test, the_key_to_leased_memory_is_out_of_reach_for_connections) {
+    describe("gaudis = 1\nhcas = 1");
+    owner other;
+    const auto imported = expect(import_memory(other.share(4096, 1)));
+    const auto opened_nic = expect(open_nic());
+    const auto& lease = internals::lease(imported);
+    const auto resources = lease->resources();
+    const auto key = expect(lease->key_on(*resources, opened_nic));
+    const auto address = lease->base().value();
+    const auto& through = core_of(*opened_nic);
+    for (const auto kind : {transfer_kind::read, transfer_kind::write})
+        EXPECT_EQ(access(through, kind, address, key), IBV_WC_REM_ACCESS_ERR);
+    EXPECT_TRUE(other.holds(0, 1));
+    auto* const loopback = expect(through->loopback_pd());
+    EXPECT_EQ(access(through, transfer_kind::write, address, key, loopback), IBV_WC_SUCCESS)
+        << "the key itself is valid";
+    EXPECT_FALSE(other.holds(0, 1));
+    EXPECT_EQ(access(through, transfer_kind::read, address - 1, key, loopback), IBV_WC_REM_ACCESS_ERR);
+    EXPECT_EQ(access(through, transfer_kind::read, address + 4096 - 63, key, loopback),
+              IBV_WC_REM_ACCESS_ERR);
 }
 
 } // namespace

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Resets, vfs, SynapseAI, Gaudi3, and leaks. Runs in the lab, under either UCX.
-#include "tests/ucx/in_process/fake_synapse.hpp"
+#include "tests/support/fake_synapse.hpp"
 #include "tests/ucx/in_process/uct_case.hpp"
 #include "ucx/base/operations.hpp"
 

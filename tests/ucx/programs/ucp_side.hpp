@@ -2,7 +2,7 @@
 // One side of a test of two or more processes: memory, a worker, and notes over a socket.
 #pragma once
 
-#include "tests/ucx/in_process/fake_synapse.hpp"
+#include "tests/support/fake_synapse.hpp"
 
 #include <gaudi/device.hpp>
 
