@@ -4,10 +4,12 @@
 #include "lab/dmabuf.h"
 #include "tests/lab/hca/gaudi_region.hpp"
 #include "tests/support/child.hpp"
+#include "tests/support/expect_has.hpp"
 #include "tests/support/gaudi_device.hpp"
 #include "tests/support/test_lab.hpp"
 
 #include <csignal>
+#include <cstdlib>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -355,6 +357,42 @@ TEST_F(test_lab, a_full_tmpfs_under_a_write_is_an_error) {
         }
         EXPECT_EQ(status, IBV_WC_REM_OP_ERR) << ibv_wc_status_str(status);
         EXPECT_GT(written, 2U);
+        EXPECT_TRUE(reaches(both.a.get(), IBV_QPS_ERR));
+    }
+    ::close(fd);
+}
+
+// The machine's last memory is not for virtual HBM, whoever writes to it first.
+TEST_F(test_lab, a_write_that_would_take_the_reserve_is_an_error) {
+    if (std::getenv("GAUDI_LAB_RESERVE") == nullptr) { // in a process of its own, which prints why, once
+        const auto shown =
+            run_own_tests("*a_write_that_would_take_the_reserve*", {"GAUDI_LAB_RESERVE=1000000000"}); // MiB
+        EXPECT_EQ(shown.status, 0) << shown.output;
+        EXPECT_HAS(shown.output, "no storage for the virtual HBM");
+        EXPECT_HAS(shown.output, "of which the lab leaves 1000000000 MiB untouched");
+        return;
+    }
+    const gaudi_device gaudi;
+    ASSERT_GE(gaudi.fd, 0);
+    const auto at = gaudi.memory(dram_page);
+    const int fd = gaudi.dmabuf(at, dram_page);
+    ASSERT_GE(fd, 0) << std::strerror(-fd);
+    {
+        two_nodes both;
+        const mr_handle mr(ibv_reg_dmabuf_mr(both.right.pd.get(), 0, dram_page, at, fd, all_access));
+        ASSERT_TRUE(mr) << std::strerror(errno);
+        auto status = IBV_WC_SUCCESS;
+        unsigned written = 0;
+        // What is left is checked once in 64 granules.
+        for (; written < 65 && status == IBV_WC_SUCCESS; ++written) {
+            ASSERT_EQ(request(IBV_WR_RDMA_WRITE)
+                          .from(both.left.entry(0, 64))
+                          .at(at + written * std::uint64_t{GAUDI_LAB_GRANULE}, mr->rkey)
+                          .post(both.a.get()),
+                      0);
+            status = both.left.wait()->status;
+        }
+        EXPECT_EQ(status, IBV_WC_REM_OP_ERR) << ibv_wc_status_str(status);
         EXPECT_TRUE(reaches(both.a.get(), IBV_QPS_ERR));
     }
     ::close(fd);

@@ -5,6 +5,7 @@
 
 #include <csignal>
 #include <fstream>
+#include <sstream>
 
 namespace {
 
@@ -62,14 +63,14 @@ const way ways[] = {
          made.key = made.mr->rkey;
          return made;
      }},
-    {"region_without_the_right",
+    {"no_right_of_region",
      [](node& there) {
          auto made = all_of(there);
          made.mr.reset(ibv_reg_mr(there.pd.get(), there.memory.data(), there.memory.size(), local_access));
          made.key = made.mr->rkey;
          return made;
      }},
-    {"queue_pair_without_the_right", [](node& there) { return all_of(there); }, IBV_ACCESS_LOCAL_WRITE},
+    {"no_right_of_queue_pair", [](node& there) { return all_of(there); }, IBV_ACCESS_LOCAL_WRITE},
 };
 
 request ask(const node& here, ibv_wr_opcode opcode, std::uint64_t memory, std::uint32_t key) {
@@ -147,7 +148,7 @@ std::string name_of_refusal(const ::testing::TestParamInfo<std::tuple<way, ibv_w
                                      "read",  "compare_and_swap",     "fetch_and_add"};
     return fmt::format("{}_of_{}", names[std::get<1>(info.param)], std::get<0>(info.param).name);
 }
-INSTANTIATE_TEST_SUITE_P(remote_access, wire_refusals,
+INSTANTIATE_TEST_SUITE_P(all, wire_refusals,
                          ::testing::Combine(::testing::ValuesIn(ways),
                                             ::testing::Values(IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM,
                                                               IBV_WR_RDMA_READ, IBV_WR_ATOMIC_FETCH_AND_ADD,
@@ -249,7 +250,7 @@ INSTANTIATE_TEST_SUITE_P(services, wire_unreliable,
                                     (std::get<1>(each.param) ? "wrong_key" : "too_small");
                          });
 
-TEST_P(wire_unreliable, a_receive_that_is_not_good_ends_the_receiver_alone) {
+TEST_P(wire_unreliable, a_bad_receive_ends_its_side_alone) {
     const auto service = std::get<0>(GetParam());
     const bool wrong_key = std::get<1>(GetParam());
     qp_options how;
@@ -339,6 +340,18 @@ bool is_stopped(pid_t process) {
     return state == "T";
 }
 
+// Bytes that wait in TCP connections because the other side does not read.
+std::uint64_t unread_by_peers() {
+    std::ifstream file("/proc/self/net/tcp");
+    std::string line, number, local, remote, state, queues;
+    std::getline(file, line);
+    std::uint64_t waiting = 0;
+    while (std::getline(file, line) &&
+           std::istringstream(line) >> number >> local >> remote >> state >> queues)
+        waiting += std::stoull(queues, nullptr, 16); // "sent:received"
+    return waiting;
+}
+
 // The remote host posts reads and stops, so that responses queue up at the local host. A region that is
 // deregistered before its response is sent must cause an access error.
 TEST_F(wire_errors_test, region_that_goes_before_a_read_is_answered) {
@@ -349,7 +362,9 @@ TEST_F(wire_errors_test, region_that_goes_before_a_read_is_answered) {
         say(1);
         for (int i = 0; i < 10000 && !is_stopped(peer->pid()); ++i)
             ::usleep(1000);
-        ::usleep(50000); // time to read the requests of the peer
+        for (int i = 0; i < 10000 && unread_by_peers() == 0; ++i) // responses wait for the peer
+            ::usleep(1000);
+        EXPECT_GT(unread_by_peers(), 0U);
         here.mr.reset();
         ::kill(peer->pid(), SIGCONT);
         EXPECT_EQ(next_event(here.context.get()), IBV_EVENT_QP_ACCESS_ERR);
@@ -379,7 +394,11 @@ TEST_F(wire_errors_test, region_that_goes_between_atomics) {
     const auto local_side = [&](node& here, ibv_qp* qp) {
         say(1);
         for (;;) {
-            EXPECT_EQ(ask(here, IBV_WR_ATOMIC_FETCH_AND_ADD, remote().memory, remote().key).post(qp), 0);
+            EXPECT_EQ(request(IBV_WR_ATOMIC_FETCH_AND_ADD)
+                          .from(here.entry(0, 8))
+                          .atomic(remote().memory, remote().key, 1)
+                          .post(qp),
+                      0);
             const auto done = here.wait();
             ASSERT_TRUE(done);
             if (done->status == IBV_WC_SUCCESS)
@@ -391,7 +410,10 @@ TEST_F(wire_errors_test, region_that_goes_between_atomics) {
     };
     const auto remote_side = [&](node& there, ibv_qp* qp) {
         EXPECT_TRUE(is_said(1));
-        ::usleep(20000);
+        const std::atomic_ref counter(*reinterpret_cast<std::uint64_t*>(there.memory.data()));
+        const auto before = counter.load();
+        while (counter.load() < before + 100)
+            std::this_thread::yield();
         there.mr.reset();
         EXPECT_EQ(next_event(there.context.get()), IBV_EVENT_QP_ACCESS_ERR);
         EXPECT_TRUE(reaches(qp, IBV_QPS_ERR));

@@ -127,6 +127,35 @@ TEST_F(wire_test, errors_are_reported_on_both_sides) {
               0);
 }
 
+// UCX fences by a read of 8 bytes at address 0 with key 0xff, which mlx5 answers and other NICs refuse.
+TEST_F(wire_test, a_fence_of_ucx_is_answered_where_the_quirk_is_chosen) {
+    for (const bool chosen : {true, false}) {
+        SCOPED_TRACE(chosen);
+        say(0);
+        if (chosen)
+            ::setenv("GAUDI_LAB_HCA_QUIRKS", "ucx-fence", 1);
+        else
+            ::unsetenv("GAUDI_LAB_HCA_QUIRKS");
+        const auto local_side = [&](node& here, ibv_qp* qp) {
+            const auto read = [&](unsigned length, std::uint64_t at, std::uint32_t key) {
+                EXPECT_EQ(request(IBV_WR_RDMA_READ).from(here.entry(0, length)).at(at, key).post(qp), 0);
+            };
+            here.memory[0] = 77;
+            read(8, 0, 0xff);
+            (void)here.expect_wc(chosen ? IBV_WC_SUCCESS : IBV_WC_REM_ACCESS_ERR);
+            EXPECT_EQ(here.memory[0], 77) << "nothing is read";
+            if (chosen) { // no other read of that kind
+                read(16, 0, 0xff);
+                (void)here.expect_wc(IBV_WC_REM_ACCESS_ERR);
+            }
+            EXPECT_TRUE(reaches(qp, IBV_QPS_ERR));
+            say_done();
+        };
+        EXPECT_EQ(on_both(local_side, [&](node&, ibv_qp*) { stay(); }), 0);
+    }
+    ::unsetenv("GAUDI_LAB_HCA_QUIRKS");
+}
+
 TEST_F(wire_test, receive_too_small) {
     EXPECT_EQ(on_both(
                   [&](node& here, ibv_qp* qp) {
