@@ -60,7 +60,7 @@ TEST_P(every_pair, write_and_read) {
     EXPECT_EQ(left.get(), other);
 }
 
-TEST_P(every_pair, write_with_immediate_completes_a_receive) {
+TEST_P(every_pair, write_with_immediate) {
     expect(right.link->offer(right.region, remote_access::all));
     const auto remote = expect(left.link->take_offer(soon));
     std::vector<std::byte> word(8);

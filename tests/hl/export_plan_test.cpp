@@ -77,7 +77,7 @@ std::string name(const ::testing::TestParamInfo<expectation>& info) {
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    every_generation_and_origin, export_decision,
+    all, export_decision,
     ::testing::Values(expectation{generation::gaudi, memory_origin::own, export_call::physical},
                       expectation{generation::gaudi, memory_origin::foreign_pool, export_call::physical},
                       expectation{generation::gaudi2, memory_origin::own, export_call::mapped},

@@ -44,6 +44,9 @@ def tests_of(program):
             suite = line[:-1]
 
 
+LONGEST_NAME = 92  # fits into a line of the report, with its number and its result
+
+
 def main():
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--program", required=True)
@@ -61,9 +64,11 @@ def main():
     for instance, suite, test, name in tests_of(given.program):
         own = base | of_test.get((suite, test), set()) | of_instance.get((instance, suite), set())
         groups[tuple(sorted(own))].append(name)
-    lines = []
+    lines, too_long = [], []
 
     def add(name, labels, gtest, properties):
+        if len(name) > LONGEST_NAME:
+            too_long.append(f"{name}: {len(name)} characters; use up to {LONGEST_NAME}")
         lines.append(f"add_test([==[{name}]==] [==[{given.program}]==] {gtest})")
         lines.append(f"set_tests_properties([==[{name}]==] PROPERTIES LABELS [==[{';'.join(labels)}]==] {properties})")
 
@@ -76,6 +81,8 @@ def main():
             for name in names:
                 add(f"{given.name}.{name}", labels, f"[==[--gtest_filter={name}]==]",
                     "TIMEOUT 300 SKIP_REGULAR_EXPRESSION [==[\\[  SKIPPED \\]]==]")
+    if too_long:
+        raise SystemExit("\n".join(too_long))
     with open(given.file + ".new", "w", encoding="utf-8") as file:
         file.write("\n".join(lines) + "\n")
     os.replace(given.file + ".new", given.file)

@@ -53,6 +53,9 @@ struct killing {
     const char* version;
     const char* transports;
 };
+void PrintTo(const killing& what, std::ostream* out) {
+    *out << what.version << ' ' << what.transports;
+}
 class killed_peer : public errors_test, public ::testing::WithParamInterface<killing> {};
 INSTANTIATE_TEST_SUITE_P(over, killed_peer,
                          ::testing::Values(killing{"1.22", "tcp"}, killing{"1.23", "tcp"},
@@ -82,6 +85,9 @@ struct put_error {
     const char* freed;
     const char* then;
 };
+void PrintTo(const put_error& what, std::ostream* out) {
+    *out << what.version << ' ' << what.transports;
+}
 class failing_put : public errors_test, public ::testing::WithParamInterface<put_error> {
 protected:
     program_result put(const std::string& what) {
@@ -120,14 +126,21 @@ INSTANTIATE_TEST_SUITE_P(slowly, failing_put,
                          ::testing::Values(put_error{"1.23", "ud_v", ".*", ".*", "process_ends"}),
                          name_of_put);
 
-TEST_P(failing_put, that_leaves_the_range_of_its_key_is_an_error_and_writes_nothing_there) {
+TEST_P(failing_put, beyond_its_key_is_an_error) {
     const auto done = put("outside");
     expect_only_a_failed(done);
     expect_match(done, fmt::format("the put beyond A's memory: {}", GetParam().outside));
     expect_the_target_said_why(done, "a range that ends outside its allocation");
 }
 
-TEST_P(failing_put, to_memory_that_was_freed_is_an_error) {
+TEST_P(failing_put, before_its_key_is_an_error) {
+    const auto done = put("before");
+    expect_only_a_failed(done);
+    expect_match(done, fmt::format("the put before A's memory: {}", GetParam().outside));
+    expect_the_target_said_why(done, "");
+}
+
+TEST_P(failing_put, to_freed_memory_is_an_error) {
     const auto done = put("freed");
     expect_only_a_failed(done);
     expect_match(done, fmt::format("the put to freed memory: {}", GetParam().freed));
@@ -135,7 +148,7 @@ TEST_P(failing_put, to_memory_that_was_freed_is_an_error) {
 }
 
 // Only where a key is checked: UCX writes messages to whatever is allocated there now, as with host memory.
-TEST_P(failing_put, to_memory_that_was_freed_spares_what_lies_there_now) {
+TEST_P(failing_put, to_freed_memory_spares_its_successor) {
     if (staged())
         GTEST_SKIP() << "UCX looks at no key here (gotcha U5)";
     const auto done = put("reused");
@@ -157,7 +170,29 @@ TEST_P(failing_put, from_a_device_that_was_reset_is_an_error) {
     EXPECT_HAS(done.output, "the put from a device that was reset: Input/output error\n");
 }
 
-TEST_P(both_versions_of_errors, a_corrupted_key_is_refused_and_the_right_one_works) {
+// A and B are on another virtual host.
+TEST_F(errors_test, a_put_outside_a_key_between_hosts_is_an_error) {
+    for (const auto& [name, address] : {std::pair("near", "127.0.0.1"), std::pair("far", "127.0.0.2")}) {
+        std::ofstream(root() / (name + std::string(".lab")))
+            << fmt::format("gaudis = 2\nhcas = 1\nlink_layer = ethernet\naddress = {}\n", address);
+        const auto made =
+            run_program(in_lab(fmt::format("--lab {0} --config {1}/{0}.lab", name, root().string()), "true"),
+                        without_hlthunk);
+        ASSERT_EQ(made.status, 0) << made.output;
+    }
+    for (const std::string what : {"outside", "before", "freed", "reused"}) {
+        SCOPED_TRACE(what);
+        const auto done = run_program(
+            in_lab(fmt::format("--lab near --config {}/near.lab --ucx {}", root().string(), new_ucx),
+                   fmt::format("{} {} --lab-of-others far", UCP_ERRORS, what)),
+            {"GAUDI_DIRECT_HLTHUNK", "UCX_TLS=rc_v,gaudi_cpy", "UCX_NET_DEVICES=vhca0:1",
+             "UCX_KEEPALIVE_INTERVAL=100ms", "UCX_UD_VERBS_TIMEOUT=4s"});
+        expect_only_a_failed(done);
+        expect_match(done, "the put .*: Connection reset by remote peer");
+    }
+}
+
+TEST_P(both_versions_of_errors, a_corrupted_key_is_refused_alone) {
     const auto done = trouble(GetParam(), "posix,gaudi_ipc", "corrupted --key-begins 1GDH");
     expect_only_a_failed(done);
     const std::regex line("unpacking a corrupted key: Invalid parameter\n");
@@ -220,7 +255,7 @@ TEST_P(both_versions_of_errors, a_reset_during_a_pipeline_is_only_logged) {
 }
 
 // gaudi_ipc copies with both devices in turn: over the four runs, each of the two is lost.
-TEST_P(both_versions_of_errors, a_reset_under_puts_between_processes_is_an_error_of_the_put) {
+TEST_P(both_versions_of_errors, a_reset_under_ipc_is_an_error_of_the_put) {
     std::string all;
     for (const int at : {40, 41, 42, 43}) {
         SCOPED_TRACE(at);

@@ -62,7 +62,7 @@ INSTANTIATE_TEST_SUITE_P(
         ipc_case{"proxy_1_23", "1.23", "gaudis = 2\nhcas = 0\n", "UCX_GAUDI_IPC_GIVE=nothing", proxy}),
     [](const auto& each) { return std::string(each.param.name); });
 
-TEST_P(between_processes, every_byte_is_right_and_takes_the_expected_path) {
+TEST_P(between_processes, bytes_are_right_and_take_its_path) {
     expect_its_path("1,4099,100k,1m,9m", 9 << 20, 60);
 }
 
@@ -181,7 +181,7 @@ TEST_P(ipc_on_both_versions, zero_copy_may_be_required) {
 }
 
 // In a rendezvous UCX would leave the peer waiting: both programs must end with an error.
-TEST_P(ipc_on_both_versions, zero_copy_that_is_required_and_not_granted_fails_both_sides) {
+TEST_P(ipc_on_both_versions, refused_zero_copy_fails_both_sides) {
     describe_lab("gaudis = 2\nhcas = 1\n");
     const std::string requires_it = "UCX_GAUDI_IPC_REQUIRE=zero-copy",
                       gives_nothing = "UCX_GAUDI_IPC_GIVE=nothing";

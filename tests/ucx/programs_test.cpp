@@ -53,7 +53,7 @@ private:
 // `more`: arguments of all tests.
 class perftest_matrix : public perftest_test {};
 // labels: full
-TEST_P(perftest_matrix, runs_every_test_with_every_memory) {
+TEST_P(perftest_matrix, passes_every_test) {
     std::string tests = "tag_lat tag_bw tag_sync_lat tag_sync_bw stream_lat stream_bw ucp_am_lat ucp_am_bw";
     // One-sided operations of a NIC do not wake a process that sleeps: ucx_perftest waits forever, with host
     // memory too.
@@ -62,7 +62,7 @@ TEST_P(perftest_matrix, runs_every_test_with_every_memory) {
         tests += " ucp_put_lat ucp_put_bw ucp_get";
     expect_all(tests, "1 8 4096 65536 1048576", fmt::format("-n 20 -w 2 {}", GetParam().more));
 }
-INSTANTIATE_TEST_SUITE_P(whole_matrix, perftest_matrix, ::testing::ValuesIn([] {
+INSTANTIATE_TEST_SUITE_P(all, perftest_matrix, ::testing::ValuesIn([] {
                              std::vector<path> all;
                              for (const auto& [version, transports] :
                                   {std::pair("1.22", "tcp"), std::pair("1.23", "tcp"),
@@ -83,7 +83,7 @@ INSTANTIATE_TEST_SUITE_P(whole_matrix, perftest_matrix, ::testing::ValuesIn([] {
 // Every operation with every memory, in two of the sizes each (in one on Ethernet), and a larger size; then
 // with threads, and in sleep mode. `more`: a line of the lab description.
 class perftest_round : public perftest_test {};
-TEST_P(perftest_round, runs_every_operation_with_every_memory) {
+TEST_P(perftest_round, runs_every_operation) {
     const auto& [version, transports, described, environment] = GetParam();
     describe_lab(fmt::format("gaudis = 2\nhcas = 1\n{}\n", described));
     const std::array sizes{1, 8, 4096, 65536, 1 << 20};

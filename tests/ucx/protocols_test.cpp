@@ -95,7 +95,7 @@ INSTANTIATE_TEST_SUITE_P(
                "zero-copy"}),
     [](const auto& each) { return std::string(each.param.name); });
 
-TEST_P(forced_scheme, is_what_ucx_takes_and_moves_every_byte) {
+TEST_P(forced_scheme, is_taken_and_moves_every_byte) {
     const auto& how = GetParam();
     const auto port = free_port();
     const auto program = [&](const char* settings, const char* role, const char* info) {

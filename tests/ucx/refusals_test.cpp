@@ -181,7 +181,7 @@ TEST_F(ucx_test, a_nic_without_dmabufs_carries_staged_memory) {
         << log; // one line a process
 }
 
-TEST_P(both_versions, without_such_a_nic_processes_of_a_host_share_memory_by_other_paths) {
+TEST_P(both_versions, without_such_a_nic_processes_share_memory_by_other_paths) {
     describe_lab("gaudis = 2\nhcas = 1\n[hca 0]\ndmabuf = no\n");
     const auto done = peers(prefix(), "tcp,posix,gaudi_ipc", "--sizes 8,1m,5000001 --rounds 1");
     EXPECT_EQ(done.status, 0) << done.output;

@@ -122,11 +122,13 @@ private:
     bool described_ = false;
 };
 
+// A part of a test's name: words of a command line without the names of options and variables that say
+// nothing more than their values.
 inline std::string name_of(const auto& info) {
-    std::string made;
-    for (const char c : std::string(info))
-        made += std::isalnum(static_cast<unsigned char>(c)) != 0 ? c : '_';
-    return made;
+    static const std::regex noise("--(sizes|operations|rounds|one-worker) ?|--(?=threads)|UCX_(GAUDI_)?"),
+        others("[^A-Za-z0-9]+"), ends("^_|_$");
+    const auto words = std::regex_replace(std::string(info), noise, " ");
+    return std::regex_replace(std::regex_replace(words, others, "_"), ends, "");
 }
 
 // Runs under UCX 1.22 and 1.23.

@@ -198,7 +198,7 @@ INSTANTIATE_TEST_SUITE_P(
                       path{"1.23", "rc_v", "--own-contexts --threads 3 --rounds 1 --sizes 8,4096,1m", ""}),
     name_of_path);
 INSTANTIATE_TEST_SUITE_P(
-    threads_on_one_worker, data,
+    shared_worker, data,
     ::testing::Values(
         path{"1.22", "tcp",
              "--one-worker --threads 4 --rounds 2 --sizes 8,4096,1m --operations put,get,tag,am", ""},
@@ -311,12 +311,14 @@ TEST_F(ucx_test, the_table_of_operations_is_true) {
 
 // Gotcha U18: libucs_gaudi makes a setting on machines with a GPU and a Gaudi, unless the user made it.
 TEST_P(both_versions, fragments_stay_in_host_memory_where_a_gpu_is) {
-    const auto setting = [&](const std::string& with) {
-        auto command = lab(prefix(), "ucx_info -c -a");
-        if (!with.empty())
-            command.insert(command.begin(),
-                           {SOURCE_FOLDER "/tests/ucx/programs/with_nvidiactl.sh", "env", with});
-        const auto shown = run_program(command, without_hlthunk);
+    const auto setting = [&](const std::string& with, const std::string& info = "ucx_info -c -a") {
+        auto command = lab(prefix(), info);
+        std::vector<std::string> environment{"GAUDI_DIRECT_HLTHUNK"};
+        if (!with.empty()) {
+            command.insert(command.begin(), SOURCE_FOLDER "/tests/ucx/programs/with_nvidiactl.sh");
+            environment.push_back(with);
+        }
+        const auto shown = run_program(command, environment);
         EXPECT_TRUE(shown.status == 0 || shown.status == 77) << shown.output;
         std::smatch found;
         if (shown.status == 77 ||
@@ -330,6 +332,10 @@ TEST_P(both_versions, fragments_stay_in_host_memory_where_a_gpu_is) {
         GTEST_SKIP() << "needs the right to mount";
     EXPECT_EQ(beside, "host");
     EXPECT_EQ(setting("UCX_RNDV_FRAG_MEM_TYPES=cuda"), "cuda") << "the user's stays";
+    // Outside the lab sysfs tells whether there is a Gaudi.
+    const auto* outside = "env -u GAUDI_DIRECT_HLTHUNK ucx_info -c -a";
+    EXPECT_EQ(setting("ACCEL_VENDOR=0x1da3", outside), "host");
+    EXPECT_EQ(setting("ACCEL_VENDOR=0x1002", outside), "host,cuda") << "another vendor's accelerator";
 }
 
 // Gotcha U17: UCX deadlocked if sysfs lacked a device.
@@ -346,7 +352,7 @@ TEST_P(both_versions, log_level_debug_hangs_nothing) {
 }
 
 // Gotcha U6: UCX executes the atomic in software, on the CPU of the target process.
-TEST_P(both_versions, an_atomic_operation_on_gaudi_memory_ends_its_owner_and_fails_the_peer) {
+TEST_P(both_versions, an_atomic_on_gaudi_memory_ends_its_owner_and_fails_the_peer) {
     const auto ended = peers(prefix(), "tcp", "--operations atomic --sizes 8 --rounds 1");
     EXPECT_NE(ended.status, 0);
     EXPECT_HAS(ended.output, "passive: ended by signal 11");

@@ -7,12 +7,14 @@
 #include <gaudi/device.hpp>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdlib>
 #include <dlfcn.h>
 #include <filesystem>
 #include <fmt/format.h>
 #include <optional>
 #include <string_view>
+#include <sys/mman.h>
 #include <unistd.h>
 
 namespace {
@@ -310,6 +312,31 @@ TEST_F(uct_no_export, is_no_error_otherwise_and_warned_of_once) {
     EXPECT_EQ(attr.dmabuf_fd, UCT_DMABUF_FD_INVALID);
     expect_refused(ask, UCS_OK, ""); // the second time without a log line
     EXPECT_EQ(attr.dmabuf_fd, UCT_DMABUF_FD_INVALID);
+}
+
+// On a machine with a GPU, UCX may stage through memory that no CPU and no Gaudi reaches, and does not check
+// the status of the copy: the process ends with the reason. Host memory beside it is copied.
+TEST(uct_gpu, memory_of_a_gpu_ends_the_process_that_would_stage_through_it) {
+    for (const char* name : {"gaudi_cpy", "gaudi_dma"}) {
+        SCOPED_TRACE(name);
+        const auto put = [&] {
+            memory_domain domain("gaudi_copy", "gaudi_copy");
+            copier copies(domain, name, name == std::string_view("gaudi_cpy") ? "gaudi_copy" : name);
+            allocated memory(domain, 1 << 20);
+            std::vector<char> host(1 << 20);
+            const auto by = [&](void* from) {
+                return complete(copies, true, from, 1 << 20, memory.number());
+            };
+            if (by(host.data()) != UCS_OK)
+                std::_Exit(3);
+            void* const gpu = ::mmap(nullptr, 1 << 20, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            ucs_memtype_cache_update(gpu, 1 << 20, UCS_MEMORY_TYPE_CUDA, UCS_SYS_DEVICE_ID_UNKNOWN, 0);
+            (void)by(gpu);
+        };
+        EXPECT_EXIT(put(), ::testing::KilledBySignal(SIGABRT),
+                    "through memory of a GPU at 0x[0-9a-f]+, which this transport cannot reach; set "
+                    "UCX_RNDV_FRAG_MEM_TYPES=host");
+    }
 }
 
 } // namespace

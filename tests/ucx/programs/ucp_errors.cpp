@@ -85,6 +85,14 @@ public:
         go_on_with_a();
         trade(b_, *mine_);
     }
+    // The key and the memory of A are the right ones; the address is a page before its start.
+    void before() {
+        a_.line.send_note({pass});
+        const remote_memory theirs(a_.endpoint, receive_note(a_));
+        must_fail(put(a_, *mine_, theirs, std::size_t{0} - 4096), "the put before A's memory");
+        go_on_with_a();
+        trade(b_, *mine_);
+    }
     // Flips a bit in the plugin's part of the key, which starts with the bytes `begins`.
     void corrupted(std::string_view begins) {
         a_.line.send_note({pass});
@@ -347,7 +355,7 @@ sockets make_sockets() {
 }
 
 struct options {
-    std::string what, faults, faulty = "active", key_begins;
+    std::string what, faults, faulty = "active", key_begins, lab_of_others;
     afterwards then = afterwards::endpoint_ends;
     bool handles_errors = true; // UCX then avoids protocols that cannot report an error
 };
@@ -359,6 +367,8 @@ void act(const options& how, int a, int b) {
         self.killed();
     else if (what == "outside")
         self.outside();
+    else if (what == "before")
+        self.before();
     else if (what == "freed")
         self.freed(release);
     else if (what == "reused")
@@ -385,9 +395,10 @@ int main(int argc, char** argv) try {
     CLI::App app("one process, two others: an error at one of them");
     app.add_option("case", how.what)
         ->required()
-        ->check(CLI::IsMember({"killed", "outside", "freed", "reused", "corrupted", "reset", "under_way",
-                               "putting", "past_the_device"}));
+        ->check(CLI::IsMember({"killed", "outside", "before", "freed", "reused", "corrupted", "reset",
+                               "under_way", "putting", "past_the_device"}));
     app.add_option("--key-begins", how.key_begins, "for corrupted: the plugin's part of a key");
+    app.add_option("--lab-of-others", how.lab_of_others, "A and B are in this lab, on another virtual host");
     app.add_option("--faults", how.faults, "a script for one process alone");
     app.add_flag("!--careless", how.handles_errors, "endpoints without error handling");
     app.add_option("--faulty", how.faulty, "that process")->check(CLI::IsMember({"active", "A"}));
@@ -405,12 +416,16 @@ int main(int argc, char** argv) try {
         if (!how.faults.empty() && how.faulty == of)
             ::setenv("GAUDI_LAB_FAULTS", how.faults.c_str(), 1);
     };
+    const auto be_passive = [&](int socket) {
+        if (!how.lab_of_others.empty())
+            ::setenv("GAUDI_LAB", how.lab_of_others.c_str(), 1);
+        passive(socket, how.handles_errors).serve();
+    };
     const auto a = start("A", {to_a.active, to_b.active, to_b.passive}, [&] {
         use_faults("A");
-        passive(to_a.passive, how.handles_errors).serve();
+        be_passive(to_a.passive);
     });
-    const auto b = start("B", {to_a.active, to_a.passive, to_b.active},
-                         [&] { passive(to_b.passive, how.handles_errors).serve(); });
+    const auto b = start("B", {to_a.active, to_a.passive, to_b.active}, [&] { be_passive(to_b.passive); });
     const auto self = start("active", {to_a.passive, to_b.passive}, [&] {
         use_faults("active");
         act(how, to_a.active, to_b.active);
