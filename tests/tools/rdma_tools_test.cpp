@@ -140,7 +140,7 @@ TEST_P(rdma_obstacles, are_named_when_zero_copy_is_required) {
     EXPECT_HAS(refused.output, GetParam().words);
 }
 
-TEST_P(rdma_obstacles, lead_to_staging_that_is_announced_and_right) {
+TEST_P(rdma_obstacles, lead_to_announced_staging) {
     describe_lab(GetParam().description);
     const auto port = free_port();
     const auto prefix = with_faults();
@@ -474,6 +474,11 @@ TEST_F(rdma_tools, a_server_bounds_what_a_client_may_ask_for) {
     const auto huge = run_pair("", "--size 90G");
     EXPECT_EQ(huge.client.status, 4) << huge.client.output;
     EXPECT_HAS(huge.client.output, "up to 4.00 GiB (rdma_server --max-size)");
+    // Host memory too: nothing is allocated before the size is known to fit.
+    const auto too_large =
+        run_alone(fmt::format("{} localhost:{} --memory host --size 200000G", client_program, free_port()));
+    EXPECT_EQ(too_large.status, 3) << too_large.output;
+    EXPECT_HAS(too_large.output, "of memory are available on this host or in this container");
     const auto nonsense = run_alone(fmt::format("{} --max-size many", server_program));
     EXPECT_EQ(nonsense.status, 2);
     EXPECT_HAS(nonsense.output, "--max-size 'many': expected a number of bytes such as 4096, 4M or 1G");

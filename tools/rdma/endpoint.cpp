@@ -7,6 +7,7 @@
 #include <charconv>
 #include <cstring>
 #include <fmt/format.h>
+#include <fstream>
 
 namespace tools::rdma {
 namespace {
@@ -37,6 +38,35 @@ outcome<gaudi::nic_choice> nic_choice_of(const options& given) {
                                            given.nic)});
     }
     return choice;
+}
+
+// The first number after `name` in a file of the kernel's; nothing where there is none.
+std::optional<std::uint64_t> number_in(const char* file, std::string_view name) {
+    std::ifstream lines(file);
+    for (std::string line; std::getline(lines, line);) {
+        std::uint64_t value = 0;
+        const auto digits = line.find_first_of("0123456789", name.size());
+        if (line.starts_with(name) && digits != line.npos &&
+            std::from_chars(line.data() + digits, line.data() + line.size(), value).ec == std::errc{})
+            return value;
+    }
+    return std::nullopt;
+}
+
+// What this process can use before the kernel ends processes: of the machine, and of the container where it
+// has a limit.
+std::uint64_t memory_available() {
+    constexpr std::string_view group = "/sys/fs/cgroup/memory.stat";
+    const auto machine = number_in("/proc/meminfo", "MemAvailable:");
+    const auto left = machine ? *machine << 10 : UINT64_MAX;
+    const auto limit = number_in("/sys/fs/cgroup/memory.max", ""),
+               used = number_in("/sys/fs/cgroup/memory.current", "");
+    if (!limit || !used)
+        return left;
+    const auto cached = number_in(group.data(), "active_file ").value_or(0) +
+                        number_in(group.data(), "inactive_file ").value_or(0);
+    const auto held = *used - std::min(*used, cached);
+    return std::min(left, *limit - std::min(*limit, held));
 }
 
 // Errors that mean "there is no Gaudi", as opposed to one that is busy or broken.
@@ -134,12 +164,14 @@ outcome<buffer> buffer::make(const endpoint& home, std::uint64_t size, const opt
     made.nic_ = home.nic;
     if (!home.device) {
         const stopwatch allocating;
-        try {
-            made.host_.resize(size);
-        } catch (const std::exception&) {
+        // The kernel would grant more than there is, and end a process when it is used.
+        const auto available = memory_available();
+        if (size > available)
             return tl::unexpected(
-                failure{no_setup, fmt::format("--size {}: the host has not so much memory", size)});
-        }
+                failure{no_setup, fmt::format("--size {}: {} MiB of memory are available on this host or in "
+                                              "this container; use a smaller size",
+                                              size, available >> 20)});
+        made.host_.resize(size);
         made.allocate_seconds = allocating.seconds();
         const stopwatch registering;
         auto region = home.nic->region(made.host_);
