@@ -49,7 +49,8 @@ public:
     /// errc::not_allocated, range_leaves_allocation, export_refused.
     [[nodiscard]] result<dmabuf_export> export_foreign(device_address address, std::uint64_t length);
     /// Exports memory by its address, whether this library or SynapseAI allocated it. The range may extend to
-    /// the borders of the first and last page of its allocation. The caller owns the descriptor.
+    /// the borders of the first and last page of its allocation. The caller owns the descriptor, which covers
+    /// the whole chunk: pass that of export_pages() to other processes.
     /// errc::not_allocated, range_leaves_allocation, export_refused.
     [[nodiscard]] result<dmabuf_export> export_memory(device_address address, std::uint64_t length);
     /// As export_memory(), but as a separate DMA-BUF that covers only the pages around the range.

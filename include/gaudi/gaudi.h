@@ -75,7 +75,9 @@ gaudi_status gaudi_copy_in(gaudi_device* device, uint64_t to, const void* from, 
 gaudi_status gaudi_copy_out(gaudi_device* device, void* to, uint64_t from, uint64_t size);
 gaudi_status gaudi_copy_within(gaudi_device* device, uint64_t to, uint64_t from, uint64_t size);
 
-/* Exports device memory as a DMA-BUF. As for copies, size must be at least 1. */
+/* Exports device memory as a DMA-BUF. As for copies, size must be at least 1. The descriptor covers the chunk
+ * that the memory lies in, with other allocations: register [offset, offset + length) of it in this process,
+ * and pass it to no other. */
 gaudi_status gaudi_export(gaudi_device* device, uint64_t address, uint64_t size, gaudi_dmabuf* dmabuf);
 
 /* The last error of this thread, with its remedy; valid until the thread's next call. */
