@@ -493,6 +493,9 @@ TEST_F(rdma_tools, a_client_waits_for_its_server) {
     const auto server = serve(port);
     EXPECT_EQ(client.wait().status, 0) << client.output();
     EXPECT_EQ(stop(*server).status, 0);
+    const auto help =
+        run_alone(fmt::format("{} --help", client_program)); // README starts both without a pause
+    EXPECT_HAS(help.output, "--wait-for-server FLOAT=2 ");
     const auto alone =
         run_alone(fmt::format("{} localhost:{} --wait-for-server 0", client_program, free_port()));
     EXPECT_EQ(alone.status, 3);
