@@ -11,20 +11,33 @@
 namespace gaudi {
 
 registration::registration(std::weak_ptr<registration_cache> cache, std::shared_ptr<nic_core> nic,
-                           mr_handle region, std::uint64_t serial, std::uint64_t bytes,
-                           std::optional<descriptor> own)
-    : cache_(std::move(cache)), nic_(std::move(nic)), own_(std::move(own)), region_(std::move(region)),
-      local_key_(region_->lkey), remote_key_(region_->rkey), serial_(serial), bytes_(bytes) {}
+                           std::shared_ptr<registration_usage> usage, mr_handle region, std::uint64_t serial,
+                           std::uint64_t bytes, std::optional<descriptor> own)
+    : cache_(std::move(cache)), nic_(std::move(nic)), usage_(std::move(usage)), own_(std::move(own)),
+      region_(std::move(region)), local_key_(region_->lkey), remote_key_(region_->rkey), serial_(serial),
+      bytes_(bytes) {
+    ++usage_->regions;
+    usage_->bytes += bytes_;
+}
 
 registration::~registration() {
+    if (region_)
+        count_ended();
     if (!nic_->valid_in_this_process())
         (void)region_.release();
 }
 
+void registration::count_ended() const {
+    --usage_->regions;
+    usage_->bytes -= bytes_;
+}
+
 void registration::end() const {
     const std::lock_guard guard(mutex_);
-    if (nic_->valid_in_this_process())
-        region_.reset();
+    if (!region_ || !nic_->valid_in_this_process())
+        return;
+    region_.reset();
+    count_ended();
 }
 
 bool registration::ended() const {
@@ -89,22 +102,10 @@ void registration_cache::forget_expired() {
     });
 }
 
-std::uint64_t registration_cache::held_bytes() const {
-    std::uint64_t held = 0;
-    for (const auto& [serial, entry] : chunks_)
-        held += entry.what->bytes();
-    for (const auto& [range, entry] : host_)
-        held += range.second;
-    for (const auto& [range, entry] : exposed_)
-        held += range.length;
-    return held;
-}
-
 result<void> registration_cache::make_room(std::uint64_t bytes) {
     forget_expired();
     for (;;) {
-        const auto held = held_bytes();
-        const auto regions = chunks_.size() + host_.size() + exposed_.size();
+        const std::uint64_t held = usage_->bytes, regions = usage_->regions;
         if (held + bytes <= limits_.bytes && regions + 1 <= limits_.regions)
             return {};
         if (!evict_one())
@@ -125,8 +126,8 @@ registration_cache::add(std::uint64_t bytes, Register&& register_it,
         made = register_it();
     if (!made)
         return tl::unexpected(made.error());
-    return std::make_unique<const registration>(weak_from_this(), nic_, std::move(*made), ++serials_, bytes,
-                                                std::move(own));
+    return std::make_unique<const registration>(weak_from_this(), nic_, usage_, std::move(*made), ++serials_,
+                                                bytes, std::move(own));
 }
 
 result<local_region> registration_cache::find_or_register(const device_buffer& buffer) {
@@ -374,8 +375,8 @@ registration_statistics registration_cache::statistics() {
     const std::lock_guard guard(mutex_);
     forget_expired();
     auto counts = counts_;
-    counts.regions = chunks_.size() + host_.size() + exposed_.size();
-    counts.bytes = held_bytes();
+    counts.regions = usage_->regions;
+    counts.bytes = usage_->bytes;
     return counts;
 }
 

@@ -6,11 +6,17 @@
 #include "src/memory/heap_core.hpp"
 #include "src/rdma/nic_core.hpp"
 
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <unordered_map>
 
 namespace gaudi {
+
+// The live registrations of a cache, whoever holds them.
+struct registration_usage {
+    std::atomic<std::uint64_t> regions{0}, bytes{0};
+};
 
 // A memory region on a NIC. A child of fork does not deregister it.
 class registration {
@@ -20,8 +26,9 @@ public:
         unique_fd fd;
         dmabuf_export whole;
     };
-    registration(std::weak_ptr<registration_cache> cache, std::shared_ptr<nic_core> nic, mr_handle region,
-                 std::uint64_t serial, std::uint64_t bytes, std::optional<descriptor> own);
+    registration(std::weak_ptr<registration_cache> cache, std::shared_ptr<nic_core> nic,
+                 std::shared_ptr<registration_usage> usage, mr_handle region, std::uint64_t serial,
+                 std::uint64_t bytes, std::optional<descriptor> own);
     ~registration();
     registration(const registration&) = delete;
     registration& operator=(const registration&) = delete;
@@ -30,7 +37,6 @@ public:
     [[nodiscard]] std::uint32_t remote_key() const { return remote_key_; }
     // Never repeats within a cache.
     [[nodiscard]] std::uint64_t serial() const { return serial_; }
-    [[nodiscard]] std::uint64_t bytes() const { return bytes_; }
     // The cache that made it, for keys to parts of it.
     [[nodiscard]] std::shared_ptr<registration_cache> cache() const { return cache_.lock(); }
     [[nodiscard]] const std::optional<descriptor>& own() const { return own_; }
@@ -42,11 +48,14 @@ public:
 private:
     const std::weak_ptr<registration_cache> cache_;
     const std::shared_ptr<nic_core> nic_;
+    const std::shared_ptr<registration_usage> usage_;
     const std::optional<descriptor> own_; // before the region, which is destroyed first
     mutable std::mutex mutex_;
     mutable mr_handle region_;
     const std::uint32_t local_key_, remote_key_;
     const std::uint64_t serial_, bytes_;
+
+    void count_ended() const;
 };
 
 // The registrations of one NIC. For this process, with local rights: one per chunk of device memory, kept
@@ -126,7 +135,6 @@ private:
     result<std::unique_ptr<const registration>> add(std::uint64_t bytes, Register&& register_it,
                                                     std::optional<registration::descriptor> own = {});
     void forget_expired();
-    [[nodiscard]] std::uint64_t held_bytes() const;
     bool evict_one();
 
     const std::shared_ptr<nic_core> nic_;
@@ -145,7 +153,8 @@ private:
     };
     last_chunk last_;
     std::uint64_t uses_ = 0, serials_ = 0;
-    registration_statistics counts_;
+    registration_statistics counts_; // regions and bytes are in usage_
+    const std::shared_ptr<registration_usage> usage_ = std::make_shared<registration_usage>();
 };
 
 } // namespace gaudi

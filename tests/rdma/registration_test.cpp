@@ -263,6 +263,32 @@ TEST_F(registration_test, any_dmabuf_can_be_registered_and_moved) {
     EXPECT_LT(open_descriptors(), held) << "a region that is gone keeps the descriptor";
 }
 
+// Whatever is registered counts, as long as it is.
+TEST_F(registration_test, any_dmabuf_counts_against_the_limits) {
+    equip(right, 1, memory_path::zero_copy, 4 * 4096);
+    left.nic = expect(open_nic({}, {.bytes = 3 * 4096, .regions = 8}));
+    const auto window = expect(right.gaudi->export_memory(right.buffer.address(), 4 * 4096));
+    const unique_fd descriptor(window.fd);
+    const auto pages = [&](std::uint64_t count) {
+        return left.nic->region(window.fd, window.offset, count * 4096, 0x7000000000);
+    };
+    auto one = expect(pages(1));
+    const auto same = one;
+    EXPECT_EQ(left.nic->statistics().regions, 1U);
+    EXPECT_EQ(left.nic->statistics().bytes, 4096U);
+    auto key = expect(one.expose(remote_access::read));
+    EXPECT_EQ(left.nic->statistics().regions, 2U);
+    EXPECT_EQ(left.nic->statistics().bytes, 2U * 4096);
+    const auto refused = pages(2);
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code(), errc::registrations_exhausted) << refused.error().message();
+    key = {};
+    const auto two = expect(pages(2));
+    EXPECT_EQ(left.nic->statistics().bytes, 3U * 4096);
+    one = {};
+    EXPECT_EQ(left.nic->statistics().regions, 2U) << "a copy of the region is left";
+}
+
 // The address of a DMA-BUF's region is the caller's choice and does not identify the memory.
 TEST_F(registration_test, dmabufs_at_the_same_address_have_keys_of_their_own) {
     constexpr std::size_t size = 8192;

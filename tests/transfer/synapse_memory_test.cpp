@@ -76,6 +76,8 @@ TEST_F(synapse_memory_test, is_opened_to_a_peer_by_the_bytes_and_rights_of_its_k
     const auto& through = core_of(*opened_nic);
     const auto region = expect(opened_nic->region(*shared, base + mebibyte, one_page));
     EXPECT_EQ(region.path(), memory_path::zero_copy);
+    EXPECT_EQ(opened_nic->statistics().regions, 1U);
+    EXPECT_EQ(opened_nic->statistics().bytes, fake_synapse::pool_size);
     const auto address = (base + mebibyte).value();
     std::uint32_t ended = 0;
     for (const auto rights : {remote_access::read, remote_access::write}) {
