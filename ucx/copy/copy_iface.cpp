@@ -6,8 +6,6 @@
 #include "ucx/base/settings.hpp"
 #include "ucx/copy/copy_md.hpp"
 
-#include <utility>
-
 namespace gaudi_ucx {
 namespace {
 
@@ -83,10 +81,8 @@ public:
                           bool put, uct_completion_t* comp) override {
         if (const auto status = check_key(module(), rkey, remote, local.length); status != UCS_OK)
             return status;
-        if (const auto where = locate(remote); where.device && local.length > nic_max_)
-            keep_pinned(module(), local, where.index, copies());
         const auto mine = number(local.buffer), to = put ? remote : mine, from = put ? mine : remote;
-        auto started = start(to, from, local.length);
+        auto started = start({to, from, local.length, local.length > nic_max_ ? &local : nullptr});
         if (!started) {
             const auto status = refused(started.error(), local.length, to, from);
             if (rkey == UCT_INVALID_RKEY)
@@ -104,7 +100,7 @@ public:
         if (const auto status = check_key(module(), rkey, remote, length); status != UCS_OK)
             return status;
         const auto mine = number(buffer), to = put ? remote : mine, from = put ? mine : remote;
-        auto started = start(to, from, length);
+        auto started = start({to, from, length});
         if (!started)
             return refused(started.error(), length, to, from);
         if (const auto done = started->wait(); !done) // it may have completed with an error
@@ -118,45 +114,18 @@ public:
     ucs_status_t pending_add(uct_ep_h, uct_pending_req_t*) override { return UCS_ERR_BUSY; }
 
 private:
-    gaudi::result<gaudi::copy_ticket> start(std::uint64_t to, std::uint64_t from, std::size_t length) {
-        if (length == 0)
+    gaudi::result<gaudi::copy_ticket> start(const copied_range& range) {
+        if (range.length == 0)
             return gaudi::copy_ticket();
         keep_fence();
-        auto started = try_to_start(to, from, length);
+        auto started = copy_in_process(md_, copies(), range, policy_);
         if (!started && started.error().code() == gaudi::errc::too_many_operations) {
             wait_for_all(); // UCX's own staging cannot retry (gotcha U13)
-            started = try_to_start(to, from, length);
+            started = copy_in_process(md_, copies(), range, policy_);
         }
-        if (!started && is_there_again(to, from))
-            started = try_to_start(to, from, length);
         if (started && started->path() == gaudi::copy_path::nic_loopback)
-            module().counters.loopback_bytes.fetch_add(length, std::memory_order_relaxed);
+            module().counters.loopback_bytes.fetch_add(range.length, std::memory_order_relaxed);
         return started;
-    }
-    gaudi::result<gaudi::copy_ticket> try_to_start(std::uint64_t to, std::uint64_t from, std::size_t length) {
-        const auto target = md_.attached.locate_or_attach(to), source = md_.attached.locate_or_attach(from);
-        for (const auto& [where, address] : {std::pair(target, to), std::pair(source, from)}) {
-            if (where.device)
-                continue;
-            if (in_device_space(address))
-                return tl::unexpected(gaudi::error(gaudi::errc::not_allocated, "memory of no open device"));
-            if (module().gpus_here)
-                refuse_gpu_memory(module(), address, length);
-        }
-        return copies().copy(place_of(target, to, length), place_of(source, from, length), policy_);
-    }
-    // Whether SynapseAI had closed the device and now has the memory open again.
-    bool is_there_again(std::uint64_t to, std::uint64_t from) {
-        for (const auto address : {to, from})
-            if (const auto where = locate(address); where.device) {
-                auto device = gaudi::find_open_device(where.index);
-                if (!drop_if_closed(device))
-                    continue;
-                module().loss.drop_lost(); // in every interface
-                copies().forget(where.index);
-                return md_.attached.attach_again(address);
-            }
-        return false;
     }
 
     uct_gaudi_copy_md_t& md_;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <gaudi/copier.hpp>
 #include <gaudi/device.hpp>
 
 #include "ucx/base/memory.hpp"
@@ -71,6 +72,19 @@ inline uct_gaudi_copy_md_t& copy_md(uct_md_h md) {
 void fill_mem_ops(uct_md_ops_t& ops);
 ucs_status_t uct_gaudi_copy_rkey_unpack(uct_component_t* component, const void* rkey_buffer,
                                         const uct_rkey_unpack_params_t*, uct_rkey_t* rkey_p, void** handle_p);
+
+// The bytes of one copy within this process, by UCX's addresses of host or device memory.
+struct copied_range {
+    std::uint64_t to = 0, from = 0;
+    std::size_t length = 0;
+    const uct_iov_t* pinned = nullptr; // registered host memory, one of the two ends, to be kept pinned
+    bool within_host = true;           // also where neither end is device memory
+};
+// Starts a copy. Memory of SynapseAI's that was closed and opened again since the last copy is attached anew.
+[[nodiscard]] gaudi::result<gaudi::copy_ticket> copy_in_process(uct_gaudi_copy_md_t& md,
+                                                                gaudi::copier& copies,
+                                                                const copied_range& range,
+                                                                const gaudi::copy_policy& policy);
 
 // Whether this hl-thunk can export at all. Whether the driver refuses an export is known only once a device
 // is open, long after UCX has queried the domain.

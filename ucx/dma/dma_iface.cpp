@@ -20,8 +20,8 @@ struct uct_gaudi_dma_iface_config_t {
 
 class dma_iface final : public gaudi_iface {
 public:
-    dma_iface(uct_gaudi_module& module, const uct_gaudi_dma_iface_config_t& config)
-        : gaudi_iface(module, "DMA", lost_staging, {}), config_(config) {
+    dma_iface(uct_gaudi_copy_md_t& md, const uct_gaudi_dma_iface_config_t& config)
+        : gaudi_iface(*md.module, "DMA", lost_staging, {}), md_(md), config_(config) {
         policy_.hints = {config.queues, config.stripe, config.batch};
     }
 
@@ -82,12 +82,13 @@ private:
             return status;
         keep_fence();
         const auto mine = number(local.buffer), to = put ? remote : mine, from = put ? mine : remote;
-        auto started = start(local, to, from);
+        const copied_range range{to, from, local.length, &local, false};
+        auto started = copy_in_process(md_, copies(), range, policy_);
         if (!started && started.error().code() == gaudi::errc::too_many_operations) { // a NIC's queue is full
             if (rkey != UCT_INVALID_RKEY && !outstanding().none_running())
                 return UCS_ERR_NO_RESOURCE;
             wait_for_all();
-            started = start(local, to, from);
+            started = copy_in_process(md_, copies(), range, policy_);
         }
         const auto status = started ? go_on(*started) : tl::unexpected(started.error());
         if (!status)
@@ -95,22 +96,7 @@ private:
         module().counters.dma_bytes.fetch_add(local.length, std::memory_order_relaxed);
         return *status;
     }
-    gaudi::result<gaudi::copy_ticket> start(const uct_iov_t& local, std::uint64_t to, std::uint64_t from) {
-        const auto target = locate(to), source = locate(from);
-        if (!target.device && !source.device)
-            return tl::unexpected(gaudi::error(gaudi::errc::not_allocated, "neither side is device memory"));
-        if (target.device != source.device) {
-            const auto host = target.device ? from : to;
-            if (in_device_space(host))
-                return tl::unexpected(gaudi::error(gaudi::errc::not_allocated, "memory of no open device"));
-            if (module().gpus_here)
-                refuse_gpu_memory(module(), host, local.length);
-            keep_pinned(module(), local, target.device ? target.index : source.index, copies());
-        }
-        return copies().copy(place_of(target, to, local.length), place_of(source, from, local.length),
-                             policy_);
-    }
-
+    uct_gaudi_copy_md_t& md_;
     const uct_gaudi_dma_iface_config_t config_;
     gaudi::copy_policy policy_;
     interface_id id_;
@@ -132,11 +118,10 @@ std::string wrong_with(const uct_gaudi_dma_iface_config_t& config) {
 ucs_status_t uct_gaudi_dma_iface_open(uct_md_h md, uct_worker_h worker, const uct_iface_params_t* params,
                                       const uct_iface_config_t* tl_config, uct_iface_h* iface_p) {
     return no_throw([&]() -> ucs_status_t {
-        auto& module = *copy_md(md).module;
         const auto& config = *reinterpret_cast<const uct_gaudi_dma_iface_config_t*>(tl_config);
         if (const auto wrong = wrong_with(config); !wrong.empty())
-            return refuse_setting(module, wrong);
-        return open_iface(std::make_unique<dma_iface>(module, config), md, worker, params, tl_config,
+            return refuse_setting(*copy_md(md).module, wrong);
+        return open_iface(std::make_unique<dma_iface>(copy_md(md), config), md, worker, params, tl_config,
                           iface_p);
     });
 }

@@ -255,6 +255,30 @@ TEST_F(uct_case, copies_between_two_devices_move_every_byte_and_no_other) {
             }
 }
 
+TEST_F(uct_case, a_large_copy_between_two_devices_is_in_flight_when_the_call_returns) {
+    constexpr std::size_t size = 64 << 20;
+    on_device from(0, size), to(1, size);
+    for (const auto& [transport, device] :
+         {std::pair("gaudi_cpy", "gaudi_copy"), std::pair("gaudi_dma", "gaudi_dma")}) {
+        SCOPED_TRACE(transport);
+        copier copies(domain, transport, device);
+        for (const bool put : {true, false}) {
+            const auto out = numbered(size, put ? 21 : 22);
+            from.fill(out);
+            finished done;
+            uct_iov_t iov{reinterpret_cast<void*>(put ? from.number() : to.number()), size, nullptr, 0, 1};
+            ASSERT_EQ(put ? uct_ep_put_zcopy(copies.ep, &iov, 1, to.number(), UCT_INVALID_RKEY, &done.comp)
+                          : uct_ep_get_zcopy(copies.ep, &iov, 1, from.number(), UCT_INVALID_RKEY, &done.comp),
+                      UCS_INPROGRESS);
+            EXPECT_EQ(done.times, 0);
+            while (done.times == 0)
+                copies.progress();
+            EXPECT_EQ(done.comp.status, UCS_OK);
+            EXPECT_TRUE(to.read() == out);
+        }
+    }
+}
+
 // ---- several domains ----
 
 TEST_F(uct_case, several_domains_and_interfaces_share_a_device) {

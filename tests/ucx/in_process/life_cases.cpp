@@ -344,14 +344,15 @@ TEST(uct_life, memory_of_a_synapse_that_went_is_refused_and_found_when_it_comes_
             ::close(attr.dmabuf_fd);
         return status;
     };
-    copier copies(domain);
+    copier copies(domain), others(domain), dma(domain, "gaudi_dma", "gaudi_dma");
     const auto put = [&](uint64_t address, unsigned length) {
         auto out = numbered(length, 4);
         return uct_ep_put_short(copies.ep, out.data(), length, address, UCT_INVALID_RKEY);
     };
     std::optional<fake_synapse> synapse(FAKE_SYNAPSE);
     const auto before = synapse->pool();
-    expect_there_and_back(copies, before + 4096, 100000);
+    for (auto* each : {&copies, &others, &dma}) // each has an engine of the device now
+        expect_there_and_back(*each, before + 4096, 100000);
     ASSERT_EQ(dmabuf_of(before), UCS_OK);
     synapse.reset();
     for (const unsigned length : {100000U, 8U}) // by SynapseAI's call, and by a NIC
@@ -360,7 +361,8 @@ TEST(uct_life, memory_of_a_synapse_that_went_is_refused_and_found_when_it_comes_
     const int between = ::dup(0); // so that the device gets another descriptor number
     synapse.emplace(FAKE_SYNAPSE);
     ::close(between);
-    expect_there_and_back(copies, synapse->pool() + 4096, 100000);
+    for (auto* each : {&dma, &others, &copies})
+        expect_there_and_back(*each, synapse->pool() + 4096, 100000);
     EXPECT_EQ(put(synapse->pool(), 8), UCS_OK);
     EXPECT_EQ(dmabuf_of(synapse->pool()), UCS_OK);
 }
