@@ -9,6 +9,7 @@
 
 #include <fmt/format.h>
 #include <sys/epoll.h>
+#include <system_error>
 
 namespace gaudi {
 namespace {
@@ -175,7 +176,10 @@ error copier_core::nothing_viable(const copy_job& job, const copy_policy& policy
     for (const auto& [which, why] : failures) {
         if (why.code() == errc::too_many_operations) // a path exists and will have room later
             return why;
-        say(which, why.observed());
+        say(which,
+            why.system_error() == 0
+                ? why.observed()
+                : fmt::format("{}: {}", why.observed(), std::generic_category().message(why.system_error())));
     }
     if (failures.size() == 1 && !policy.zero_copy)
         return failures.front().second;
