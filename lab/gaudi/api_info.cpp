@@ -131,7 +131,7 @@ int raw_info(virtual_device& device, const hl_info_args& args) {
         return 0;
     }
     if (args.op == device_status) {
-        const std::uint32_t status = status_of(device);
+        const auto status = static_cast<std::uint32_t>(status_of(device));
         std::memcpy(target, &status, std::min<std::size_t>(args.return_size, sizeof(status)));
         return 0;
     }
