@@ -94,9 +94,11 @@ struct path_verdict {
     std::optional<error> why_not; ///< empty: the path is viable
 };
 
-/// Copies bytes between any two places by the best viable path. Only copy_ticket::wait(), or destroying a
-/// ticket, blocks. A copy that a NIC makes first (see copier_options::nic_max; up to 64 KiB), and one within
-/// host memory, has completed when copy() returns. Copies are not ordered. Thread-safe.
+/// Copies bytes between any two places by the best viable path. copy_ticket::wait() and destroying a ticket
+/// block. So may the first use of a path, which may open a NIC, or send a request to another process and wait
+/// for its answer (ipc_settings::answer_timeout at most); paths() uses each path for the first time. A copy
+/// that a NIC makes first (see copier_options::nic_max; up to 64 KiB), and one within host memory, has
+/// completed when copy() returns. Copies are not ordered. Thread-safe.
 ///
 /// A kept engine, slab or import keeps its device open. Before such a device can be opened again, destroy the
 /// copier, or call forget() or drop_lost().

@@ -17,7 +17,7 @@ result<std::shared_ptr<hl_device>> join_shared_context(const std::shared_ptr<con
         return tl::unexpected(error(errc::peer_gone, fmt::format("{} cannot be seen", info.bus_id)));
     GAUDI_TRY(const auto link, owner_link::connect_to_device(node, settings));
     GAUDI_TRY(auto answer, link->ask(open_device_request{node}));
-    return owner_link::join(api, answer, link);
+    return join_context(api, answer.body, answer.passed, link);
 }
 
 [[maybe_unused]] const bool provided = [] {

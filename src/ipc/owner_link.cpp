@@ -1,11 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "src/ipc/owner_link.hpp"
 
-#include "src/copy/copy_core.hpp"
-#include "src/device/registry.hpp"
 #include "src/error/try.hpp"
-#include "src/hl/discovery.hpp"
-#include "src/os/internals.hpp"
 
 #include <algorithm>
 #include <cerrno>
@@ -68,7 +64,7 @@ owner_link::~owner_link() {
                 service->unwatch(each->get());
 }
 
-void owner_link::give_up() {
+void owner_link::disconnect() {
     gone_.store(true, std::memory_order_release);
     ::shutdown(socket_.get(), SHUT_RDWR); // the broker's thread sees the hang-up and releases the rest
 }
@@ -81,11 +77,7 @@ void owner_link::hung_up() {
         answers_.clear();            // answers may hold descriptors
     }
     gone_.store(true, std::memory_order_release);
-    {
-        // Engines on a joined context would keep the owner's device open.
-        const std::lock_guard guard(resources_mutex_);
-        context_engines_.clear();
-    }
+    contexts_.close();
     if (when_gone_)
         when_gone_();
 }
@@ -97,22 +89,28 @@ error owner_link::gone_error() const {
 }
 
 result<void> owner_link::send(const message_bytes& message, std::span<const int> passed) {
-    if (gone())
-        return tl::unexpected(gone_error());
-    const std::lock_guard guard(mutex_);
-    const auto deadline = clock::now() + settings_.answer_timeout;
-    (void)send_unsent(deadline);
-    auto sent = send_message(socket_.get(), message, passed, deadline);
-    if (!sent && sent.error().code() == errc::peer_gone) {
-        const auto said = collect(); // the owner may have sent the reason
-        return tl::unexpected(said ? gone_error() : said.error());
+    for (const auto deadline = clock::now() + settings_.answer_timeout;;) {
+        if (gone())
+            return tl::unexpected(gone_error());
+        {
+            const std::lock_guard guard(mutex_);
+            auto sent = send_unsent() ? send_message(socket_.get(), message, passed, {})
+                                      : tl::unexpected(error(errc::peer_silent, "the socket is full"));
+            if (!sent && sent.error().code() == errc::peer_gone) {
+                const auto said = collect(); // the owner may have sent the reason
+                return tl::unexpected(said ? gone_error() : said.error());
+            }
+            if (sent || sent.error().code() != errc::peer_silent || clock::now() >= deadline)
+                return sent;
+        }
+        // Without the mutex: other threads receive meanwhile.
+        wait_for(POLLOUT, std::chrono::milliseconds(10));
     }
-    return sent;
 }
 
-bool owner_link::send_unsent(channel_deadline deadline) {
+bool owner_link::send_unsent() {
     for (; !unsent_.empty(); unsent_.pop_front())
-        if (const auto sent = send_message(socket_.get(), unsent_.front(), {}, deadline);
+        if (const auto sent = send_message(socket_.get(), unsent_.front(), {}, {});
             !sent && sent.error().code() == errc::peer_silent)
             return false;
     return true; // also where the connection has ended: the owner needs no message then
@@ -124,7 +122,7 @@ void owner_link::send_later(message_bytes message) {
     {
         const std::lock_guard guard(mutex_);
         unsent_.push_back(std::move(message));
-        if (send_unsent({}))
+        if (send_unsent())
             return;
     }
     if (const auto service = broker::running())
@@ -133,7 +131,7 @@ void owner_link::send_later(message_bytes message) {
 
 bool owner_link::flush() {
     const std::lock_guard guard(mutex_);
-    return gone() || send_unsent({});
+    return gone() || send_unsent();
 }
 
 // Adds the answer's descriptors; fetches those that the owner could not pass.
@@ -207,7 +205,7 @@ void owner_link::answer_came_late(bool opened, const answer_head& head, std::spa
     (void)send_message(socket_.get(), message, {}, {});
 }
 
-std::optional<result<owner_link::raw_answer>> owner_link::take_answer(std::uint64_t id) {
+std::optional<result<owner_link::raw_answer>> owner_link::pop_answer(std::uint64_t id) {
     const std::lock_guard guard(mutex_);
     auto collected = collect();
     if (const auto found = answers_.find(id); found != answers_.end()) {
@@ -217,20 +215,24 @@ std::optional<result<owner_link::raw_answer>> owner_link::take_answer(std::uint6
     }
     if (!collected) {
         if (collected.error().code() != errc::peer_gone)
-            give_up(); // the owner's messages cannot be relied upon
+            disconnect(); // the owner's messages cannot be relied upon
         return result<raw_answer>(tl::unexpected(collected.error()));
     }
     return std::nullopt;
 }
 
 std::optional<result<void>> owner_link::answer_to(std::uint64_t id) {
-    if (const auto answer = take_answer(id))
+    if (const auto answer = pop_answer(id))
         return answer->map([](const raw_answer&) {});
     return std::nullopt;
 }
 
 void owner_link::wait(std::chrono::milliseconds limit) {
-    pollfd waiting{socket_.get(), POLLIN, 0};
+    wait_for(POLLIN, limit);
+}
+
+void owner_link::wait_for(short events, std::chrono::milliseconds limit) {
+    pollfd waiting{socket_.get(), events, 0};
     ::poll(&waiting, 1, static_cast<int>(limit.count()));
 }
 
@@ -238,7 +240,7 @@ result<owner_link::raw_answer> owner_link::send_and_wait(std::uint64_t id, const
                                                          std::span<const int> passed, bool opens_lease) {
     GAUDI_CHECK(send(message, passed));
     for (const auto deadline = clock::now() + settings_.answer_timeout;;) {
-        if (auto answer = take_answer(id))
+        if (auto answer = pop_answer(id))
             return std::move(*answer);
         const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - clock::now());
         if (left.count() <= 0) {
@@ -276,70 +278,6 @@ void owner_link::set_revoke_socket(unique_fd descriptor) {
     const bool socket = ::getsockopt(revoke_socket_.get(), SOL_SOCKET, SO_DOMAIN, &domain, &length) == 0;
     if (!service || !socket || domain != AF_UNIX || !service->watch_revoke_socket(revoke_socket_.get()))
         revoke_socket_.reset(); // the owner finds no reader, and does not wait for this importer
-}
-
-result<std::shared_ptr<hl_device>> owner_link::join(const std::shared_ptr<const hlthunk_api>& api,
-                                                    answered<opened_context>& answer,
-                                                    std::shared_ptr<void> host) {
-    GAUDI_TRY(auto shared, shared_context::of(std::move(answer.passed[1])));
-    GAUDI_TRY(const auto devices, discover(*api));
-    const auto bus_id = bus_id_of(*api, answer.passed[0].get());
-    const auto info = std::find_if(devices.begin(), devices.end(),
-                                   [&](const device_info& each) { return each.bus_id == bus_id; });
-    if (info == devices.end())
-        return tl::unexpected(error(errc::no_path, "the owner's device cannot be seen from here"));
-    const int descriptor = answer.passed[0].get();
-    GAUDI_TRY(auto joined, attach(api, descriptor, *info, context_owner::other_process));
-    (void)answer.passed[0].release(); // the joined context owns it now
-    joined->sharing().join(shared, answer.body.member, std::move(host));
-    return joined;
-}
-
-result<copy_engine> owner_link::context_engine(std::uint64_t node, std::uint32_t lease) {
-    const std::lock_guard guard(resources_mutex_);
-    if (const auto found = context_engines_.find(node); found != context_engines_.end())
-        return found->second;
-    if (const auto found = refused_.find(node); found != refused_.end())
-        return tl::unexpected(found->second);
-    auto answer = ask(open_context_request{lease});
-    if (!answer) {
-        const auto kind = answer.error().kind();
-        // The owner will not answer otherwise later.
-        if (kind == error_kind::not_permitted || kind == error_kind::unsupported)
-            refused_.emplace(node, answer.error());
-        return tl::unexpected(answer.error());
-    }
-    GAUDI_TRY(const auto api, registry::self().api());
-    GAUDI_TRY(auto joined, join(api, *answer));
-    auto core = copy_core::make(joined, nullptr, {});
-    if (!core) {
-        refused_.emplace(node, core.error());
-        return tl::unexpected(core.error());
-    }
-    return context_engines_.emplace(node, internals::wrap<copy_engine>(*core)).first->second;
-}
-
-result<std::optional<owner_link::slab>> owner_link::take_slab() {
-    const std::lock_guard guard(resources_mutex_);
-    if (slab_memory_.data() == nullptr) {
-        GAUDI_TRY(auto memory, shared_memory::make("gaudi-direct slabs", slabs * slab_bytes));
-        const int passed[] = {memory.descriptor()};
-        GAUDI_CHECK(ask(attach_slab_request{slabs * slab_bytes}, passed));
-        memory.drop_descriptor();
-        slab_memory_ = std::move(memory);
-        for (std::uint64_t i = 0; i < slabs; ++i)
-            free_slabs_.push_back(i * slab_bytes);
-    }
-    if (free_slabs_.empty())
-        return std::optional<slab>();
-    const auto offset = free_slabs_.back();
-    free_slabs_.pop_back();
-    return slab{slab_memory_.bytes().subspan(offset, slab_bytes), offset};
-}
-
-void owner_link::return_slab(std::uint64_t offset) {
-    const std::lock_guard guard(resources_mutex_);
-    free_slabs_.push_back(offset);
 }
 
 } // namespace gaudi

@@ -1,17 +1,14 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-#include <gaudi/copy_engine.hpp>
-
 #include "src/ipc/broker.hpp"
+#include "src/ipc/joined_contexts.hpp"
+#include "src/ipc/owner_slabs.hpp"
 
 #include <deque>
 #include <functional>
 
 namespace gaudi {
-
-class hl_device;
-class hlthunk_api;
 
 // An importer's connection to one owner. Any thread may send requests; answers arrive in any order.
 class owner_link : public hangup_watcher, public std::enable_shared_from_this<owner_link> {
@@ -46,16 +43,19 @@ public:
         return answered<typename Request::answer>{*body, std::move(raw->passed)};
     }
     // Sends a request and returns its id for answer_to(), which returns nothing until the answer has arrived.
+    // Never blocks: where the socket is full, the broker's thread sends it later.
     template <typename Request>
     result<std::uint64_t> post(const Request& request) {
+        if (gone())
+            return tl::unexpected(gone_error());
         const auto id = next_id_++;
-        return send(request_message(id, request), {}).map([id] { return id; });
+        send_later(request_message(id, request));
+        return id;
     }
     std::optional<result<void>> answer_to(std::uint64_t id);
     // Sleeps until a message arrives, or the limit has passed.
     void wait(std::chrono::milliseconds limit);
-    // Sends a request without an answer. Never blocks: where the socket is full, the broker's thread sends it
-    // later.
+    // Sends a request without an answer. Never blocks, as post().
     template <typename Request>
     void post_unanswered(const Request& request) {
         static_assert(std::is_void_v<typename Request::answer>);
@@ -72,24 +72,12 @@ public:
     result<void> set_table(unique_fd descriptor);
     // The socket on which the owner announces that it revokes a lease.
     void set_revoke_socket(unique_fd descriptor);
-    // Joins the context that an answer passed: the device's descriptor and the shared context.
-    static result<std::shared_ptr<hl_device>> join(const std::shared_ptr<const hlthunk_api>& api,
-                                                   answered<opened_context>& answer,
-                                                   std::shared_ptr<void> host = {});
-    // An engine on the owner's device, in its shared context, requested by a lease of memory on that device.
-    result<copy_engine> context_engine(std::uint64_t node, std::uint32_t lease);
-    // Memory that both sides share, for copies by the owner.
-    struct slab {
-        std::span<std::byte> bytes;
-        std::uint64_t offset = 0;
-    };
-    static constexpr std::size_t slab_bytes = 1 << 20, slabs = 8;
-    result<std::optional<slab>> take_slab(); // none while all are in use
-    void return_slab(std::uint64_t offset);
+    [[nodiscard]] joined_contexts& contexts() { return contexts_; }
+    [[nodiscard]] owner_slabs& slabs() { return slabs_; }
 
     // Ends the connection to an owner that does not answer: no request is sent any more, and later answers
     // are ignored.
-    void give_up();
+    void disconnect();
     void hung_up() override;
 
 private:
@@ -104,11 +92,12 @@ private:
     void send_later(message_bytes message);
     result<raw_answer> send_and_wait(std::uint64_t id, const message_bytes& message,
                                      std::span<const int> passed, bool opens_lease);
-    std::optional<result<raw_answer>> take_answer(std::uint64_t id);
+    std::optional<result<raw_answer>> pop_answer(std::uint64_t id);
     result<void> collect();
     void answer_came_late(bool opened_lease, const answer_head& head, std::span<const std::byte> body);
-    // With the mutex held. False where messages are still unsent at the deadline.
-    bool send_unsent(channel_deadline deadline);
+    // With the mutex held, without blocking. False where messages are still unsent.
+    bool send_unsent();
+    void wait_for(short events, std::chrono::milliseconds limit);
     result<raw_answer> complete(const answer_head& head, std::span<const std::byte> body,
                                 received_message& with);
 
@@ -125,11 +114,8 @@ private:
     std::map<std::uint64_t, bool> abandoned_; // requests that timed out, and whether each opens a lease
     std::atomic<lease_word*> table_{nullptr};
     shared_memory table_memory_;
-    std::mutex resources_mutex_;
-    std::map<std::uint64_t, copy_engine> context_engines_; // by node
-    std::map<std::uint64_t, error> refused_;               // contexts that the owner refuses to share
-    shared_memory slab_memory_;
-    std::vector<std::uint64_t> free_slabs_;
+    joined_contexts contexts_;
+    owner_slabs slabs_;
 };
 
 } // namespace gaudi

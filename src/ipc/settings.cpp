@@ -1,17 +1,21 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "src/ipc/settings.hpp"
 
+#include <atomic>
 #include <charconv>
 #include <cstdlib>
 #include <fmt/format.h>
-#include <mutex>
-#include <optional>
 
 namespace gaudi {
 namespace {
 
-std::mutex settings_mutex;
-std::optional<ipc_settings> chosen;
+// Without a lock, which a child of fork could find held. Earlier settings stay, because another thread may
+// still read them.
+struct chosen_settings {
+    ipc_settings value;
+    const chosen_settings* earlier = nullptr;
+};
+std::atomic<const chosen_settings*> chosen{nullptr};
 
 } // namespace
 
@@ -53,14 +57,14 @@ result<ipc_settings> ipc_of_environment() {
 }
 
 void set_ipc(const ipc_settings& settings) {
-    const std::lock_guard guard(settings_mutex);
-    chosen = settings;
+    auto* const added = new chosen_settings{settings, chosen.load(std::memory_order_acquire)};
+    while (!chosen.compare_exchange_weak(added->earlier, added, std::memory_order_acq_rel)) {
+    }
 }
 
 result<ipc_settings> get_ipc() {
-    const std::lock_guard guard(settings_mutex);
-    if (chosen)
-        return *chosen;
+    if (const auto* const latest = chosen.load(std::memory_order_acquire); latest != nullptr)
+        return latest->value;
     return ipc_of_environment();
 }
 

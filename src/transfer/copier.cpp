@@ -150,10 +150,10 @@ result<copy_ticket> copier_core::copy(const place& to, const place& from, const 
     if (job.lease) {
         GAUDI_TRY(job.kept, job.lease->begin_copy());
     }
-    return start(job, policy, nic_first);
+    return try_paths(job, policy, nic_first);
 }
 
-result<copy_ticket> copier_core::start(const copy_job& job, const copy_policy& policy, bool nic_first) {
+result<copy_ticket> copier_core::try_paths(const copy_job& job, const copy_policy& policy, bool nic_first) {
     std::vector<std::pair<copy_path, error>> failures;
     for (std::size_t i = nic_first ? 0 : 1; i <= copy_paths; ++i) {
         auto& each = i == 0 ? static_cast<path&>(*small_) : *paths_[i - 1];

@@ -43,7 +43,8 @@ private:
     [[nodiscard]] static result<void> look_up(const place& to, const place& from, copy_job& job);
     [[nodiscard]] static result<void> look_up(const place& which, copy_end& end, copy_job& job);
     [[nodiscard]] static result<void> look_up_imported(const place& which, copy_end& end, copy_job& job);
-    [[nodiscard]] result<copy_ticket> start(const copy_job& job, const copy_policy& policy, bool nic_first);
+    [[nodiscard]] result<copy_ticket> try_paths(const copy_job& job, const copy_policy& policy,
+                                                bool nic_first);
     [[nodiscard]] error nothing_viable(const copy_job& job, const copy_policy& policy,
                                        std::span<const std::pair<copy_path, error>> failures) const;
     void watch(copy_core& engine);

@@ -89,7 +89,7 @@ result<std::shared_ptr<copy_core>> device_table::engine_on_context(const lease_c
                 return own;
     if (lease.local())
         return tl::unexpected(lease.gone_error());
-    GAUDI_TRY(const auto joined, lease.link()->context_engine(node, lease.slot()));
+    GAUDI_TRY(const auto joined, lease.link()->contexts().engine(*lease.link(), node, lease.slot()));
     const auto& engine = core_of(joined);
     const std::lock_guard guard(mutex_);
     std::erase_if(joined_, [&](const auto& each) {

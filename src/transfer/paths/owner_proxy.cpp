@@ -37,7 +37,7 @@ public:
         const auto answer_timeout = link->settings().answer_timeout;
         if (clock::now() - asked_[slab] < answer_timeout)
             return std::nullopt;
-        link->give_up(); // late writes by the owner must not reach slabs of the next copy
+        link->disconnect(); // late writes by the owner must not reach slabs of the next copy
         return result<void>(
             tl::unexpected(error(errc::peer_silent, fmt::format("process {}, waited {} ms", link->owner().pid,
                                                                 answer_timeout.count()))));
@@ -51,17 +51,17 @@ private:
     std::array<clock::time_point, pipeline::most_slabs> asked_{};
 };
 
-// Slabs shared with the owner; the destructor returns them.
-struct owner_slabs {
+// Slabs of one copy; the destructor releases them.
+struct copy_slabs {
     std::shared_ptr<owner_link> link;
-    std::vector<owner_link::slab> taken;
+    std::vector<owner_slabs::slab> slabs;
 
-    explicit owner_slabs(std::shared_ptr<owner_link> of) : link(std::move(of)) {}
-    owner_slabs(const owner_slabs&) = delete;
-    owner_slabs& operator=(const owner_slabs&) = delete;
-    ~owner_slabs() {
-        for (const auto& each : taken)
-            link->return_slab(each.offset);
+    explicit copy_slabs(std::shared_ptr<owner_link> of) : link(std::move(of)) {}
+    copy_slabs(const copy_slabs&) = delete;
+    copy_slabs& operator=(const copy_slabs&) = delete;
+    ~copy_slabs() {
+        for (const auto& each : slabs)
+            link->slabs().release(each.offset);
     }
 };
 
@@ -77,29 +77,29 @@ public:
     }
     // Requests one byte from the owner, which may have no engine.
     result<void> prepare(const copy_job& job) override {
-        GAUDI_TRY(const auto slabs, take(job, 1));
-        GAUDI_CHECK(local_step(job, true, *slabs));
-        const std::uint64_t offset = slabs->taken.front().offset;
+        GAUDI_TRY(const auto acquired, acquire(job, 1));
+        GAUDI_CHECK(local_step(job, true, *acquired));
+        const std::uint64_t offset = acquired->slabs.front().offset;
         owner_step step(job.lease, job.end_of(kind::leased).offset, true, {&offset, 1});
-        GAUDI_CHECK(step.start(0, slabs->taken.front().bytes.first(1), 0));
+        GAUDI_CHECK(step.start(0, acquired->slabs.front().bytes.first(1), 0));
         for (;;) {
             if (const auto seen = step.check(0))
                 return *seen;
-            slabs->link->wait(std::chrono::milliseconds(1));
+            acquired->link->wait(std::chrono::milliseconds(1));
         }
     }
     result<copy_ticket> start(const copy_job& job) override {
         const bool to_owner = job.to.is(kind::leased);
-        GAUDI_TRY(const auto slabs, take(job, enough_slabs));
-        GAUDI_TRY(auto here, local_step(job, to_owner, *slabs));
+        GAUDI_TRY(const auto acquired, acquire(job, enough_slabs));
+        GAUDI_TRY(auto here, local_step(job, to_owner, *acquired));
         std::array<std::uint64_t, pipeline::most_slabs> offsets{};
         pipeline::room room;
-        for (const auto& each : slabs->taken) {
+        for (const auto& each : acquired->slabs) {
             offsets[room.count] = each.offset;
             room.slab[room.count++] = each.bytes;
         }
-        room.release = [kept = slabs]() mutable { kept.reset(); };
-        room.sleep = [link = slabs->link](std::chrono::milliseconds limit) {
+        room.release = [kept = acquired]() mutable { kept.reset(); };
+        room.sleep = [link = acquired->link](std::chrono::milliseconds limit) {
             link->wait(std::min(limit, std::chrono::milliseconds(1)));
         };
         std::unique_ptr<pipeline_step> there = std::make_unique<owner_step>(
@@ -111,31 +111,31 @@ public:
 
 private:
     result<std::unique_ptr<pipeline_step>> local_step(const copy_job& job, bool source,
-                                                      const owner_slabs& slabs) {
+                                                      const copy_slabs& acquired) {
         const auto& local = job.other_than(kind::leased);
         if (local.is(kind::host))
             return host_step(job.host_of(local), source);
         GAUDI_CHECK(tools_.devices.device_of(local, job.length));
         GAUDI_TRY(auto engine, tools_.devices.engine_of(local.device));
         std::vector<pinned_memory> pins;
-        for (const auto& each : slabs.taken) {
+        for (const auto& each : acquired.slabs) {
             GAUDI_TRY(pins.emplace_back(), engine->pin(each.bytes));
         }
         return engine_step(std::move(engine), local.address, source, std::move(pins));
     }
-    static result<std::shared_ptr<owner_slabs>> take(const copy_job& job, unsigned count) {
-        auto made = std::make_shared<owner_slabs>(job.lease->link());
-        while (made->taken.size() < count) {
-            GAUDI_TRY(const auto slab, made->link->take_slab());
+    static result<std::shared_ptr<copy_slabs>> acquire(const copy_job& job, unsigned count) {
+        auto acquired = std::make_shared<copy_slabs>(job.lease->link());
+        while (acquired->slabs.size() < count) {
+            GAUDI_TRY(const auto slab, acquired->link->slabs().acquire(*acquired->link));
             if (!slab)
                 break;
-            made->taken.push_back(*slab);
+            acquired->slabs.push_back(*slab);
         }
-        if (made->taken.empty())
+        if (acquired->slabs.empty())
             return tl::unexpected(
                 error(errc::too_many_operations, fmt::format("{} slabs of process {} are in use",
-                                                             owner_link::slabs, job.lease->handle().pid)));
-        return made;
+                                                             owner_slabs::count, job.lease->handle().pid)));
+        return acquired;
     }
 
     const path_tools tools_;

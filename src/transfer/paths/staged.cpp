@@ -56,11 +56,9 @@ private:
     };
     result<side> side_of(const copy_job& job, const copy_end& end) {
         if (end.is(kind::leased))
-            return job.lease->link()
-                ->context_engine(job.lease->handle().device, job.lease->slot())
-                .map([](const auto& engine) {
-                    return side{core_of(engine), false};
-                });
+            return tools_.devices.engine_on_context(*job.lease).map([](auto engine) {
+                return side{std::move(engine), false};
+            });
         GAUDI_CHECK(tools_.devices.device_of(end, job.length));
         return tools_.devices.engine_of(end.device).map([&](auto engine) {
             return side{std::move(engine), tools_.keep};

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "src/ipc/joined_contexts.hpp"
+
+#include "src/copy/copy_core.hpp"
+#include "src/device/registry.hpp"
+#include "src/error/try.hpp"
+#include "src/hl/discovery.hpp"
+#include "src/ipc/owner_link.hpp"
+#include "src/os/internals.hpp"
+
+#include <algorithm>
+
+namespace gaudi {
+
+result<std::shared_ptr<hl_device>> join_context(const std::shared_ptr<const hlthunk_api>& api,
+                                                const opened_context& answer,
+                                                std::array<unique_fd, most_passed>& passed,
+                                                std::shared_ptr<void> host) {
+    GAUDI_TRY(auto shared, shared_context::of(std::move(passed[1])));
+    GAUDI_TRY(const auto devices, discover(*api));
+    const auto bus_id = bus_id_of(*api, passed[0].get());
+    const auto info = std::find_if(devices.begin(), devices.end(),
+                                   [&](const device_info& each) { return each.bus_id == bus_id; });
+    if (info == devices.end())
+        return tl::unexpected(error(errc::no_path, "the owner's device cannot be seen from here"));
+    GAUDI_TRY(auto joined, attach(api, passed[0].get(), *info, context_owner::other_process));
+    (void)passed[0].release(); // the joined context owns it now
+    joined->sharing().join(shared, answer.member, std::move(host));
+    return joined;
+}
+
+std::optional<result<copy_engine>> joined_contexts::find(std::uint64_t node) {
+    const std::lock_guard guard(mutex_);
+    if (const auto joined = engines_.find(node); joined != engines_.end())
+        return joined->second;
+    if (const auto refusal = refused_.find(node); refusal != refused_.end())
+        return tl::unexpected(refusal->second);
+    return std::nullopt;
+}
+
+result<copy_engine> joined_contexts::refuse(std::uint64_t node, error reason) {
+    const std::lock_guard guard(mutex_);
+    return tl::unexpected(refused_.emplace(node, std::move(reason)).first->second);
+}
+
+result<copy_engine> joined_contexts::engine(owner_link& link, std::uint64_t node, std::uint32_t lease) {
+    if (auto joined = find(node))
+        return std::move(*joined);
+    const std::lock_guard one_at_a_time(joining_);
+    if (auto joined = find(node)) // by another thread meanwhile
+        return std::move(*joined);
+    auto answer = link.ask(open_context_request{lease});
+    if (!answer) {
+        const auto kind = answer.error().kind();
+        // The owner will not answer otherwise later.
+        if (kind == error_kind::not_permitted || kind == error_kind::unsupported)
+            return refuse(node, answer.error());
+        return tl::unexpected(answer.error());
+    }
+    GAUDI_TRY(const auto api, registry::self().api());
+    GAUDI_TRY(auto context, join_context(api, answer->body, answer->passed));
+    auto core = copy_core::make(context, nullptr, {});
+    if (!core)
+        return refuse(node, core.error());
+    auto made = internals::wrap<copy_engine>(*core);
+    const std::lock_guard guard(mutex_);
+    if (!closed_)
+        engines_.emplace(node, made);
+    return made;
+}
+
+void joined_contexts::close() {
+    std::map<std::uint64_t, copy_engine> gone; // destroyed after unlocking: an engine may wait for its copies
+    const std::lock_guard guard(mutex_);
+    closed_ = true;
+    gone.swap(engines_);
+}
+
+} // namespace gaudi
