@@ -63,7 +63,7 @@ enum class errc {
     verbs_missing,
     no_nic,
     nic_unknown,
-    nic_closed,
+    nic_open_failed,
     port_down,
     gid_invalid,
     dmabuf_unsupported,

@@ -84,7 +84,7 @@ const std::vector<error_description> catalogue = {
      "check ibv_devices and the NIC's driver, or run in the lab: gaudi-direct lab run -- COMMAND"},
     {errc::nic_unknown, "nic_unknown", invalid, "there is no such NIC or port",
      "take one of those that are listed; ibv_devices lists them too"},
-    {errc::nic_closed, "nic_closed", not_permitted, "the NIC cannot be opened",
+    {errc::nic_open_failed, "nic_open_failed", not_permitted, "the NIC cannot be opened",
      "check the rights on /dev/infiniband"},
     {errc::port_down, "port_down", unsupported, "the NIC's port is not active",
      "check cable, switch and interface, or choose another NIC"},

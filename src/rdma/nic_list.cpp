@@ -184,7 +184,8 @@ result<context_handle> open_by_name(const std::shared_ptr<const verbs_api>& api,
             continue;
         context_handle opened(api->ibv_open_device(devices.all[i]), {api});
         if (!opened)
-            return tl::unexpected(error(errc::nic_closed, fmt::format("ibv_open_device of {}", name), errno));
+            return tl::unexpected(
+                error(errc::nic_open_failed, fmt::format("ibv_open_device of {}", name), errno));
         return opened;
     }
     return tl::unexpected(error(errc::nic_unknown, fmt::format("{} is gone", name)));
