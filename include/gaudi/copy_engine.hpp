@@ -71,11 +71,13 @@ struct queue_use {
 /// caller waits for one before it starts the next. A device range must lie within one live allocation.
 /// Thread-safe.
 ///
-/// Host memory that is not pinned is reached through a small pinned slab (up to 16 KiB, while the slab has
-/// room; the source may then be reused at once) or is mapped for the duration of the copy. Sources and
-/// destinations must stay valid until the ticket is done.
+/// Host memory that is not pinned is reached through a small pinned slab (up to `longest_bounced` bytes,
+/// while the slab has room; the source may then be reused at once) or is mapped for the duration of the copy.
+/// Sources and destinations must stay valid until the ticket is done.
 class copy_engine {
 public:
+    static constexpr std::size_t longest_bounced = 16 * 1024; ///< shorter copies need no pinned memory
+
     /// Copies host memory to the device. The caller owns the ticket. errc::size_zero, not_allocated,
     /// range_leaves_allocation, wrong_device, host_range_invalid, device_lost; the same for read() and
     /// copy().

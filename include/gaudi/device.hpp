@@ -115,6 +115,8 @@ struct driver_library {
 /// Whether a SynapseAI in this process provides its copy call: device::copies() then works on any generation
 /// for a device that SynapseAI has acquired.
 [[nodiscard]] bool synapse_copies_here();
+/// Whether copies on an engine are possible for such a device: on its own queues, or by SynapseAI.
+[[nodiscard]] bool may_have_engine(const device_info& info);
 /// The address ranges in which devices with an MMU (Gaudi2 and later) may have memory. Host memory never lies
 /// there, because these are no valid x86-64 addresses.
 [[nodiscard]] std::span<const memory_window> address_spaces();

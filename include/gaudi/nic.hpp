@@ -34,6 +34,9 @@ struct nic_info {
     std::uint64_t longest_message = 0;
     bool of_gaudi = false;                         ///< a port of a Gaudi itself, as its driver lists it
     nic_distance distance = nic_distance::unknown; ///< to the device that was named
+
+    /// Whether it can move Gaudi memory without a copy: active, with DMA-BUFs, and no port of a Gaudi itself.
+    [[nodiscard]] bool moves_device_memory() const { return active && dmabuf && !of_gaudi; }
 };
 
 /// Which port to open.
@@ -76,8 +79,9 @@ public:
     [[nodiscard]] result<local_region> region(std::span<std::byte> memory);
     /// A region of any DMA-BUF: of a GPU, of an FPGA, udmabuf. `iova` is the address by which requests and
     /// peers name its first byte; it must be congruent to the offset modulo 4096 (errc::alignment_invalid).
-    /// The caller owns the descriptor and may close it at once. errc::dmabuf_unsupported,
-    /// registration_refused.
+    /// The caller owns the descriptor and may close it at once. A region of a descriptor that came from one
+    /// of this library's own buffers does not end with that buffer: drop it, and its keys, before the buffer
+    /// is freed. errc::dmabuf_unsupported, registration_refused.
     [[nodiscard]] result<local_region> region(int dmabuf, std::uint64_t offset, std::uint64_t length,
                                               std::uint64_t iova);
     [[nodiscard]] registration_statistics statistics() const;

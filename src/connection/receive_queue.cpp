@@ -36,8 +36,8 @@ result<void> receive_queue::advance() {
             first.posted += bytes;
             ++first.outstanding;
         } while (first.posted < first.length);
-        first.fully_posted = true;
         waiting_.pop();
+        operations_.fully_posted(slot);
     }
     return {};
 }

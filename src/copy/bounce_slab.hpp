@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <gaudi/copy_engine.hpp>
+
 #include "src/error/try.hpp"
 #include "src/os/mapping.hpp"
 
@@ -14,7 +16,7 @@ namespace gaudi {
 // their own.
 class bounce_slab {
 public:
-    static constexpr std::size_t piece = 16 * 1024;
+    static constexpr std::size_t piece = copy_engine::longest_bounced;
     // A piece in use.
     struct use {
         int index = -1;

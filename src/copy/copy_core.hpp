@@ -101,6 +101,8 @@ protected:
     copy_core(std::shared_ptr<hl_device> device, const address_map* known, bounce_slab slab)
         : device_(std::move(device)), known_(known), slab_(std::move(slab)) {}
 
+    // What an engine provides, in the order of use: write() and read() call check, new_operation, reach_host
+    // and start; poll() calls advance, which calls finish for each copy that has ended.
     [[nodiscard]] virtual result<void> check(device_address address, std::uint64_t length) const = 0;
     result<std::uint32_t> start_on_device(device_address to, device_address from, std::uint64_t length,
                                           copy_direction direction, const copy_details& details);

@@ -17,6 +17,9 @@ namespace gaudi {
 // Copies on the queues of the submission ioctl. An operation is split into pieces, pieces are batched into
 // submissions, and submissions are in flight.
 //
+// What copies go through each time is in queue_submit.cpp: the functions that copy_core demands of an engine.
+// queue_core.cpp has what is done once.
+//
 // One mutex guards all state. No submission under it can block: the engine counts those in flight and stays
 // below the driver's limit, beyond which one spins inside hl-thunk. Host memory that is neither pinned nor
 // short is mapped under it, which takes as long as the kernel needs to pin its pages.

@@ -104,4 +104,8 @@ bool synapse_copies_here() {
     return find_synapse_copies().has_value();
 }
 
+bool may_have_engine(const device_info& info) {
+    return info.generation && (has_user_queues(*info.generation) || synapse_copies_here());
+}
+
 } // namespace gaudi

@@ -25,7 +25,7 @@ namespace {
     std::printf(#type " " #name " %zu %zu\n", offsetof(type, name), sizeof(static_cast<type*>(nullptr)->name))
 #define WHOLE(type) std::printf(#type " - %zu\n", sizeof(type))
 
-void arguments() {
+void arguments_of_copies_and_memory() {
     WHOLE(uct_perf_attr_t);
     MEMBER(uct_perf_attr_t, field_mask);
     MEMBER(uct_perf_attr_t, operation);
@@ -64,6 +64,9 @@ void arguments() {
     MEMBER(uct_rkey_unpack_params_t, sys_device);
     WHOLE(uct_rkey_compare_params_t);
     MEMBER(uct_rkey_compare_params_t, field_mask);
+}
+
+void attributes() {
     WHOLE(uct_md_mem_attr_v2_t);
     MEMBER(uct_md_mem_attr_v2_t, field_mask);
     MEMBER(uct_md_mem_attr_v2_t, mem_type);
@@ -94,6 +97,9 @@ void arguments() {
     MEMBER(uct_md_attr_v2_t, global_id);
     MEMBER(uct_md_attr_v2_t, reg_alignment);
     MEMBER(uct_md_attr_v2_t, required_mem_flags);
+}
+
+void arguments_of_interfaces() {
     WHOLE(uct_iface_is_reachable_params_t);
     MEMBER(uct_iface_is_reachable_params_t, field_mask);
     MEMBER(uct_iface_is_reachable_params_t, device_addr);
@@ -213,7 +219,9 @@ void perftest() {
 // NOLINTEND(bugprone-sizeof-expression)
 
 int main() {
-    arguments();
+    arguments_of_copies_and_memory();
+    attributes();
+    arguments_of_interfaces();
     tables();
     interfaces();
 #ifndef GAUDI_UCX_SOURCE

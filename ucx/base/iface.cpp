@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <sys/random.h>
 #include <unistd.h>
 
@@ -138,9 +139,8 @@ const char* interface_id::unreachable_reason(const void* iface) const {
 bool any_nic() {
     static const bool found = [] {
         const auto all = gaudi::list_nics();
-        return all && std::any_of(all->begin(), all->end(), [](const auto& each) {
-                   return each.active && each.dmabuf && !each.of_gaudi;
-               });
+        return all &&
+               std::any_of(all->begin(), all->end(), std::mem_fn(&gaudi::nic_info::moves_device_memory));
     }();
     return found;
 }

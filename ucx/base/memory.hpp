@@ -69,11 +69,8 @@ private:
 // Pins the memory of an operation, where that pays.
 void keep_pinned(uct_gaudi_module& module, const uct_iov_t& iov, unsigned device, gaudi::copier& copies);
 
-// ---- keys and errors ----
+// ---- errors ----
 
-// UCS_OK, or an error where `key` does not permit access to [address, address + length).
-[[nodiscard]] ucs_status_t check_key(uct_gaudi_module& module, uct_rkey_t key, std::uint64_t address,
-                                     std::size_t length);
 // Log level for a call's errors: lower where the caller asked to hide them (UCT_MD_MEM_FLAG_HIDE_ERRORS).
 [[nodiscard]] ucs_log_level_t level_of(std::uint64_t flags);
 // Logs one line and returns the status.

@@ -89,9 +89,10 @@ public:
                 log_consequence();
             return status;
         }
-        module().counters.zcopy_bytes.fetch_add(local.length, std::memory_order_relaxed);
-        if (started->finished() && started->wait())
+        if (started->finished() && started->wait()) {
+            completed(*started);
             return UCS_OK;
+        }
         outstanding().add(std::move(*started), comp, ep);
         return UCS_INPROGRESS;
     }
@@ -108,6 +109,7 @@ public:
         auto& counters = module().counters;
         (which == kind::short_copy ? counters.short_bytes : counters.bcopy_bytes)
             .fetch_add(length, std::memory_order_relaxed);
+        count_loopback(*started);
         return UCS_OK;
     }
     // Operations are never refused with NO_RESOURCE, so that none is pending.
@@ -123,9 +125,15 @@ private:
             wait_for_all(); // UCX's own staging cannot retry (gotcha U13)
             started = copy_in_process(md_, copies(), range, policy_);
         }
-        if (started && started->path() == gaudi::copy_path::nic_loopback)
-            module().counters.loopback_bytes.fetch_add(range.length, std::memory_order_relaxed);
         return started;
+    }
+    void completed(const gaudi::copy_ticket& copy) override {
+        module().counters.zcopy_bytes.fetch_add(copy.bytes(), std::memory_order_relaxed);
+        count_loopback(copy);
+    }
+    void count_loopback(const gaudi::copy_ticket& copy) {
+        if (copy.path() == gaudi::copy_path::nic_loopback)
+            module().counters.loopback_bytes.fetch_add(copy.bytes(), std::memory_order_relaxed);
     }
 
     uct_gaudi_copy_md_t& md_;

@@ -65,8 +65,12 @@ public:
         local.buffer = buffer;
         local.length = length;
         local.memh = UCT_MEM_HANDLE_NULL;
-        return run(local, remote, rkey, put,
-                   [](gaudi::copy_ticket& ticket) { return ticket.wait().map([] { return UCS_OK; }); });
+        return run(local, remote, rkey, put, [&](gaudi::copy_ticket& ticket) -> gaudi::result<ucs_status_t> {
+            if (const auto done = ticket.wait(); !done)
+                return tl::unexpected(done.error());
+            completed(ticket);
+            return UCS_OK;
+        });
     }
     ucs_status_t pending_add(uct_ep_h ep, uct_pending_req_t* request) override {
         if (outstanding().running() < config_.in_flight && !outstanding().others_wait())
@@ -91,10 +95,10 @@ private:
             started = copy_in_process(md_, copies(), range, policy_);
         }
         const auto status = started ? go_on(*started) : tl::unexpected(started.error());
-        if (!status)
-            return refused(status.error(), local.length, to, from);
-        module().counters.dma_bytes.fetch_add(local.length, std::memory_order_relaxed);
-        return *status;
+        return status ? *status : refused(status.error(), local.length, to, from);
+    }
+    void completed(const gaudi::copy_ticket& copy) override {
+        module().counters.dma_bytes.fetch_add(copy.bytes(), std::memory_order_relaxed);
     }
     uct_gaudi_copy_md_t& md_;
     const uct_gaudi_dma_iface_config_t config_;
@@ -132,10 +136,9 @@ ucs_status_t uct_gaudi_dma_query_devices(uct_md_h md, uct_tl_device_resource_t**
     return no_throw([&]() -> ucs_status_t {
         auto& module = *copy_md(md).module;
         std::string why = "there is no device";
-        const bool by_synapse = gaudi::synapse_copies_here();
         if (const auto all = gaudi::list_devices())
             for (const auto& each : *all) {
-                if (each.generation && (gaudi::has_user_queues(*each.generation) || by_synapse))
+                if (gaudi::may_have_engine(each))
                     return module.ucx.uct_single_device_resource(md, "gaudi_dma", UCT_DEVICE_TYPE_ACC,
                                                                  UCS_SYS_DEVICE_ID_UNKNOWN, devices_p,
                                                                  num_devices_p);

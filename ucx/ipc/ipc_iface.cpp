@@ -80,10 +80,7 @@ static_assert(sizeof(place_name) == 28 && std::is_trivially_copyable_v<place_nam
 // Whether a device here can copy, on our queues or on SynapseAI's.
 bool any_engine() {
     const auto all = gaudi::list_devices();
-    return all && std::any_of(all->begin(), all->end(), [](const auto& each) {
-               return each.generation &&
-                      (gaudi::has_user_queues(*each.generation) || gaudi::synapse_copies_here());
-           });
+    return all && std::any_of(all->begin(), all->end(), gaudi::may_have_engine);
 }
 
 place_name own_place(std::uint64_t machine, bool zero_copy) {

@@ -14,6 +14,7 @@
 #include <cstring>
 #include <dlfcn.h>
 #include <exception>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -89,14 +90,11 @@ ucs_status_t ready(void*) noexcept {
                                  : devices.error().message().c_str());
             return UCS_ERR_NO_DEVICE;
         }
-        if (std::any_of(devices->begin(), devices->end(), [](const auto& each) {
-                return each.generation && gaudi::has_user_queues(*each.generation);
-            }))
+        if (std::any_of(devices->begin(), devices->end(), gaudi::may_have_engine))
             return UCS_OK;
         const auto nics = gaudi::list_nics();
-        if (nics && std::any_of(nics->begin(), nics->end(), [](const auto& each) {
-                return each.active && each.dmabuf && !each.of_gaudi;
-            }))
+        if (nics &&
+            std::any_of(nics->begin(), nics->end(), std::mem_fn(&gaudi::nic_info::moves_device_memory)))
             return UCS_OK;
         std::fprintf(stderr,
                      "ucx_perftest: Gaudi memory: no device has a queue for copies (Gaudi3 has none), and no "
