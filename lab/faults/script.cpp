@@ -238,7 +238,7 @@ result<void> parse_occurrence(std::string_view text, fault_rule& rule) {
 }
 
 result<fault> parse_action(std::string_view call, const std::vector<std::string_view>& words) {
-    fault made;
+    fault parsed;
     const auto action = words[2];
     const bool has_argument = words.size() == 4;
     if (action == "errno" && has_argument) {
@@ -246,31 +246,31 @@ result<fault> parse_action(std::string_view call, const std::vector<std::string_
         if (!number)
             return tl::unexpected(problem{
                 fmt::format("'{}' is no errno; expected a name such as ENOMEM or a number", words[3])});
-        made.error_number = *number;
-        return made;
+        parsed.error_number = *number;
+        return parsed;
     }
     if (action == "delay" && has_argument) {
         const auto pause = parse_pause(words[3]);
         if (!pause)
             return tl::unexpected(
                 problem{fmt::format("'{}' is no time; expected for example 500us, 20ms or 1s", words[3])});
-        made.action = fault_action::delay;
-        made.pause = *pause;
-        return made;
+        parsed.action = fault_action::delay;
+        parsed.pause = *pause;
+        return parsed;
     }
     if (action == "reset" && !has_argument) {
-        made.action = fault_action::reset;
-        return made;
+        parsed.action = fault_action::reset;
+        return parsed;
     }
     if (action == "die" && !has_argument) {
-        made.action = fault_action::die;
-        return made;
+        parsed.action = fault_action::die;
+        return parsed;
     }
     if (action == "short" && !has_argument) {
-        for (const auto known : short_calls)
-            if (call == known) {
-                made.action = fault_action::short_result;
-                return made;
+        for (const auto with_short_result : short_calls)
+            if (call == with_short_result) {
+                parsed.action = fault_action::short_result;
+                return parsed;
             }
         return tl::unexpected(problem{fmt::format("'{}' has no short result; those that have: {}", call,
                                                   fmt::join(short_calls, ", "))});

@@ -35,14 +35,14 @@ answer<piece> imported_piece(const import_record& record, std::uint64_t offset, 
             offset -= range.length;
             continue;
         }
-        piece found;
-        found.length = std::min(length, range.length - offset);
-        found.bytes = process::self()
-                          .foreign_memory(record.hbm_path, record.hbm_size)
-                          .bytes(range.hbm_offset + offset, found.length);
-        if (found.bytes == nullptr)
+        piece memory;
+        memory.length = std::min(length, range.length - offset);
+        memory.bytes = process::self()
+                           .foreign_memory(record.hbm_path, record.hbm_size)
+                           .bytes(range.hbm_offset + offset, memory.length);
+        if (memory.bytes == nullptr)
             return tl::unexpected(errno);
-        return found;
+        return memory;
     }
     return tl::unexpected(EFAULT);
 }
@@ -57,15 +57,15 @@ answer<piece> allocated_piece(virtual_device& device, const allocation& from, st
         page = state.page_next[page];
     if (page >= context::max_pages)
         return tl::unexpected(EFAULT);
-    piece found;
-    found.length = std::min(length, page_size - offset % page_size);
+    piece memory;
+    memory.length = std::min(length, page_size - offset % page_size);
     // Adjacent pages make one piece.
-    for (auto next = page; found.length < length && state.page_next[next] == next + 1; ++next)
-        found.length = std::min(length, found.length + page_size);
-    found.bytes = device.hbm().bytes(page * page_size + offset % page_size, found.length);
-    if (found.bytes == nullptr)
+    for (auto next = page; memory.length < length && state.page_next[next] == next + 1; ++next)
+        memory.length = std::min(length, memory.length + page_size);
+    memory.bytes = device.hbm().bytes(page * page_size + offset % page_size, memory.length);
+    if (memory.bytes == nullptr)
         return tl::unexpected(errno);
-    return found;
+    return memory;
 }
 
 bool still_mapped(std::uint64_t host, std::uint64_t length) {
@@ -99,20 +99,20 @@ answer<piece> mapped_piece(virtual_device& device, const mapping& entry, std::ui
     case mapping_kind::command_buffer:
         break;
     }
-    piece found;
-    found.length = length;
+    piece memory;
+    memory.length = length;
     const auto host = (entry.host_address & ~(host_page - 1)) + offset;
     if (entry.process == ::getpid()) {
         // With a real driver, pinned pages outlive a program's munmap; here they do not, and accessing them
         // must not crash the program.
         if (!still_mapped(host, length))
             return tl::unexpected(EFAULT);
-        found.bytes = reinterpret_cast<unsigned char*>(host);
+        memory.bytes = reinterpret_cast<unsigned char*>(host);
     } else if (process_start_time(entry.process) != entry.process_start)
         return tl::unexpected(EFAULT);
-    found.process = entry.process;
-    found.remote_address = host;
-    return found;
+    memory.process = entry.process;
+    memory.remote_address = host;
+    return memory;
 }
 
 } // namespace
@@ -188,22 +188,22 @@ answer<piece> translate(virtual_device& device, std::uint64_t address, std::uint
     const auto& type = device.type;
     const address_range sram{type.sram_base, type.sram_base + type.sram_size};
     if (sram.contains(address)) {
-        piece found;
-        found.length = std::min(length, sram.end - address);
-        found.bytes = device.sram().bytes(address - sram.begin, found.length);
-        if (found.bytes == nullptr)
+        piece memory;
+        memory.length = std::min(length, sram.end - address);
+        memory.bytes = device.sram().bytes(address - sram.begin, memory.length);
+        if (memory.bytes == nullptr)
             return tl::unexpected(errno);
-        return found;
+        return memory;
     }
     if (!type.dram_mmu) {
         const address_range dram{type.dram_base, type.hbm_size};
         if (dram.contains(address)) {
-            piece found;
-            found.length = std::min(length, dram.end - address);
-            found.bytes = device.hbm().bytes(address, found.length);
-            if (found.bytes == nullptr)
+            piece memory;
+            memory.length = std::min(length, dram.end - address);
+            memory.bytes = device.hbm().bytes(address, memory.length);
+            if (memory.bytes == nullptr)
                 return tl::unexpected(errno);
-            return found;
+            return memory;
         }
     }
     const context_lock lock(device.state());

@@ -9,7 +9,7 @@
 namespace lab::gaudi {
 namespace {
 
-[[noreturn]] void give_up(const char* what, const std::filesystem::path& path, int fd) {
+[[noreturn]] void fail(const char* what, const std::filesystem::path& path, int fd) {
     const int reason = errno;
     std::fprintf(stderr, "gaudi-lab: cannot %s %s: %s\n", what, path.c_str(), std::strerror(reason));
     if (fd >= 0)
@@ -23,10 +23,10 @@ backing::backing(const std::filesystem::path& path, std::uint64_t size) : size_(
     fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     const auto file_size = gaudi_lab_hbm_file_size(size);
     if (fd_ < 0 || ::ftruncate(fd_, static_cast<off_t>(file_size)) != 0)
-        give_up("open", path, fd_);
+        fail("open", path, fd_);
     void* mapped = ::mmap(nullptr, file_size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd_, 0);
     if (mapped == MAP_FAILED)
-        give_up("map", path, fd_);
+        fail("map", path, fd_);
     base_ = static_cast<unsigned char*>(mapped);
 }
 

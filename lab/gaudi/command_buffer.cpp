@@ -70,9 +70,9 @@ answer<std::uint64_t> create_buffer(virtual_device& device, std::uint64_t size, 
     sweep_destroyed(device, state);
     if (state.buffer_count == context::max_buffers)
         return tl::unexpected(ENOMEM);
-    command_buffer made{state.next_buffer_id, size, 0, 0, 0};
+    command_buffer buffer{state.next_buffer_id, size, 0, 0, 0};
     const auto length = pages_of(size) * host_page;
-    const auto handle = buffer_space | made.id * host_page;
+    const auto handle = buffer_space | buffer.id * host_page;
     const int fd = ::open(device.node.c_str(), O_RDWR | O_CLOEXEC);
     if (fd < 0)
         return tl::unexpected(errno);
@@ -87,18 +87,18 @@ answer<std::uint64_t> create_buffer(virtual_device& device, std::uint64_t size, 
     if (!stored || (mapped && view == MAP_FAILED))
         return tl::unexpected(stored ? ENOMEM : error);
     if (mapped) {
-        made.device_address = find_room(state, device.type.host_va, length, host_page);
+        buffer.device_address = find_room(state, device.type.host_va, length, host_page);
         const auto self = ::getpid();
-        if (made.device_address == 0 ||
+        if (buffer.device_address == 0 ||
             !insert_mapping(state,
-                            {made.device_address, length, made.id, reinterpret_cast<std::uint64_t>(view),
+                            {buffer.device_address, length, buffer.id, reinterpret_cast<std::uint64_t>(view),
                              process_start_time(self), self, mapping_kind::command_buffer})) {
             ::munmap(view, length);
             return tl::unexpected(ENOMEM);
         }
     }
     state.next_buffer_id += pages_of(size);
-    state.buffers[state.buffer_count++] = made;
+    state.buffers[state.buffer_count++] = buffer;
     return handle;
 }
 
@@ -116,17 +116,17 @@ command_buffer* find_buffer(context& state, std::uint64_t handle) {
 answer<void> destroy_buffer(virtual_device& device, std::uint64_t handle) {
     auto& state = device.state();
     const context_lock lock(state);
-    auto* found = find_buffer(state, handle);
-    if (found == nullptr)
+    auto* buffer = find_buffer(state, handle);
+    if (buffer == nullptr)
         return tl::unexpected(EINVAL);
-    if (found->device_address != 0) {
-        if (auto* entry = find_mapping(state, found->device_address); entry != nullptr) {
+    if (buffer->device_address != 0) {
+        if (auto* entry = find_mapping(state, buffer->device_address); entry != nullptr) {
             if (entry->process == ::getpid())
                 ::munmap(reinterpret_cast<void*>(entry->host_address), entry->size);
             erase_mapping(state, entry);
         }
     }
-    found->destroyed = 1;
+    buffer->destroyed = 1;
     sweep_destroyed(device, state);
     return {};
 }

@@ -88,11 +88,11 @@ std::uint64_t process_start_time(std::int32_t process) {
     if (process != ::getpid())
         return read_start_time(process);
     // Called at every submission, so the value is cached; a child has another pid and reads its own.
-    static std::atomic<std::int32_t> known{0};
+    static std::atomic<std::int32_t> cached_process{0};
     static std::atomic<std::uint64_t> start{0};
-    if (known.load(std::memory_order_acquire) != process) {
+    if (cached_process.load(std::memory_order_acquire) != process) {
         start.store(read_start_time(process), std::memory_order_relaxed);
-        known.store(process, std::memory_order_release);
+        cached_process.store(process, std::memory_order_release);
     }
     return start.load(std::memory_order_relaxed);
 }

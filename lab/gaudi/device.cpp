@@ -42,7 +42,7 @@ bool try_lock(int fd, int how) {
     return rc == 0;
 }
 
-std::vector<std::filesystem::path> states_beside(const lab::folder& where, unsigned number) {
+std::vector<std::filesystem::path> states_in(const lab::folder& where, unsigned number) {
     std::vector<std::filesystem::path> others;
     for (unsigned i = 0; i < where.contents().gaudis.size(); ++i)
         if (i != number)
@@ -55,7 +55,7 @@ std::vector<std::filesystem::path> states_beside(const lab::folder& where, unsig
 virtual_device::virtual_device(const lab::folder& where, unsigned number)
     : index(number), description(where.contents().gaudis[number]), type(personality_of(description)),
       node(where.device_node(number)), control(where.control_node(number)),
-      directory(where.device_folder(number)), other_states(states_beside(where, number)) {
+      directory(where.device_folder(number)), other_states(states_in(where, number)) {
     ::stat(node.c_str(), &node_status_);
     ::stat(control.c_str(), &control_status_);
 }

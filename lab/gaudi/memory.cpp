@@ -82,9 +82,9 @@ struct listed_mapping {
     std::string_view path;
 };
 
-// Calls `look` for each mapping in /proc/self/maps until it returns false.
+// Calls `visit` for each mapping in /proc/self/maps until it returns false.
 template <typename Visitor>
-void each_mapping(Visitor&& update) {
+void each_mapping(Visitor&& visit) {
     std::FILE* maps = std::fopen("/proc/self/maps", "re");
     char line[4352];
     while (maps != nullptr && std::fgets(line, sizeof(line), maps) != nullptr) {
@@ -98,7 +98,7 @@ void each_mapping(Visitor&& update) {
         listed_mapping next{low, high, access[1] == 'w', {}, path_at > 0 ? line + path_at : ""};
         next.file.st_dev = makedev(major, minor);
         next.file.st_ino = inode;
-        if (!update(next))
+        if (!visit(next))
             break;
     }
     if (maps != nullptr)
@@ -130,12 +130,12 @@ bool shows_command_buffer(virtual_device& device, std::uint64_t begin, std::uint
         if (device.state().buffer_count == 0)
             return false;
     }
-    bool found = false;
+    bool shown = false;
     each_mapping([&](const listed_mapping& next) {
-        found = next.begin < end && next.end > begin && device.is_compute(next.file);
-        return !found && next.begin < end;
+        shown = next.begin < end && next.end > begin && device.is_compute(next.file);
+        return !shown && next.begin < end;
     });
-    return found;
+    return shown;
 }
 
 // Whether long-term pinning with write access would succeed. Like pinning, it faults every page in.
@@ -196,17 +196,17 @@ answer<void> release(virtual_device& device, std::uint64_t handle) {
         state.bytes_accounted -= std::min(handle, state.bytes_accounted);
         return {};
     }
-    auto* found = find_allocation(state, handle);
-    if (found == nullptr || found->mappings != 0)
+    auto* entry = find_allocation(state, handle);
+    if (entry == nullptr || entry->mappings != 0)
         return tl::unexpected(EINVAL);
     const auto page_size = device.type.dram_page;
     const mutation guard(state);
-    for (auto page = found->first_page; page != context::max_pages; page = state.page_next[page]) {
+    for (auto page = entry->first_page; page != context::max_pages; page = state.page_next[page]) {
         device.hbm().discard(page * page_size, page_size);
         state.page_taken[page] = 0;
         --state.pages_used;
     }
-    *found = {};
+    *entry = {};
     --state.allocation_count;
     return {};
 }
@@ -216,19 +216,19 @@ answer<std::uint64_t> map_device(virtual_device& device, std::uint64_t handle, s
     const auto& type = device.type;
     auto& state = device.state();
     const context_lock lock(state);
-    auto* found = find_allocation(state, handle);
-    if (!type.dram_mmu || found == nullptr)
+    auto* entry = find_allocation(state, handle);
+    if (!type.dram_mmu || entry == nullptr)
         return tl::unexpected(EINVAL);
     constexpr std::uint64_t low_bits = (1ULL << 48) - 1;
     const bool usable = hint != 0 && (hint & low_bits) % type.dram_page == 0 &&
-                        type.dram_va.contains(hint, found->size) && is_free(state, hint, found->size);
+                        type.dram_va.contains(hint, entry->size) && is_free(state, hint, entry->size);
     if (!usable && hint != 0 && (flags & HL_MEM_FORCE_HINT) != 0)
         return tl::unexpected(EINVAL);
     const auto address =
-        usable ? hint : find_room(state, type.dram_va, found->size, type.dram_page, type.dram_hint_va);
-    if (address == 0 || !insert_mapping(state, {address, found->size, handle, 0, 0, 0, mapping_kind::device}))
+        usable ? hint : find_room(state, type.dram_va, entry->size, type.dram_page, type.dram_hint_va);
+    if (address == 0 || !insert_mapping(state, {address, entry->size, handle, 0, 0, 0, mapping_kind::device}))
         return tl::unexpected(ENOMEM);
-    ++found->mappings;
+    ++entry->mappings;
     return address;
 }
 
@@ -270,10 +270,10 @@ answer<void> unmap(virtual_device& device, std::uint64_t address) {
              now_ns() < limit && device.buffer_awaited(address, end_of(state, address));)
             std::this_thread::sleep_for(std::chrono::microseconds(20));
     const context_lock lock(state);
-    auto* found = find_mapping(state, address);
-    if (found == nullptr || found->address != address || found->kind == mapping_kind::command_buffer)
+    auto* entry = find_mapping(state, address);
+    if (entry == nullptr || entry->address != address || entry->kind == mapping_kind::command_buffer)
         return tl::unexpected(EINVAL);
-    if (found->kind == mapping_kind::device) {
+    if (entry->kind == mapping_kind::device) {
         for (std::uint32_t i = 0; i < state.export_count;) {
             auto& record = state.exports[i];
             if (record.mapping_address == address && device.export_alive(record.id))
@@ -285,17 +285,17 @@ answer<void> unmap(virtual_device& device, std::uint64_t address) {
             device.forget_export(record.id);
             record = state.exports[--state.export_count];
         }
-        if (auto* from = find_allocation(state, found->handle); from != nullptr)
+        if (auto* from = find_allocation(state, entry->handle); from != nullptr)
             --from->mappings;
     }
-    if (found->kind == mapping_kind::imported)
+    if (entry->kind == mapping_kind::imported)
         for (auto& record : state.imports)
-            if (record.id == found->handle) {
+            if (record.id == entry->handle) {
                 if (record.process == ::getpid())
                     ::close(record.dup_fd);
                 record.id = 0;
             }
-    erase_mapping(state, found);
+    erase_mapping(state, entry);
     return {};
 }
 

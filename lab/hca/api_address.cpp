@@ -39,12 +39,12 @@ VERB(ibv_ah*, ibv_create_ah, (ibv_pd * pd, ibv_ah_attr* address), (pd, address),
         home.ahs_made.fetch_sub(1);
         return fails(ENOMEM);
     }
-    auto made = make_zeroed<address_handle>();
-    made->seen.context = pd->context;
-    made->seen.pd = pd;
-    made->where = route_of(*address);
+    auto handle = make_zeroed<address_handle>();
+    handle->seen.context = pd->context;
+    handle->seen.pd = pd;
+    handle->where = route_of(*address);
     protection_domain::of(pd).users.fetch_add(1);
-    return &made.release()->seen;
+    return &handle.release()->seen;
 })
 
 VERB(int, ibv_destroy_ah, (ibv_ah * ah), (ah), {

@@ -36,21 +36,21 @@ answer<completion_queue*> make_cq(ibv_context* handle, const cq_request& wanted)
         return tl::unexpected(ENOMEM);
     }
     const auto place = home.cq_places.take();
-    const auto give_up = [&](int error) {
+    const auto fail = [&](int error) {
         if (place)
             home.cq_places.release(*place);
         home.cqs_made.fetch_sub(1);
         return tl::unexpected(error);
     };
     if (!place)
-        return give_up(ENOMEM);
+        return fail(ENOMEM);
     auto& cq = home.own()->cqs[*place];
     if (const auto claimed = home.own().claim(&cq, sizeof(cq)); !claimed)
-        return give_up(claimed.error());
+        return fail(claimed.error());
     const auto capacity = std::bit_ceil(wanted.entries);
     const auto ring = home.own().allocate(std::uint64_t{capacity} * sizeof(completion));
     if (!ring)
-        return give_up(ring.error());
+        return fail(ring.error());
     cq.device = where.hca->index;
     cq.ring = *ring;
     cq.capacity = capacity;
@@ -296,22 +296,22 @@ VERB(ibv_comp_channel*, ibv_create_comp_channel, (ibv_context * handle), (handle
     const auto place = home.channel_places.take();
     if (!place)
         return fails(ENOMEM);
-    auto made = make_zeroed<completion_channel>();
-    made->index = *place;
+    auto channel = make_zeroed<completion_channel>();
+    channel->index = *place;
     // A named pipe, so that peers can write events for this process themselves.
-    made->path =
+    channel->path =
         home.hca_folder() / (std::to_string(home.own().slot()) + ".channel" + std::to_string(*place));
-    ::unlink(made->path.c_str());
-    made->seen.fd =
-        ::mkfifo(made->path.c_str(), 0600) == 0 ? ::open(made->path.c_str(), O_RDWR | O_CLOEXEC) : -1;
-    if (made->seen.fd < 0) {
+    ::unlink(channel->path.c_str());
+    channel->seen.fd =
+        ::mkfifo(channel->path.c_str(), 0600) == 0 ? ::open(channel->path.c_str(), O_RDWR | O_CLOEXEC) : -1;
+    if (channel->seen.fd < 0) {
         const int error = errno;
-        ::unlink(made->path.c_str());
+        ::unlink(channel->path.c_str());
         home.channel_places.release(*place);
         return fails(error);
     }
-    made->seen.context = handle;
-    return &made.release()->seen;
+    channel->seen.context = handle;
+    return &channel.release()->seen;
 })
 
 VERB(int, ibv_destroy_comp_channel, (ibv_comp_channel * handle), (handle), {

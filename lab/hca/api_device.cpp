@@ -32,13 +32,13 @@ int query_device_ex(ibv_context* handle, const ibv_query_device_ex_input* input,
                     std::size_t size) {
     if (input != nullptr && input->comp_mask != 0)
         return failure<int>(EINVAL, answers::with_errno);
-    ibv_device_attr_ex made{};
-    made.orig_attr = attributes_of(*context::of(handle).hca);
-    made.completion_timestamp_mask = UINT64_MAX;
-    made.hca_core_clock = 1000000; // kHz: timestamps are nanoseconds
-    made.phys_port_cnt_ex = made.orig_attr.phys_port_cnt;
+    ibv_device_attr_ex attributes{};
+    attributes.orig_attr = attributes_of(*context::of(handle).hca);
+    attributes.completion_timestamp_mask = UINT64_MAX;
+    attributes.hca_core_clock = 1000000; // kHz: timestamps are nanoseconds
+    attributes.phys_port_cnt_ex = attributes.orig_attr.phys_port_cnt;
     std::memset(into, 0, size);
-    std::memcpy(into, &made, std::min(size, sizeof(made)));
+    std::memcpy(into, &attributes, std::min(size, sizeof(attributes)));
     return 0;
 }
 
@@ -74,24 +74,24 @@ answer<ibv_context*> open_context(device& hca) {
     auto home = process::join();
     if (!home)
         return tl::unexpected(home.error());
-    auto made = make_zeroed<context>();
-    made->home = *home;
-    made->hca = &hca;
-    auto& seen = made->seen;
+    auto device_context = make_zeroed<context>();
+    device_context->home = *home;
+    device_context->hca = &hca;
+    auto& seen = device_context->seen;
     seen.sz = sizeof(seen);
     auto& inner = seen.context;
     inner.cmd_fd = -1;
-    if (::pipe2(made->async_pipe, O_CLOEXEC) != 0)
+    if (::pipe2(device_context->async_pipe, O_CLOEXEC) != 0)
         return tl::unexpected(errno);
-    ::fcntl(made->async_pipe[1], F_SETFL, O_NONBLOCK);
+    ::fcntl(device_context->async_pipe[1], F_SETFL, O_NONBLOCK);
     inner.cmd_fd = ::open("/dev/null", O_RDWR | O_CLOEXEC);
     if (inner.cmd_fd < 0) {
         const int error = errno;
-        close_pipe(*made);
+        close_pipe(*device_context);
         return tl::unexpected(error);
     }
     inner.device = &hca.seen;
-    inner.async_fd = made->async_pipe[0];
+    inner.async_fd = device_context->async_pipe[0];
     inner.num_comp_vectors = vectors;
     ::pthread_mutex_init(&inner.mutex, nullptr);
     // libibverbs' mark for a context that is part of a verbs_context.
@@ -112,13 +112,13 @@ answer<ibv_context*> open_context(device& hca) {
     inner.ops._compat_query_port = compat_query_port;
     fill_operations(seen);
     try {
-        const std::lock_guard guard(made->home->objects);
-        made->home->contexts.push_back(made.get());
+        const std::lock_guard guard(device_context->home->objects);
+        device_context->home->contexts.push_back(device_context.get());
     } catch (const std::bad_alloc&) {
-        close_pipe(*made);
+        close_pipe(*device_context);
         return tl::unexpected(ENOMEM);
     }
-    return made.release()->handle();
+    return device_context.release()->handle();
 }
 
 std::uint8_t gid_type(const device& hca) {
@@ -134,17 +134,17 @@ bool gid_is_there(const device& hca, unsigned port, unsigned index) {
 } // namespace lab::hca
 
 VERB(ibv_device**, ibv_get_device_list, (int* count), (count), {
-    const auto found = list_devices();
-    if (!found)
-        return fails(found.error());
+    const auto devices = list_devices();
+    if (!devices)
+        return fails(devices.error());
     // NOLINTNEXTLINE(bugprone-sizeof-expression): it is a list of pointers
-    auto** list = static_cast<ibv_device**>(std::calloc(found->size() + 1, sizeof(ibv_device*)));
+    auto** list = static_cast<ibv_device**>(std::calloc(devices->size() + 1, sizeof(ibv_device*)));
     if (list == nullptr)
         return fails(ENOMEM);
-    for (std::size_t i = 0; i < found->size(); ++i)
-        list[i] = &(*found)[i]->seen;
+    for (std::size_t i = 0; i < devices->size(); ++i)
+        list[i] = &(*devices)[i]->seen;
     if (count != nullptr)
-        *count = static_cast<int>(found->size());
+        *count = static_cast<int>(devices->size());
     return list;
 })
 

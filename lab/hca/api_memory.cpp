@@ -21,15 +21,15 @@ struct plain_buffer {
 // ibv_mr_init_attr of rdma-core 65.
 struct registration {
     enum field : std::uint64_t {
-        iova_given = 1,
-        address_given = 2,
-        fd_given = 4,
-        offset_given = 8,
-        buffer_given = 32
+        mask_iova = 1,
+        mask_address = 2,
+        mask_fd = 4,
+        mask_offset = 8,
+        mask_buffer = 32
     };
     std::size_t length;
     int access;
-    std::uint64_t given;
+    std::uint64_t comp_mask;
     std::uint64_t iova;
     void* address;
     int fd;
@@ -90,7 +90,7 @@ answer<ibv_mr*> make_region(ibv_pd* pd, const wanted_region& wanted) {
         home.regions_in_use.fetch_sub(1);
         return tl::unexpected(ENOMEM);
     }
-    const auto give_up = [&](std::optional<std::uint32_t> place, int error) {
+    const auto fail = [&](std::optional<std::uint32_t> place, int error) {
         if (place)
             home.region_places.release(*place);
         home.regions_in_use.fetch_sub(1);
@@ -98,10 +98,10 @@ answer<ibv_mr*> make_region(ibv_pd* pd, const wanted_region& wanted) {
     };
     const auto place = home.region_places.take();
     if (!place)
-        return give_up(place, ENOMEM);
+        return fail(place, ENOMEM);
     auto& mr = home.own()->mrs[*place];
     if (const auto claimed = home.own().claim(&mr, sizeof(mr)); !claimed)
-        return give_up(place, claimed.error());
+        return fail(place, claimed.error());
     // Several threads may register at once; the count must only grow.
     auto& used = home.own()->head.mrs_used;
     for (auto known = used.load(); known <= *place && !used.compare_exchange_weak(known, *place + 1);) {
@@ -111,7 +111,7 @@ answer<ibv_mr*> make_region(ibv_pd* pd, const wanted_region& wanted) {
     if (!wanted.pieces.empty()) {
         const auto memory = home.own().allocate(wanted.pieces.size() * sizeof(hbm_piece));
         if (!memory)
-            return give_up(place, memory.error());
+            return fail(place, memory.error());
         mr.pieces = *memory;
         std::copy(wanted.pieces.begin(), wanted.pieces.end(), home.own().at<hbm_piece>(*memory));
     }
@@ -257,22 +257,22 @@ bool lies_within(const plain_buffer& buffer, const void* address, std::size_t le
 
 answer<ibv_mr*> register_as_described(ibv_pd* pd, const registration& wanted) {
     using enum registration::field;
-    constexpr std::uint64_t known = iova_given | address_given | fd_given | offset_given | buffer_given;
-    const auto has = [&](std::uint64_t fields) { return (wanted.given & fields) == fields; };
-    if (has(buffer_given) && (!has(address_given) || has(fd_given) || wanted.buffer->pd != pd ||
-                              !lies_within(*wanted.buffer, wanted.address, wanted.length)))
+    constexpr std::uint64_t known = mask_iova | mask_address | mask_fd | mask_offset | mask_buffer;
+    const auto has = [&](std::uint64_t fields) { return (wanted.comp_mask & fields) == fields; };
+    if (has(mask_buffer) && (!has(mask_address) || has(mask_fd) || wanted.buffer->pd != pd ||
+                             !lies_within(*wanted.buffer, wanted.address, wanted.length)))
         return tl::unexpected(EINVAL);
-    if ((wanted.given & ~known) != 0)
+    if ((wanted.comp_mask & ~known) != 0)
         return tl::unexpected(EOPNOTSUPP);
     const auto access = static_cast<unsigned>(wanted.access);
-    if (has(fd_given)) {
-        if (!has(offset_given | iova_given) || has(address_given))
+    if (has(mask_fd)) {
+        if (!has(mask_offset | mask_iova) || has(mask_address))
             return tl::unexpected(EINVAL);
         return register_dmabuf(pd, wanted.offset, wanted.length, wanted.iova, wanted.fd, access);
     }
-    if (!has(address_given) || has(offset_given))
+    if (!has(mask_address) || has(mask_offset))
         return tl::unexpected(EINVAL);
-    const auto iova = has(iova_given) ? wanted.iova : reinterpret_cast<std::uint64_t>(wanted.address);
+    const auto iova = has(mask_iova) ? wanted.iova : reinterpret_cast<std::uint64_t>(wanted.address);
     return register_host(pd, wanted.address, wanted.length, iova, access);
 }
 
@@ -362,7 +362,7 @@ NEWER_VERB(ibv_mr*, ibv_reg_buf_mr,
            (ibv_pd * pd, plain_buffer* buffer, void* address, size_t length, int access),
            (pd, buffer, address, length, access), {
                registration wanted{};
-               wanted.given = registration::address_given | registration::buffer_given;
+               wanted.comp_mask = registration::mask_address | registration::mask_buffer;
                wanted.address = address;
                wanted.length = length;
                wanted.access = access;

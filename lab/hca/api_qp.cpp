@@ -107,21 +107,21 @@ answer<queue_pair*> make_qp(ibv_pd* pd, ibv_qp_init_attr& asked) {
         return tl::unexpected(ENOMEM);
     }
     const auto place = home.qp_places.take();
-    const auto give_up = [&](int error) {
+    const auto fail = [&](int error) {
         if (place)
             home.qp_places.release(*place);
         home.qps_made.fetch_sub(1);
         return tl::unexpected(error);
     };
     if (!place)
-        return give_up(ENOMEM);
+        return fail(ENOMEM);
     auto& qp = home.own()->qps[*place];
     if (const auto claimed = home.own().claim(&qp, sizeof(qp)); !claimed)
-        return give_up(claimed.error());
+        return fail(claimed.error());
     auto cap = asked.cap;
     cap.max_send_sge = std::max(cap.max_send_sge, 1U);
     if (const auto made = make_queues(home.own(), qp, cap, asked.srq == nullptr); !made)
-        return give_up(made.error());
+        return fail(made.error());
     qp.number = home.own().slot() << index_bits | *place;
     qp.device = where.hca->index;
     qp.type = asked.qp_type;
@@ -173,8 +173,8 @@ answer<queue_pair*> make_qp(ibv_pd* pd, ibv_qp_init_attr& asked) {
 
 ibv_qp* create_qp_ex(ibv_context*, ibv_qp_init_attr_ex* asked) {
     const auto refuse = [](int error) { return failure<ibv_qp*>(error, answers::with_errno); };
-    constexpr std::uint32_t known = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
-    if ((asked->comp_mask & ~known) != 0)
+    constexpr std::uint32_t known_fields = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+    if ((asked->comp_mask & ~known_fields) != 0)
         return refuse(EOPNOTSUPP);
     if ((asked->comp_mask & IBV_QP_INIT_ATTR_PD) == 0 || asked->pd == nullptr)
         return refuse(EINVAL);
@@ -192,11 +192,11 @@ ibv_qp* create_qp_ex(ibv_context*, ibv_qp_init_attr_ex* asked) {
         return refuse(EOPNOTSUPP);
     ibv_qp_init_attr plain{asked->qp_context, asked->send_cq, asked->recv_cq,   asked->srq,
                            asked->cap,        asked->qp_type, asked->sq_sig_all};
-    const auto made = make_qp(asked->pd, plain);
-    if (!made)
-        return refuse(made.error());
+    const auto pair = make_qp(asked->pd, plain);
+    if (!pair)
+        return refuse(pair.error());
     asked->cap = plain.cap;
-    return (*made)->handle();
+    return (*pair)->handle();
 }
 
 int check_values(const context& where, const ibv_qp_attr& values, int mask) {
@@ -226,7 +226,7 @@ int check_values(const context& where, const ibv_qp_attr& values, int mask) {
     return 0;
 }
 
-void take_port(queue_pair& pair, unsigned port) {
+void apply_port(queue_pair& pair, unsigned port) {
     auto& qp = *pair.qp;
     const auto& hca = *context::of(pair.handle()->context).hca;
     qp.port = port;
@@ -236,8 +236,8 @@ void take_port(queue_pair& pair, unsigned port) {
         std::memcpy(qp.own_gids[1], qp.own_gids[0], 16);
 }
 
-// Copies the given values into the queue pair and into what ibv_query_qp() returns.
-void take_values(queue_pair& pair, const ibv_qp_attr& values, int mask) {
+// Copies the values into the queue pair and into what ibv_query_qp() returns.
+void apply_values(queue_pair& pair, const ibv_qp_attr& values, int mask) {
     auto& qp = *pair.qp;
     auto& kept = pair.attributes;
     const auto has = [mask](int bit) { return (mask & bit) != 0; };
@@ -247,7 +247,7 @@ void take_values(queue_pair& pair, const ibv_qp_attr& values, int mask) {
         kept.pkey_index = values.pkey_index;
     if (has(IBV_QP_PORT)) {
         kept.port_num = values.port_num;
-        take_port(pair, values.port_num);
+        apply_port(pair, values.port_num);
     }
     if (has(IBV_QP_QKEY))
         qp.qkey = kept.qkey = values.qkey;
@@ -310,7 +310,7 @@ bool change(queue_pair& pair, const ibv_qp_attr& values, int mask, ibv_qp_state 
     std::shared_ptr<peer> other;
     bool remote = false;
     if (to == IBV_QPS_RTR && (mask & IBV_QP_DEST_QPN) != 0) {
-        remote = pair.home->network() != nullptr && !pair.home->is_ours(values.ah_attr.grh.dgid.raw);
+        remote = pair.home->network() != nullptr && !pair.home->is_local(values.ah_attr.grh.dgid.raw);
         if (!remote)
             other = pair.home->find_peer(slot_of(values.dest_qp_num));
         if (!remote && !other && pair.home->network() != nullptr)
@@ -325,7 +325,7 @@ bool change(queue_pair& pair, const ibv_qp_attr& values, int mask, ibv_qp_state 
     const receive_queue_guard receives(pair.home->own(), qp.rq);
     if (qp.state.load() != static_cast<std::uint32_t>(from))
         return false; // a peer moved it to the error state meanwhile
-    take_values(pair, values, mask);
+    apply_values(pair, values, mask);
     pair.cached = {};
     if (remote)
         qp.remote = 1;

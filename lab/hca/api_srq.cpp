@@ -20,17 +20,17 @@ answer<ibv_srq*> make_srq(ibv_pd* pd, void* cookie, ibv_srq_attr& asked) {
         return tl::unexpected(ENOMEM);
     }
     const auto place = home.srq_places.take();
-    const auto give_up = [&](int error) {
+    const auto fail = [&](int error) {
         if (place)
             home.srq_places.release(*place);
         home.srqs_made.fetch_sub(1);
         return tl::unexpected(error);
     };
     if (!place)
-        return give_up(ENOMEM);
+        return fail(ENOMEM);
     auto& srq = home.own()->srqs[*place];
     if (const auto claimed = home.own().claim(&srq, sizeof(srq)); !claimed)
-        return give_up(claimed.error());
+        return fail(claimed.error());
     asked.max_sge = std::max(asked.max_sge, 1U);
     auto& queue = srq.queue;
     queue.granted = asked.max_wr;
@@ -41,27 +41,27 @@ answer<ibv_srq*> make_srq(ibv_pd* pd, void* cookie, ibv_srq_attr& asked) {
     queue.posted = queue.done = queue.released = 0;
     const auto ring = home.own().allocate(std::uint64_t{queue.capacity} * queue.stride);
     if (!ring)
-        return give_up(ring.error());
+        return fail(ring.error());
     queue.ring = *ring;
     srq.device = where.hca->index;
     srq.pd = protection_domain::of(pd).id;
     srq.limit = srq.limit_event = srq.senders_wait = 0; // only ibv_modify_srq arms a limit
-    auto made = make_zeroed<shared_receive_queue>();
-    made->home = &home;
-    made->index = *place;
-    made->srq = &srq;
-    made->seen.context = pd->context;
-    made->seen.srq_context = cookie;
-    made->seen.pd = pd;
-    made->seen.handle = *place;
-    ::pthread_mutex_init(&made->seen.mutex, nullptr);
-    ::pthread_cond_init(&made->seen.cond, nullptr);
+    auto receive_queue = make_zeroed<shared_receive_queue>();
+    receive_queue->home = &home;
+    receive_queue->index = *place;
+    receive_queue->srq = &srq;
+    receive_queue->seen.context = pd->context;
+    receive_queue->seen.srq_context = cookie;
+    receive_queue->seen.pd = pd;
+    receive_queue->seen.handle = *place;
+    ::pthread_mutex_init(&receive_queue->seen.mutex, nullptr);
+    ::pthread_cond_init(&receive_queue->seen.cond, nullptr);
     protection_domain::of(pd).users.fetch_add(1);
     const std::lock_guard guard(home.objects);
-    made->serial = home.next_serial++;
-    home.srqs[*place] = made.get();
+    receive_queue->serial = home.next_serial++;
+    home.srqs[*place] = receive_queue.get();
     srq.in_use.store(1, std::memory_order_release);
-    return &made.release()->seen;
+    return &receive_queue.release()->seen;
 }
 
 ibv_srq* create_srq_ex(ibv_context*, ibv_srq_init_attr_ex* asked) {

@@ -35,11 +35,11 @@ in_addr host_address() {
     ifaddrs* all = nullptr;
     if (::getifaddrs(&all) != 0)
         return found;
-    for (const auto* each = all; each != nullptr; each = each->ifa_next)
-        if (each->ifa_addr != nullptr && each->ifa_addr->sa_family == AF_INET &&
-            (each->ifa_flags & IFF_LOOPBACK) == 0 && (each->ifa_flags & IFF_UP) != 0) {
+    for (const auto* interface = all; interface != nullptr; interface = interface->ifa_next)
+        if (interface->ifa_addr != nullptr && interface->ifa_addr->sa_family == AF_INET &&
+            (interface->ifa_flags & IFF_LOOPBACK) == 0 && (interface->ifa_flags & IFF_UP) != 0) {
             sockaddr_in address{};
-            std::memcpy(&address, each->ifa_addr, sizeof(address));
+            std::memcpy(&address, interface->ifa_addr, sizeof(address));
             found = address.sin_addr;
             break;
         }
@@ -87,7 +87,7 @@ tl::expected<std::vector<device*>, int> list_devices() {
         std::fprintf(stderr, "gaudi-lab: %s\n", entered.error().text.c_str());
         return tl::unexpected(ENODEV);
     }
-    std::vector<device*> found;
+    std::vector<device*> devices;
     for (unsigned i = 0; i < entered->contents().hcas.size(); ++i) {
         auto& hca = slot_for(i);
         hca.index = i;
@@ -104,64 +104,64 @@ tl::expected<std::vector<device*>, int> list_devices() {
                           base.c_str(), i);
             fill_gids(hca);
         }
-        found.push_back(&hca);
+        devices.push_back(&hca);
     }
-    return found;
+    return devices;
 }
 
 ibv_device_attr attributes_of(const device& hca) {
     const auto& limits = hca.description;
-    ibv_device_attr made{};
-    std::snprintf(made.fw_ver, sizeof(made.fw_ver), "0.1.0");
-    made.node_guid = __builtin_bswap64(guid_of(hca.index, 0));
-    made.sys_image_guid = made.node_guid;
-    made.max_mr_size = UINT64_MAX;
-    made.page_size_cap = 0xfffffffffffff000;
-    made.vendor_id = limits.vendor_id;
-    made.vendor_part_id = limits.vendor_part_id;
-    made.max_qp = static_cast<int>(limits.max_qp);
-    made.max_qp_wr = static_cast<int>(limits.max_qp_wr);
-    made.device_cap_flags = IBV_DEVICE_CURR_QP_STATE_MOD | IBV_DEVICE_PORT_ACTIVE_EVENT |
-                            IBV_DEVICE_SYS_IMAGE_GUID | IBV_DEVICE_RC_RNR_NAK_GEN;
-    made.max_sge = made.max_sge_rd = made.max_srq_sge = static_cast<int>(limits.max_sge);
-    made.max_cq = static_cast<int>(limits.max_cq);
-    made.max_cqe = static_cast<int>(limits.max_cqe);
-    made.max_mr = static_cast<int>(limits.max_mr);
-    made.max_pd = static_cast<int>(max_pds);
-    made.max_qp_rd_atom = made.max_qp_init_rd_atom = static_cast<int>(limits.max_rd_atomic);
-    made.max_res_rd_atom = static_cast<int>(limits.max_rd_atomic * limits.max_qp);
-    made.atomic_cap = IBV_ATOMIC_HCA;
-    made.max_ah = static_cast<int>(max_ahs);
-    made.max_srq = static_cast<int>(limits.max_srq);
-    made.max_srq_wr = static_cast<int>(limits.max_qp_wr);
-    made.max_pkeys = 1;
-    made.local_ca_ack_delay = 15;
-    made.phys_port_cnt = static_cast<std::uint8_t>(limits.ports);
-    return made;
+    ibv_device_attr attributes{};
+    std::snprintf(attributes.fw_ver, sizeof(attributes.fw_ver), "0.1.0");
+    attributes.node_guid = __builtin_bswap64(guid_of(hca.index, 0));
+    attributes.sys_image_guid = attributes.node_guid;
+    attributes.max_mr_size = UINT64_MAX;
+    attributes.page_size_cap = 0xfffffffffffff000;
+    attributes.vendor_id = limits.vendor_id;
+    attributes.vendor_part_id = limits.vendor_part_id;
+    attributes.max_qp = static_cast<int>(limits.max_qp);
+    attributes.max_qp_wr = static_cast<int>(limits.max_qp_wr);
+    attributes.device_cap_flags = IBV_DEVICE_CURR_QP_STATE_MOD | IBV_DEVICE_PORT_ACTIVE_EVENT |
+                                  IBV_DEVICE_SYS_IMAGE_GUID | IBV_DEVICE_RC_RNR_NAK_GEN;
+    attributes.max_sge = attributes.max_sge_rd = attributes.max_srq_sge = static_cast<int>(limits.max_sge);
+    attributes.max_cq = static_cast<int>(limits.max_cq);
+    attributes.max_cqe = static_cast<int>(limits.max_cqe);
+    attributes.max_mr = static_cast<int>(limits.max_mr);
+    attributes.max_pd = static_cast<int>(max_pds);
+    attributes.max_qp_rd_atom = attributes.max_qp_init_rd_atom = static_cast<int>(limits.max_rd_atomic);
+    attributes.max_res_rd_atom = static_cast<int>(limits.max_rd_atomic * limits.max_qp);
+    attributes.atomic_cap = IBV_ATOMIC_HCA;
+    attributes.max_ah = static_cast<int>(max_ahs);
+    attributes.max_srq = static_cast<int>(limits.max_srq);
+    attributes.max_srq_wr = static_cast<int>(limits.max_qp_wr);
+    attributes.max_pkeys = 1;
+    attributes.local_ca_ack_delay = 15;
+    attributes.phys_port_cnt = static_cast<std::uint8_t>(limits.ports);
+    return attributes;
 }
 
 ibv_port_attr attributes_of(const device& hca, unsigned port, bool up) {
-    ibv_port_attr made{};
+    ibv_port_attr attributes{};
     const bool ethernet = hca.description.link == link_layer::ethernet;
-    made.state = up ? IBV_PORT_ACTIVE : IBV_PORT_DOWN;
-    made.max_mtu = made.active_mtu = mtu_code(hca.description.mtu);
-    made.gid_tbl_len = gid_table_length;
-    made.port_cap_flags =
+    attributes.state = up ? IBV_PORT_ACTIVE : IBV_PORT_DOWN;
+    attributes.max_mtu = attributes.active_mtu = mtu_code(hca.description.mtu);
+    attributes.gid_tbl_len = gid_table_length;
+    attributes.port_cap_flags =
         ethernet ? IBV_PORT_CM_SUP | IBV_PORT_IP_BASED_GIDS : IBV_PORT_CM_SUP | IBV_PORT_SYS_IMAGE_GUID_SUP;
-    made.max_msg_sz = 1U << 31;
-    made.pkey_tbl_len = 1;
-    made.lid = ethernet ? std::uint16_t{0} : lid_of(hca.index, port);
-    made.sm_lid = ethernet ? 0 : 1;
-    made.max_vl_num = 1;
+    attributes.max_msg_sz = 1U << 31;
+    attributes.pkey_tbl_len = 1;
+    attributes.lid = ethernet ? std::uint16_t{0} : lid_of(hca.index, port);
+    attributes.sm_lid = ethernet ? 0 : 1;
+    attributes.max_vl_num = 1;
     for (const auto& rate : rates)
         if (rate.gbps == hca.description.speed_gbps) {
-            made.active_width = rate.width;
-            made.active_speed = rate.speed;
+            attributes.active_width = rate.width;
+            attributes.active_speed = rate.speed;
         }
-    made.phys_state = up ? 5 : 3; // link up, disabled
-    made.link_layer = ethernet ? IBV_LINK_LAYER_ETHERNET : IBV_LINK_LAYER_INFINIBAND;
-    made.flags = ethernet ? grh_required : std::uint8_t{0};
-    return made;
+    attributes.phys_state = up ? 5 : 3; // link up, disabled
+    attributes.link_layer = ethernet ? IBV_LINK_LAYER_ETHERNET : IBV_LINK_LAYER_INFINIBAND;
+    attributes.flags = ethernet ? grh_required : std::uint8_t{0};
+    return attributes;
 }
 
 } // namespace lab::hca

@@ -96,11 +96,11 @@ std::uint32_t gather_local(process& here, const endpoint& requester, const send_
     const auto* entries = reinterpret_cast<const scatter_entry*>(trailing);
     const std::uint32_t rights = reads_back(request.opcode) ? std::uint32_t{IBV_ACCESS_LOCAL_WRITE} : 0;
     switch (find_entries(here, requester.memory(), entries, request.entries, requester.qp->pd, rights, to)) {
-    case reach::denied:
+    case access_result::denied:
         return IBV_WC_LOC_PROT_ERR;
-    case reach::unmappable:
+    case access_result::unmappable:
         return IBV_WC_LOC_QP_OP_ERR;
-    case reach::fine:
+    case access_result::fine:
         break;
     }
     return to.length > largest_message ? IBV_WC_LOC_LEN_ERR : IBV_WC_SUCCESS;

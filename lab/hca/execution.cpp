@@ -80,9 +80,9 @@ private:
         return failing(status);
     }
 
-    verdict out_of_reach(reach found) {
+    verdict access_refused(access_result found) {
         return refused(event_access_error,
-                       found == reach::denied ? IBV_WC_REM_ACCESS_ERR : IBV_WC_REM_OP_ERR);
+                       found == access_result::denied ? IBV_WC_REM_ACCESS_ERR : IBV_WC_REM_OP_ERR);
     }
 
     // The bytes could not be moved: the memory, the process or the permission is gone.
@@ -106,19 +106,20 @@ private:
                 "forbidden here (ptrace rules); allow it (kernel.yama.ptrace_scope=0, or CAP_SYS_PTRACE)\n");
     }
 
-    reach find_remote(std::uint64_t length, std::uint32_t rights) {
+    access_result find_remote(std::uint64_t length, std::uint32_t rights) {
         remote().clear();
         if ((responder_.qp->access & rights) != rights)
-            return reach::denied;
+            return access_result::denied;
         if (length == 0) // no memory is accessed, so the key is not checked
-            return reach::fine;
+            return access_result::fine;
         return find_memory(here_, responder_.memory(), request_.rdma.key, request_.rdma.address, length,
                            responder_.qp->pd, rights, remote());
     }
 
     verdict write() {
-        if (const auto found = find_remote(local().length, IBV_ACCESS_REMOTE_WRITE); found != reach::fine)
-            return out_of_reach(found);
+        if (const auto found = find_remote(local().length, IBV_ACCESS_REMOTE_WRITE);
+            found != access_result::fine)
+            return access_refused(found);
         if (has_immediate(request_.opcode))
             return deliver(&remote());
         const auto sum = copy(remote(), local());
@@ -135,8 +136,9 @@ private:
             return refused(event_request_error, IBV_WC_REM_INV_REQ_ERR);
         if (is_answered_ucx_fence(request_.rdma.address, request_.rdma.key, local().length))
             return {IBV_WC_SUCCESS, wait_reason::none, 8};
-        if (const auto found = find_remote(local().length, IBV_ACCESS_REMOTE_READ); found != reach::fine)
-            return out_of_reach(found);
+        if (const auto found = find_remote(local().length, IBV_ACCESS_REMOTE_READ);
+            found != access_result::fine)
+            return access_refused(found);
         const auto sum = copy(local(), remote());
         if (!sum.fine)
             return not_moved(sum);
@@ -151,8 +153,8 @@ private:
             return failing(IBV_WC_LOC_LEN_ERR);
         if (request_.rdma.address % 8 != 0 || responder_.qp->dest_rd_atomic == 0)
             return refused(event_request_error, IBV_WC_REM_INV_REQ_ERR);
-        if (const auto found = find_remote(8, IBV_ACCESS_REMOTE_ATOMIC); found != reach::fine)
-            return out_of_reach(found);
+        if (const auto found = find_remote(8, IBV_ACCESS_REMOTE_ATOMIC); found != access_result::fine)
+            return access_refused(found);
         std::uint64_t before = 0;
         const auto sum =
             exchange(responder_.memory(), remote(),
@@ -197,7 +199,7 @@ private:
         if (target == nullptr) {
             remote().clear();
             const auto found = find_buffers(here_, responder_, taken, remote());
-            if (found != reach::fine) {
+            if (found != access_result::fine) {
                 finish(IBV_WC_LOC_PROT_ERR);
                 break_down(responder_, 0);
                 return reliable ? failing(IBV_WC_REM_OP_ERR) : verdict{};
@@ -236,7 +238,7 @@ private:
         const auto& target = request_.datagram;
         if (!here_.has_link(*requester_.qp))
             return {};
-        if (here_.network() != nullptr && target.where.by_gid != 0 && !here_.is_ours(target.where.gid)) {
+        if (here_.network() != nullptr && target.where.by_gid != 0 && !here_.is_local(target.where.gid)) {
             send_remote_datagram(here_, requester_, request_, local());
             return {};
         }
@@ -263,8 +265,8 @@ private:
             entry.flags |= IBV_WC_GRH;
         remote().clear();
         const auto found = find_buffers(here_, responder_, taken, remote());
-        if (found != reach::fine || remote().length < local().length + grh_size) {
-            entry.status = found != reach::fine ? IBV_WC_LOC_PROT_ERR : IBV_WC_LOC_LEN_ERR;
+        if (found != access_result::fine || remote().length < local().length + grh_size) {
+            entry.status = found != access_result::fine ? IBV_WC_LOC_PROT_ERR : IBV_WC_LOC_LEN_ERR;
             complete_receive(responder_, taken, entry);
             break_down(responder_, 0);
             return {};

@@ -33,11 +33,11 @@ bool prepare(const hbm_view& view, std::uint64_t offset, std::uint64_t length) {
     return result == 0;
 }
 
-reach add_hbm(process& here, const segment& owner, const shared_mr& mr, std::uint64_t offset,
-              std::uint64_t length, side& to) {
+access_result add_hbm(process& here, const segment& owner, const shared_mr& mr, std::uint64_t offset,
+                      std::uint64_t length, side& to) {
     const auto* view = here.hbm(mr.gaudi, mr.hbm_size);
     if (view == nullptr)
-        return reach::unmappable;
+        return access_result::unmappable;
     const auto* piece_at = owner.at<const hbm_piece>(mr.pieces);
     for (std::uint32_t i = 0; i < mr.piece_count && length > 0; ++i) {
         const auto& part = piece_at[i];
@@ -47,13 +47,13 @@ reach add_hbm(process& here, const segment& owner, const shared_mr& mr, std::uin
         }
         const auto taken = std::min(length, part.length - offset);
         if (!prepare(*view, part.offset + offset, taken))
-            return reach::unmappable;
+            return access_result::unmappable;
         to.pieces.push_back(
             {piece::kind::hbm, reinterpret_cast<std::uint64_t>(view->base + part.offset + offset), taken});
         length -= taken;
         offset = 0;
     }
-    return reach::fine;
+    return access_result::fine;
 }
 
 void order_stores() {
@@ -219,16 +219,16 @@ void copy_local(std::byte* to, const std::byte* from, std::uint64_t length) {
 
 stretch find_stretch(process& here, const segment& owner, std::uint32_t key, std::uint64_t address,
                      std::uint64_t length, std::uint32_t pd, std::uint32_t rights) {
-    const auto* found = find_region(owner, key, pd, rights);
-    if (found == nullptr || !holds(*found, address, length))
+    const auto* region = find_region(owner, key, pd, rights);
+    if (region == nullptr || !holds(*region, address, length))
         return {};
-    const auto& mr = *found;
-    stretch made{&mr, mr.registrations.load(std::memory_order_relaxed), key};
+    const auto& mr = *region;
+    stretch range{&mr, mr.registrations.load(std::memory_order_relaxed), key};
     if (mr.kind == mr_kind::host && &owner == &here.own()) {
-        made.begin = mr.iova;
-        made.length = mr.length;
-        made.at = reinterpret_cast<std::byte*>(mr.address);
-        return made;
+        range.begin = mr.iova;
+        range.length = mr.length;
+        range.at = reinterpret_cast<std::byte*>(mr.address);
+        return range;
     }
     if (mr.kind != mr_kind::hbm || mr.piece_count != 1)
         return {};
@@ -241,26 +241,26 @@ stretch find_stretch(process& here, const segment& owner, std::uint32_t key, std
     constexpr std::uint64_t granule = GAUDI_LAB_GRANULE;
     const auto begin = std::max(first, at / granule * granule);
     const auto end = std::min(first + mr.length, (at + length + granule - 1) / granule * granule);
-    made.hbm = true;
-    made.begin = mr.iova + (begin - first);
-    made.length = end - begin;
-    made.at = reinterpret_cast<std::byte*>(view->base + begin);
-    return made;
+    range.hbm = true;
+    range.begin = mr.iova + (begin - first);
+    range.length = end - begin;
+    range.at = reinterpret_cast<std::byte*>(view->base + begin);
+    return range;
 }
 
-reach find_memory(process& here, const segment& owner, std::uint32_t key, std::uint64_t address,
-                  std::uint64_t length, std::uint32_t pd, std::uint32_t rights, side& to) {
-    const auto* found = find_region(owner, key, pd, rights);
-    if (found == nullptr)
-        return reach::denied;
-    const auto& mr = *found;
+access_result find_memory(process& here, const segment& owner, std::uint32_t key, std::uint64_t address,
+                          std::uint64_t length, std::uint32_t pd, std::uint32_t rights, side& to) {
+    const auto* region = find_region(owner, key, pd, rights);
+    if (region == nullptr)
+        return access_result::denied;
+    const auto& mr = *region;
     if (mr.kind == mr_kind::null) {
         to.pieces.push_back({piece::kind::null, 0, length});
         to.length += length;
-        return reach::fine;
+        return access_result::fine;
     }
     if (!holds(mr, address, length))
-        return reach::denied;
+        return access_result::denied;
     to.length += length;
     if (mr.kind == mr_kind::hbm)
         return add_hbm(here, owner, mr, address - mr.iova, length, to);
@@ -271,18 +271,18 @@ reach find_memory(process& here, const segment& owner, std::uint32_t key, std::u
         to.pieces.push_back({piece::kind::across, at, length});
         to.process = owner->head.process;
     }
-    return reach::fine;
+    return access_result::fine;
 }
 
-reach find_entries(process& here, const segment& owner, const scatter_entry* entries, std::size_t count,
-                   std::uint32_t pd, std::uint32_t rights, side& to) {
+access_result find_entries(process& here, const segment& owner, const scatter_entry* entries,
+                           std::size_t count, std::uint32_t pd, std::uint32_t rights, side& to) {
     for (std::size_t i = 0; i < count; ++i)
         if (entries[i].length != 0)
             if (const auto found = find_memory(here, owner, entries[i].key, entries[i].address,
                                                entries[i].length, pd, rights, to);
-                found != reach::fine)
+                found != access_result::fine)
                 return found;
-    return reach::fine;
+    return access_result::fine;
 }
 
 moved copy(const side& to, const side& from) {

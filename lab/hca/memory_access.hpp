@@ -47,16 +47,17 @@ struct side {
     }
 };
 
-enum class reach { fine, denied, unmappable };
+enum class access_result { fine, denied, unmappable };
 
 // Appends the memory of (key, address, length) in `owner` to `to`. denied: no such key, wrong PD, out of
 // range, or a missing right.
-[[nodiscard]] reach find_memory(process& here, const segment& owner, std::uint32_t key, std::uint64_t address,
-                                std::uint64_t length, std::uint32_t pd, std::uint32_t rights, side& to);
+[[nodiscard]] access_result find_memory(process& here, const segment& owner, std::uint32_t key,
+                                        std::uint64_t address, std::uint64_t length, std::uint32_t pd,
+                                        std::uint32_t rights, side& to);
 
 // The same for a list; entries of length 0 are skipped.
-[[nodiscard]] reach find_entries(process& here, const segment& owner, const scatter_entry* entries,
-                                 std::size_t count, std::uint32_t pd, std::uint32_t rights, side& to);
+[[nodiscard]] access_result find_entries(process& here, const segment& owner, const scatter_entry* entries,
+                                         std::size_t count, std::uint32_t pd, std::uint32_t rights, side& to);
 
 struct moved {
     bool fine = true;

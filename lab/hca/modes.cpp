@@ -33,7 +33,7 @@ std::optional<std::uint64_t> parse_time(std::string_view text) {
     return value ? std::optional(*value * unit) : std::nullopt;
 }
 
-bool take(mode& into, std::string_view word) {
+bool apply_word(mode& into, std::string_view word) {
     if (word == "deferred") {
         into.deferred = true;
         return true;
@@ -64,7 +64,7 @@ mode read_mode() {
     std::string_view rest = text;
     while (!rest.empty()) {
         const auto word = rest.substr(0, rest.find(','));
-        if (!take(from_environment, trim(word))) {
+        if (!apply_word(from_environment, trim(word))) {
             // An unknown mode must not silently mean the default.
             std::fprintf(stderr,
                          "gaudi-lab: GAUDI_LAB_HCA_MODE=%s: expected deferred, delay=TIME (50us, 2ms), "

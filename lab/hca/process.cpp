@@ -44,22 +44,22 @@ peer::~peer() {
 
 bool peer::signal(std::uint32_t channel, std::uint64_t event) {
     const std::lock_guard guard(mutex_);
-    auto found = channels_.find(channel);
+    auto entry = channels_.find(channel);
     struct stat status {};
-    if (found != channels_.end() && (::fstat(found->second, &status) != 0 || status.st_nlink == 0)) {
-        ::close(found->second); // that channel was destroyed; a new one may have its number
-        channels_.erase(found);
-        found = channels_.end();
+    if (entry != channels_.end() && (::fstat(entry->second, &status) != 0 || status.st_nlink == 0)) {
+        ::close(entry->second); // that channel was destroyed; a new one may have its number
+        channels_.erase(entry);
+        entry = channels_.end();
     }
-    if (found == channels_.end()) {
+    if (entry == channels_.end()) {
         const auto path = folder_ / (std::to_string(memory_->slot()) + ".channel" + std::to_string(channel));
         // Opened for reading too: writing to a pipe without a reader would send SIGPIPE to this program.
         const int fd = ::open(path.c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW);
         if (fd < 0)
             return false;
-        found = channels_.emplace(channel, fd).first;
+        entry = channels_.emplace(channel, fd).first;
     }
-    return ::write(found->second, &event, sizeof(event)) == sizeof(event);
+    return ::write(entry->second, &event, sizeof(event)) == sizeof(event);
 }
 
 process::process(folder lab, port_states ports, std::shared_ptr<segment> own, std::unique_ptr<wire> network)
@@ -109,28 +109,28 @@ tl::expected<std::shared_ptr<process>, int> process::join() {
                                  hca->gids[0][0][13], hca->gids[0][0][14], hca->gids[0][0][15]);
         return tl::unexpected(memory.error() == EAGAIN && error != 0 ? error : memory.error());
     }
-    std::shared_ptr<process> made(
+    std::shared_ptr<process> instance(
         new process(std::move(*entered), std::move(*ports), *memory, std::move(network)));
     for (const auto* hca : *hcas)
         for (unsigned port = 0; port < hca->description.ports; ++port)
             for (const auto& gid : hca->gids[port]) {
-                made->gids_.emplace_back();
-                std::memcpy(made->gids_.back().data(), gid, 16);
+                instance->gids_.emplace_back();
+                std::memcpy(instance->gids_.back().data(), gid, 16);
             }
-    shared_lock::self = made->own_->party();
+    shared_lock::self = instance->own_->party();
     shared_lock::is_dead = party_is_dead;
-    current_ = made.get();
+    current_ = instance.get();
     try {
-        made->guard_ = signal_free_thread([self = made.get()] { self->guard(); });
+        instance->guard_ = signal_free_thread([self = instance.get()] { self->guard(); });
     } catch (const std::system_error&) {
         return tl::unexpected(EAGAIN);
     }
-    while (!made->guarding_.load())
+    while (!instance->guarding_.load())
         ::sched_yield(); // until the guard thread holds head.life
-    if (made->network_)
-        made->network_->start(*made);
-    joined_ = made;
-    return made;
+    if (instance->network_)
+        instance->network_->start(*instance);
+    joined_ = instance;
+    return instance;
 }
 
 namespace {
@@ -174,12 +174,12 @@ __attribute__((destructor)) void report_leftovers() {
 
 void process::report_left() {
     if (auto* left = current_.load();
-        left != nullptr && left->own_->ours() && !std::exchange(left->reported_, true))
+        left != nullptr && left->own_->is_local() && !std::exchange(left->reported_, true))
         report(*left->own_, static_cast<unsigned>(left->lab_.contents().hcas.size()));
 }
 
 process::~process() {
-    if (!present() && own_->ours() == false)
+    if (!present() && own_->is_local() == false)
         return;
     if (network_)
         network_->stop();
@@ -215,7 +215,7 @@ void process::after_fork() {
     shared_lock::self = 0;
 }
 
-bool process::is_ours(const std::uint8_t* gid) const {
+bool process::is_local(const std::uint8_t* gid) const {
     return std::any_of(gids_.begin(), gids_.end(),
                        [gid](const auto& each) { return std::memcmp(each.data(), gid, 16) == 0; });
 }
@@ -224,8 +224,8 @@ std::shared_ptr<peer> process::find_peer(std::uint32_t slot, int* error) {
     if (slot == own_->slot())
         return self_;
     const std::lock_guard guard(peers_mutex_);
-    if (const auto known = peers_.find(slot); known != peers_.end())
-        if (auto there = known->second.lock(); there && there->memory().alive())
+    if (const auto existing = peers_.find(slot); existing != peers_.end())
+        if (auto there = existing->second.lock(); there && there->memory().alive())
             return there;
     auto opened = segment::open(hca_folder(), slot);
     if (!opened) {
@@ -233,23 +233,23 @@ std::shared_ptr<peer> process::find_peer(std::uint32_t slot, int* error) {
             *error = opened.error();
         return nullptr;
     }
-    auto made = std::make_shared<peer>(*opened, hca_folder());
-    peers_[slot] = made;
+    auto opened_peer = std::make_shared<peer>(*opened, hca_folder());
+    peers_[slot] = opened_peer;
     constexpr std::size_t kept = 64;
     if (recent_.size() >= kept)
         recent_.erase(recent_.begin());
-    recent_.push_back(made);
-    return made;
+    recent_.push_back(opened_peer);
+    return opened_peer;
 }
 
 const hbm_view* process::hbm(std::uint32_t gaudi, std::uint64_t size) {
     if (gaudi >= hbm_.size())
         return nullptr;
-    if (const auto* known = hbm_[gaudi].load(std::memory_order_acquire); known != nullptr)
-        return known;
+    if (const auto* view = hbm_[gaudi].load(std::memory_order_acquire); view != nullptr)
+        return view;
     const std::lock_guard guard(hbm_mutex_);
-    if (const auto* known = hbm_[gaudi].load(); known != nullptr)
-        return known;
+    if (const auto* view = hbm_[gaudi].load(); view != nullptr)
+        return view;
     const int fd = ::open((lab_.device_folder(gaudi) / "hbm").c_str(), O_RDWR | O_CLOEXEC);
     if (fd < 0)
         return nullptr;
@@ -259,9 +259,9 @@ const hbm_view* process::hbm(std::uint32_t gaudi, std::uint64_t size) {
         if (void* at = ::mmap(nullptr, file_size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
             at != MAP_FAILED) {
             ::madvise(at, file_size, MADV_DONTDUMP);
-            const auto* made = new hbm_view{fd, static_cast<unsigned char*>(at), size, file_size};
-            hbm_[gaudi].store(made, std::memory_order_release);
-            return made;
+            const auto* view = new hbm_view{fd, static_cast<unsigned char*>(at), size, file_size};
+            hbm_[gaudi].store(view, std::memory_order_release);
+            return view;
         }
     ::close(fd);
     return nullptr;

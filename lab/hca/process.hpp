@@ -83,7 +83,7 @@ public:
     // Connections to other hosts; nullptr where no nic has an Ethernet link.
     [[nodiscard]] wire* network() const { return network_.get(); }
     // Whether a GID belongs to a nic of this lab: its queue pairs are reached through memory.
-    [[nodiscard]] bool is_ours(const std::uint8_t* gid) const;
+    [[nodiscard]] bool is_local(const std::uint8_t* gid) const;
 
     // Local objects by index, for the guard thread. Changing them needs the mutex.
     std::mutex objects;

@@ -109,7 +109,7 @@ bool take_receive(const endpoint& responder, taken_receive& into) {
     return true;
 }
 
-reach find_buffers(process& here, const endpoint& responder, const taken_receive& taken, side& to) {
+access_result find_buffers(process& here, const endpoint& responder, const taken_receive& taken, side& to) {
     const auto pd = taken.of_srq ? responder.memory()->srqs[responder.qp->srq].pd : responder.qp->pd;
     return find_entries(here, responder.memory(), taken.entries, taken.entry_count, pd,
                         IBV_ACCESS_LOCAL_WRITE, to);

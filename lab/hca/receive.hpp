@@ -45,8 +45,8 @@ private:
 // Takes the next receive of a queue pair, from its own queue or the shared one. False: none is posted; the
 // queue pair is marked, so that the next posted receive runs the waiting sender.
 [[nodiscard]] bool take_receive(const endpoint& responder, taken_receive& into);
-[[nodiscard]] reach find_buffers(process& here, const endpoint& responder, const taken_receive& taken,
-                                 side& to);
+[[nodiscard]] access_result find_buffers(process& here, const endpoint& responder, const taken_receive& taken,
+                                         side& to);
 // For the owner, when no executor is active any more: completes as flushed the receive that an executor had
 // taken when it died.
 void complete_orphan(const endpoint& which);

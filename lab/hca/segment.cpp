@@ -88,14 +88,14 @@ int take_file(const std::filesystem::path& file) {
 
 } // namespace
 
-segment::segment(std::filesystem::path file, int fd, segment_layout* base, bool ours)
-    : file_(std::move(file)), fd_(fd), base_(base), ours_(ours) {
-    if (ours)
+segment::segment(std::filesystem::path file, int fd, segment_layout* base, bool local)
+    : file_(std::move(file)), fd_(fd), base_(base), is_local_(local) {
+    if (local)
         free_[arena_begin] = segment_size - arena_begin;
 }
 
 segment::~segment() {
-    if (ours_)
+    if (is_local_)
         ::unlink(file_.c_str());
     ::munmap(base_, segment_size);
     if (fd_ >= 0)
@@ -103,7 +103,7 @@ segment::~segment() {
 }
 
 void segment::disown() {
-    ours_ = false;
+    is_local_ = false;
     ::close(fd_);
     fd_ = -1;
 }

@@ -65,7 +65,7 @@ public:
 
     [[nodiscard]] segment_layout* operator->() const { return base_; }
     [[nodiscard]] segment_layout& operator*() const { return *base_; }
-    [[nodiscard]] bool ours() const { return ours_; }
+    [[nodiscard]] bool is_local() const { return is_local_; }
     [[nodiscard]] std::uint32_t slot() const { return base_->head.slot; }
     [[nodiscard]] hca::party party() const;
     // Whether the owner's process is alive. One load.
@@ -91,12 +91,12 @@ public:
     void disown();
 
 private:
-    segment(std::filesystem::path file, int fd, segment_layout* base, bool ours);
+    segment(std::filesystem::path file, int fd, segment_layout* base, bool local);
 
     std::filesystem::path file_;
     int fd_;
     segment_layout* base_;
-    bool ours_;
+    bool is_local_;
     std::mutex mutex_;
     std::map<std::uint64_t, std::uint64_t> free_;  // offset, size
     std::map<std::uint64_t, std::uint64_t> taken_; // offset, size

@@ -195,7 +195,7 @@ struct shared_qp {
     std::uint32_t expected;    // remote: the sequence number of the peer's next request
     std::uint64_t link;        // remote: the connection over which the outstanding requests were sent
     std::uint64_t progress_ns; // remote: when a request was last sent or answered
-    // In state SQD: requests before this one had begun and still complete. tell_drained: the program asked
+    // In state SQD: requests before this one had begun and still complete. notify_drained: the program asked
     // for an event when they have.
     std::atomic<std::uint32_t> drains_to;
     std::uint32_t notify_drained;
@@ -230,7 +230,7 @@ struct shared_cq {
     std::uint32_t capacity; // a power of two
     std::uint32_t channel;  // index or no_index
     std::uint32_t timestamps;
-    std::uint32_t serial;                   // tells events of this queue from those of an earlier one
+    std::uint32_t serial;                   // distinguishes its events from those of an earlier queue
     std::atomic<std::uint32_t> signal_owed; // the producer could not signal; the guard thread does
     alignas(64) shared_lock producers;
     std::atomic<std::uint32_t> produced;

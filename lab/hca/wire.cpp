@@ -20,9 +20,9 @@ namespace {
 
 constexpr std::uint32_t version = 1;
 constexpr std::uint64_t hello_limit_ns =
-    5ULL * 1000000000;                // a connection without a hello is closed after this
-constexpr std::size_t strangers = 64; // maximum number of such connections
-constexpr int peer_timeout_ms = 5000; // a peer that does not acknowledge for this long is gone
+    5ULL * 1000000000;                        // a connection without a hello is closed after this
+constexpr std::size_t max_unknown_peers = 64; // maximum number of such connections
+constexpr int peer_timeout_ms = 5000;         // a peer that does not acknowledge for this long is gone
 
 sockaddr_in address_of(std::uint32_t ip, std::uint16_t port) {
     sockaddr_in made{};
@@ -64,26 +64,26 @@ std::uint32_t ipv4_of(const std::uint8_t* gid) {
 
 tl::expected<std::unique_ptr<wire>, int> wire::listen(const std::set<std::uint32_t>& addresses,
                                                       std::uint32_t slot) {
-    std::unique_ptr<wire> made(new wire);
-    made->port_ = static_cast<std::uint16_t>(first_port + slot);
-    made->epoll_ = ::epoll_create1(EPOLL_CLOEXEC);
-    made->wake_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (made->epoll_ < 0 || made->wake_ < 0)
+    std::unique_ptr<wire> network(new wire);
+    network->port_ = static_cast<std::uint16_t>(first_port + slot);
+    network->epoll_ = ::epoll_create1(EPOLL_CLOEXEC);
+    network->wake_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (network->epoll_ < 0 || network->wake_ < 0)
         return tl::unexpected(errno);
-    watch_fd(made->epoll_, made->wake_, EPOLLIN);
+    watch_fd(network->epoll_, network->wake_, EPOLLIN);
     for (const auto ip : addresses) {
         const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
         if (fd < 0)
             return tl::unexpected(errno);
-        made->listeners_.push_back(fd);
+        network->listeners_.push_back(fd);
         set(fd, SOL_SOCKET, SO_REUSEADDR, 1);
-        const auto where = address_of(ip, made->port_);
+        const auto where = address_of(ip, network->port_);
         if (::bind(fd, reinterpret_cast<const sockaddr*>(&where), sizeof(where)) != 0 ||
             ::listen(fd, 128) != 0)
             return tl::unexpected(errno);
-        watch_fd(made->epoll_, fd, EPOLLIN);
+        watch_fd(network->epoll_, fd, EPOLLIN);
     }
-    return made;
+    return network;
 }
 
 void wire::start(process& home) {
@@ -135,15 +135,15 @@ void wire::add(const std::shared_ptr<link>& made, wire_address peer, bool writin
     watch_fd(epoll_, made->fd_, writing ? EPOLLIN | EPOLLOUT : EPOLLIN);
 }
 
-std::shared_ptr<link> wire::reach(wire_address peer, std::uint32_t from_ip) {
+std::shared_ptr<link> wire::find_or_connect(wire_address peer, std::uint32_t from_ip) {
     const std::lock_guard guard(mutex_);
-    if (const auto found = by_peer_.find(peer); found != by_peer_.end())
-        return found->second;
+    if (const auto existing = by_peer_.find(peer); existing != by_peer_.end())
+        return existing->second;
     const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0)
         return nullptr;
     tune(fd);
-    auto made = std::make_shared<link>(*this, fd, false);
+    auto outgoing = std::make_shared<link>(*this, fd, false);
     const auto source = address_of(from_ip, 0), target = address_of(peer.ip, peer.port);
     set(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1);
     if (::bind(fd, reinterpret_cast<const sockaddr*>(&source), sizeof(source)) != 0 ||
@@ -156,12 +156,12 @@ std::shared_ptr<link> wire::reach(wire_address peer, std::uint32_t from_ip) {
     hello.sequence = version;
     hello.key = port_;
     hello.immediate = from_ip;
-    made->queue_.push_back({hello, {}, 0});
-    made->said_hello_ = true; // hello is queued first; the other side only answers requests
-    made->peer_slot_ = peer.port - first_port;
-    by_peer_[peer] = made;
-    add(made, peer, true);
-    return made;
+    outgoing->queue_.push_back({hello, {}, 0});
+    outgoing->said_hello_ = true; // hello is queued first; the other side only answers requests
+    outgoing->peer_slot_ = peer.port - first_port;
+    by_peer_[peer] = outgoing;
+    add(outgoing, peer, true);
+    return outgoing;
 }
 
 void wire::accept_from(int listener) {
@@ -180,7 +180,7 @@ void wire::accept_from(int listener) {
         std::size_t unknown = 0;
         for (const auto& [other, each] : by_fd_)
             unknown += each->said_hello_ ? 0U : 1U;
-        if (unknown >= strangers) {
+        if (unknown >= max_unknown_peers) {
             ::close(fd);
             continue;
         }
@@ -188,7 +188,7 @@ void wire::accept_from(int listener) {
     }
 }
 
-bool wire::take_head(link& from) {
+bool wire::read_head(link& from) {
     auto& head = from.head_;
     if (head.magic != frame_magic)
         return false; // garbage, or another byte order
@@ -267,7 +267,7 @@ bool wire::receive(link& from) {
             from.head_got_ += static_cast<std::size_t>(got);
             if (from.head_got_ < sizeof(frame))
                 continue;
-            if (!take_head(from))
+            if (!read_head(from))
                 return false;
         } else {
             const int got = receive_some(from);

@@ -153,7 +153,7 @@ public:
 
     // The connection to a process on another host, opened if there is none. nullptr if it cannot be opened;
     // it may already be lost.
-    [[nodiscard]] std::shared_ptr<link> reach(wire_address peer, std::uint32_t from_ip);
+    [[nodiscard]] std::shared_ptr<link> find_or_connect(wire_address peer, std::uint32_t from_ip);
     [[nodiscard]] process& home() const { return *home_; }
 
 private:
@@ -165,11 +165,11 @@ private:
     void serve(const std::shared_ptr<link>& from, std::uint32_t events);
     // Reads what is available; false: the connection is closed.
     bool receive(link& from);
-    bool take_head(link& from);
+    bool read_head(link& from);
     void begin_request(link& from);
     bool begin_datagram(link& from);
     std::uint32_t find_sink(link& from, endpoint target);
-    lab::hca::reach run_atomic(link& from, const shared_qp& qp);
+    access_result run_atomic(link& from, const shared_qp& qp);
     static void lose_sink(link& from, const shared_qp& qp);
     bool is_from_peer(const link& from, const shared_qp& qp) const;
     endpoint same_life(const link& from) const;

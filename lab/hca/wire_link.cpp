@@ -96,7 +96,7 @@ link::progress link::transmit(outgoing& what, bool holds_queue) {
             held = &qp.inbound;
             found = qp.in_use.load() != 0 &&
                     find_memory(home_.home(), own, body.key, body.address, what.head.length, qp.pd,
-                                IBV_ACCESS_REMOTE_READ, memory) == reach::fine;
+                                IBV_ACCESS_REMOTE_READ, memory) == access_result::fine;
         }
         if (!found || memory.length < what.head.length) {
             // The region of a read was deregistered before the answer was sent: refuse as for a region that

@@ -26,7 +26,7 @@ bool is_mapped_ipv4(const std::uint8_t* gid) {
 std::shared_ptr<link> link_to(process& here, const shared_qp& qp, const route& where, std::uint32_t number) {
     if (here.network() == nullptr || !is_mapped_ipv4(where.gid))
         return nullptr;
-    return here.network()->reach(
+    return here.network()->find_or_connect(
         {ipv4_of(where.gid), static_cast<std::uint16_t>(first_port + slot_of(number))},
         ipv4_of(qp.own_gids[0]));
 }
@@ -38,24 +38,24 @@ std::uint64_t bytes_asked(const send_request& request, std::uint64_t length) {
 }
 
 frame frame_of(const shared_qp& qp, const send_request& request, std::uint32_t place, std::uint64_t length) {
-    frame made{};
-    made.kind = static_cast<std::uint8_t>(frame_kind::request);
-    made.opcode = request.opcode;
-    made.flags = request.flags;
-    made.source_qp = qp.number;
-    made.target_qp = qp.peer_number;
-    made.sequence = place;
-    made.status = qp.send_psn;
-    made.immediate = request.immediate;
-    made.address = request.rdma.address;
-    made.key = request.rdma.key;
-    made.compare_or_add = request.rdma.compare_or_add;
-    made.swap = request.rdma.swap;
+    frame head{};
+    head.kind = static_cast<std::uint8_t>(frame_kind::request);
+    head.opcode = request.opcode;
+    head.flags = request.flags;
+    head.source_qp = qp.number;
+    head.target_qp = qp.peer_number;
+    head.sequence = place;
+    head.status = qp.send_psn;
+    head.immediate = request.immediate;
+    head.address = request.rdma.address;
+    head.key = request.rdma.key;
+    head.compare_or_add = request.rdma.compare_or_add;
+    head.swap = request.rdma.swap;
     // `swap` holds the length of the answer where it is no operand of the request.
-    made.length = reads_back(request.opcode) ? 0 : length;
+    head.length = reads_back(request.opcode) ? 0 : length;
     if (request.opcode == IBV_WR_RDMA_READ)
-        made.swap = bytes_asked(request, length);
-    return made;
+        head.swap = bytes_asked(request, length);
+    return head;
 }
 
 std::uint64_t length_of(const send_request& request) {
@@ -239,7 +239,7 @@ void wire::finish_answer(link& from) {
         qp.progress_ns = now_ns();
         const auto& request = requester.request<send_request>(qp.sq, done);
         side memory;
-        const auto found = gather_local(*home_, requester, request, memory);
+        const auto gathered = gather_local(*home_, requester, request, memory);
         const auto settle = [&](std::uint32_t status) {
             qp.waits = static_cast<std::uint32_t>(wait_reason::none);
             if (status != IBV_WC_SUCCESS) {
@@ -266,12 +266,12 @@ void wire::finish_answer(link& from) {
         } else if (head.status > IBV_WC_GENERAL_ERR)
             settle(IBV_WC_GENERAL_ERR);
         else if (is_atomic(request.opcode)) {
-            const auto status = head.status == IBV_WC_SUCCESS ? found : head.status;
+            const auto status = head.status == IBV_WC_SUCCESS ? gathered : head.status;
             if (status == IBV_WC_SUCCESS && memory.length >= 8)
                 (void)copy(memory, side::of(&head.compare_or_add, 8));
             settle(status);
         } else if (request.opcode == IBV_WR_RDMA_READ && head.status == IBV_WC_SUCCESS) {
-            settle(from.spoiled_ || found != IBV_WC_SUCCESS ||
+            settle(from.spoiled_ || gathered != IBV_WC_SUCCESS ||
                            bytes_asked(request, memory.length) != head.length
                        ? std::uint32_t{IBV_WC_LOC_PROT_ERR}
                        : std::uint32_t{IBV_WC_SUCCESS});

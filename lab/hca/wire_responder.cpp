@@ -24,18 +24,18 @@ completion completion_of(const frame& head, const taken_receive& taken) {
 } // namespace
 
 void wire::answer(link& to, std::uint32_t status, payload body, std::uint64_t length, std::uint64_t value) {
-    frame made{};
-    made.kind = static_cast<std::uint8_t>(frame_kind::answer);
-    made.opcode = to.head_.opcode;
-    made.source_qp = to.head_.target_qp;
-    made.target_qp = to.head_.source_qp;
-    made.sequence = to.head_.sequence;
-    made.status = status;
-    made.length = length;
-    made.compare_or_add = value;
+    frame reply{};
+    reply.kind = static_cast<std::uint8_t>(frame_kind::answer);
+    reply.opcode = to.head_.opcode;
+    reply.source_qp = to.head_.target_qp;
+    reply.target_qp = to.head_.source_qp;
+    reply.sequence = to.head_.sequence;
+    reply.status = status;
+    reply.length = length;
+    reply.compare_or_add = value;
     if (status == answer_no_receive)
-        made.immediate = to.rnr_timer_;
-    to.send(made, std::move(body));
+        reply.immediate = to.rnr_timer_;
+    to.send(reply, std::move(body));
 }
 
 bool wire::is_from_peer(const link& from, const shared_qp& qp) const {
@@ -96,15 +96,16 @@ std::uint32_t wire::find_sink(link& from, endpoint target) {
     const auto found_in = [&](std::uint64_t length, std::uint32_t rights) {
         side memory;
         if ((qp.access & rights) != rights)
-            return reach::denied;
+            return access_result::denied;
         return length == 0
-                   ? reach::fine
+                   ? access_result::fine
                    : find_memory(*home_, home_->own(), head.key, head.address, length, qp.pd, rights, memory);
     };
-    const auto unless_fine = [&](lab::hca::reach found) {
-        if (found == reach::fine)
+    const auto unless_fine = [&](access_result found) {
+        if (found == access_result::fine)
             return std::uint32_t{IBV_WC_SUCCESS};
-        return refuse(event_access_error, found == reach::denied ? IBV_WC_REM_ACCESS_ERR : IBV_WC_REM_OP_ERR);
+        return refuse(event_access_error,
+                      found == access_result::denied ? IBV_WC_REM_ACCESS_ERR : IBV_WC_REM_OP_ERR);
     };
     switch (head.opcode) {
     case IBV_WR_RDMA_READ:
@@ -141,7 +142,7 @@ std::uint32_t wire::find_sink(link& from, endpoint target) {
         return IBV_WC_SUCCESS;
     side buffers;
     from.local_status_ = IBV_WC_SUCCESS;
-    if (find_buffers(*home_, target, from.taken_, buffers) != reach::fine)
+    if (find_buffers(*home_, target, from.taken_, buffers) != access_result::fine)
         from.local_status_ = IBV_WC_LOC_PROT_ERR;
     else if (buffers.length < head.length)
         from.local_status_ = IBV_WC_LOC_LEN_ERR;
@@ -154,18 +155,18 @@ std::uint32_t wire::find_sink(link& from, endpoint target) {
 }
 
 // Runs at once, under the lock under which its memory was found: there is no payload to wait for.
-lab::hca::reach wire::run_atomic(link& from, const shared_qp& qp) {
+access_result wire::run_atomic(link& from, const shared_qp& qp) {
     const auto& head = from.head_;
     side cell;
     if ((qp.access & IBV_ACCESS_REMOTE_ATOMIC) == 0)
-        return reach::denied;
+        return access_result::denied;
     if (const auto found = find_memory(*home_, home_->own(), head.key, head.address, 8, qp.pd,
                                        IBV_ACCESS_REMOTE_ATOMIC, cell);
-        found != reach::fine)
+        found != access_result::fine)
         return found;
     const auto sum =
         exchange(home_->own(), cell, {head.opcode, head.compare_or_add, head.swap}, from.before_);
-    return sum.fine ? reach::fine : reach::denied;
+    return sum.fine ? access_result::fine : access_result::denied;
 }
 
 // The destination of a message was deregistered after the message began: refuse it as if it had never
@@ -197,7 +198,7 @@ int wire::receive_some(link& from) {
     side memory;
     shared_lock* held = nullptr;
     static thread_local std::vector<std::byte> rubbish(65536); // bytes to discard
-    bool found = false;
+    bool memory_valid = false;
     const auto number = from.head_.target_qp;
     auto& qp = home_->own()->qps[index_of(number)];
     const endpoint target{home_->self().get(), &qp};
@@ -208,11 +209,11 @@ int wire::receive_some(link& from) {
         qp.inbound.lock();
         held = &qp.inbound;
         if (qp.in_use.load() != 0 && qp.number == number && qp.life == from.life_ && receives(qp))
-            found =
+            memory_valid =
                 from.sink_ == link::sink::buffers
-                    ? find_buffers(*home_, target, from.taken_, memory) == reach::fine
+                    ? find_buffers(*home_, target, from.taken_, memory) == access_result::fine
                     : find_memory(*home_, home_->own(), from.head_.key, from.head_.address, from.head_.length,
-                                  qp.pd, IBV_ACCESS_REMOTE_WRITE, memory) == reach::fine;
+                                  qp.pd, IBV_ACCESS_REMOTE_WRITE, memory) == access_result::fine;
         break;
     case link::sink::read_back:
         qp.sq.lock.lock();
@@ -222,19 +223,19 @@ int wire::receive_some(link& from) {
             qp.sq.done.load() == from.head_.sequence && qp.sent != qp.sq.done.load() &&
             (qp.state.load() == IBV_QPS_RTS || qp.state.load() == IBV_QPS_SQD)) {
             const auto& request = target.request<send_request>(qp.sq, from.head_.sequence);
-            found = request.opcode == IBV_WR_RDMA_READ &&
-                    gather_local(*home_, target, request, memory) == IBV_WC_SUCCESS &&
-                    memory.length == from.head_.length;
+            memory_valid = request.opcode == IBV_WR_RDMA_READ &&
+                           gather_local(*home_, target, request, memory) == IBV_WC_SUCCESS &&
+                           memory.length == from.head_.length;
         }
         break;
     case link::sink::datagram:
         memory.add(from.small_.data(), from.small_.size());
-        found = true;
+        memory_valid = true;
         break;
     case link::sink::discard:
         break;
     }
-    if (found && memory.length >= from.head_.length) {
+    if (memory_valid && memory.length >= from.head_.length) {
         count = entries_of(memory, from.got_, left, rubbish, entries, most_entries);
     } else {
         from.spoiled_ = true;
@@ -319,7 +320,7 @@ void wire::finish_datagram(link& from) {
     side buffers, message;
     message.add(&header, grh_size);
     message.add(from.small_.data(), from.small_.size());
-    if (find_buffers(*home_, target, taken, buffers) != reach::fine)
+    if (find_buffers(*home_, target, taken, buffers) != access_result::fine)
         entry.status = IBV_WC_LOC_PROT_ERR;
     else if (buffers.length < message.length)
         entry.status = IBV_WC_LOC_LEN_ERR;

@@ -224,14 +224,14 @@ result<parsed_lines> split_lines(std::string_view text, std::string_view name) {
         if (line.empty())
             continue;
         if (line.front() == '[') {
-            bool found = false;
+            bool is_section = false;
             for (auto* devices : {&parsed.gaudis, &parsed.hcas})
                 if (const auto index = section_of(line, *devices)) {
                     target = &devices->by_device[*index];
                     devices->section_line[*index] = number;
-                    found = true;
+                    is_section = true;
                 }
-            if (!found)
+            if (!is_section)
                 return tl::unexpected(
                     at(name, number,
                        fmt::format("'{}': expected a section [gaudi N] with N from 0 to {}, "
@@ -292,24 +292,24 @@ result<void> apply_all(std::vector<Device>& devices, const device_lines& lines, 
     return {};
 }
 
-result<void> check_unique(const description& made, std::string_view name) {
+result<void> check_unique(const description& wanted, std::string_view name) {
     std::map<std::string, unsigned> bus_ids;
     std::map<unsigned, unsigned> modules;
-    std::set<std::string> taken;
-    for (const auto& device : made.gaudis)
-        taken.insert(device.bus_id);
-    for (unsigned i = 0; i < made.gaudis.size(); ++i) {
-        if (const auto [other, fresh] = bus_ids.emplace(made.gaudis[i].bus_id, i); !fresh)
+    std::set<std::string> used_bus_ids;
+    for (const auto& device : wanted.gaudis)
+        used_bus_ids.insert(device.bus_id);
+    for (unsigned i = 0; i < wanted.gaudis.size(); ++i) {
+        if (const auto [other, fresh] = bus_ids.emplace(wanted.gaudis[i].bus_id, i); !fresh)
             return tl::unexpected(problem{fmt::format("{}: gaudi {} and gaudi {} have the same bus_id {}",
-                                                      name, other->second, i, made.gaudis[i].bus_id)});
-        if (const auto [other, fresh] = modules.emplace(made.gaudis[i].module_id, i); !fresh)
+                                                      name, other->second, i, wanted.gaudis[i].bus_id)});
+        if (const auto [other, fresh] = modules.emplace(wanted.gaudis[i].module_id, i); !fresh)
             return tl::unexpected(problem{fmt::format("{}: gaudi {} and gaudi {} have the same module_id {}",
-                                                      name, other->second, i, made.gaudis[i].module_id)});
+                                                      name, other->second, i, wanted.gaudis[i].module_id)});
     }
-    for (unsigned i = 0; i < made.hcas.size(); ++i)
-        if (!taken.insert(made.hcas[i].bus_id).second)
-            return tl::unexpected(problem{
-                fmt::format("{}: hca {} has the bus_id {} of another device", name, i, made.hcas[i].bus_id)});
+    for (unsigned i = 0; i < wanted.hcas.size(); ++i)
+        if (!used_bus_ids.insert(wanted.hcas[i].bus_id).second)
+            return tl::unexpected(problem{fmt::format("{}: hca {} has the bus_id {} of another device", name,
+                                                      i, wanted.hcas[i].bus_id)});
     return {};
 }
 
@@ -332,22 +332,22 @@ std::string_view name_of(link_layer value) {
 }
 
 description make_description(unsigned gaudis, generation kind, unsigned hcas) {
-    description made;
+    description contents;
     for (unsigned i = 0; i < gaudis; ++i) {
         gaudi_description device;
         device.generation = kind;
         device.bus_id = default_bus_id(i);
         device.module_id = i;
         device.pci_switch = hcas != 0 ? i * hcas / gaudis + 1 : 0; // each nic gets its share of the devices
-        made.gaudis.push_back(device);
+        contents.gaudis.push_back(device);
     }
     for (unsigned i = 0; i < hcas; ++i) {
         hca_description device;
         device.bus_id = default_hca_bus_id(i);
         device.pci_switch = i + 1;
-        made.hcas.push_back(device);
+        contents.hcas.push_back(device);
     }
-    return made;
+    return contents;
 }
 
 std::string description::text() const {
@@ -387,14 +387,14 @@ result<description> parse_description(std::string_view text, std::string_view na
     const auto parsed = split_lines(text, name);
     if (!parsed)
         return tl::unexpected(parsed.error());
-    auto made = make_description(parsed->gaudis.count, generation::gaudi2, parsed->hcas.count);
-    if (const auto done = apply_all(made.gaudis, parsed->gaudis, name); !done)
+    auto contents = make_description(parsed->gaudis.count, generation::gaudi2, parsed->hcas.count);
+    if (const auto done = apply_all(contents.gaudis, parsed->gaudis, name); !done)
         return tl::unexpected(done.error());
-    if (const auto done = apply_all(made.hcas, parsed->hcas, name); !done)
+    if (const auto done = apply_all(contents.hcas, parsed->hcas, name); !done)
         return tl::unexpected(done.error());
-    if (const auto unique = check_unique(made, name); !unique)
+    if (const auto unique = check_unique(contents, name); !unique)
         return tl::unexpected(unique.error());
-    return made;
+    return contents;
 }
 
 result<description> read_description(const std::string& path) {
