@@ -43,16 +43,16 @@ public:
           pinned_(gaudi::expect(engine_.pin(host_))) {}
 
     figures all() {
-        figures found;
+        figures measured;
         // Alternating, the best of each: other load on the machine affects both.
         for (int round = 0; round < rounds; ++round) {
-            improve(found.few, {.queues = 2});
-            improve(found.many, {.queues = 4});
+            improve(measured.few, {.queues = 2});
+            improve(measured.many, {.queues = 4});
         }
-        found.small_copy = time_of_small_copies();
-        found.begin = time_to_begin();
-        found.by_nic = time_through_nic();
-        return found;
+        measured.small_copy = time_of_small_copies();
+        measured.begin = time_to_begin();
+        measured.by_nic = time_through_nic();
+        return measured;
     }
 
 private:
@@ -76,25 +76,24 @@ private:
         return all[all.size() / 2];
     }
     double time_of_small_copies() {
-        std::vector<double> each(small_copies);
-        for (auto& taken : each)
-            taken =
-                seconds_of([&] { return engine_.write(first_.address(), std::span(host_).first(small)); });
-        return median(each);
+        std::vector<double> times(small_copies);
+        for (auto& time : times)
+            time = seconds_of([&] { return engine_.write(first_.address(), std::span(host_).first(small)); });
+        return median(times);
     }
     // One of several, as UCX posts them: a single one also includes waking the driver.
     double time_to_begin() {
-        std::vector<double> each(rounds_of_copies);
-        for (auto& taken : each) {
+        std::vector<double> times(rounds_of_copies);
+        for (auto& time : times) {
             std::vector<gaudi::copy_ticket> tickets(copies_in_flight);
             const auto start = cpu_seconds();
             for (auto& ticket : tickets)
                 ticket = gaudi::expect(engine_.write(first_.address(), std::span(host_).first(medium)));
-            taken = (cpu_seconds() - start) / copies_in_flight;
+            time = (cpu_seconds() - start) / copies_in_flight;
             for (auto& ticket : tickets)
                 gaudi::expect(ticket.wait());
         }
-        return median(each);
+        return median(times);
     }
 
     // In the same way as the plugin makes small copies.
@@ -107,13 +106,13 @@ private:
         };
         if (copy().path() != gaudi::copy_path::nic_loopback)
             return std::nullopt;
-        std::vector<double> each(small_copies);
-        for (auto& taken : each) {
+        std::vector<double> times(small_copies);
+        for (auto& time : times) {
             const auto start = std::chrono::steady_clock::now();
             (void)copy(); // complete when it returns
-            taken = seconds(std::chrono::steady_clock::now() - start).count();
+            time = seconds(std::chrono::steady_clock::now() - start).count();
         }
-        return median(each);
+        return median(times);
     }
 
     gaudi::copy_engine engine_;
@@ -127,22 +126,22 @@ struct setting {
 };
 
 // UCX's M is 2^20.
-std::vector<setting> settings_of(const figures& found) {
+std::vector<setting> settings_of(const figures& measured) {
     const auto slower = [](const directions& of) { return std::min(of.to, of.from); };
-    const bool four = slower(found.many) > slower(found.few);
+    const bool four = slower(measured.many) > slower(measured.few);
     const auto speed = [](double bytes) { return fmt::format("{:.0f}MBs", bytes / (1 << 20)); };
     const auto time = [](double taken) { return fmt::format("{:.0f}ns", taken * 1e9); };
-    std::vector<setting> all{{"UCX_GAUDI_COPY_BW_TO_DEVICE", speed(found.few.to)},
-                             {"UCX_GAUDI_COPY_BW_FROM_DEVICE", speed(found.few.from)},
-                             {"UCX_GAUDI_COPY_BW_WITHIN", speed(found.few.within)},
-                             {"UCX_GAUDI_COPY_LATENCY", time(found.small_copy)},
-                             {"UCX_GAUDI_COPY_OVERHEAD", time(found.begin)},
+    std::vector<setting> all{{"UCX_GAUDI_COPY_BW_TO_DEVICE", speed(measured.few.to)},
+                             {"UCX_GAUDI_COPY_BW_FROM_DEVICE", speed(measured.few.from)},
+                             {"UCX_GAUDI_COPY_BW_WITHIN", speed(measured.few.within)},
+                             {"UCX_GAUDI_COPY_LATENCY", time(measured.small_copy)},
+                             {"UCX_GAUDI_COPY_OVERHEAD", time(measured.begin)},
                              {"UCX_GAUDI_DMA_QUEUES", four ? "4" : "2"},
-                             {"UCX_GAUDI_DMA_BW", speed(slower(four ? found.many : found.few))},
-                             {"UCX_GAUDI_DMA_LATENCY", time(found.small_copy)},
-                             {"UCX_GAUDI_DMA_OVERHEAD", time(found.begin)}};
-    if (found.by_nic)
-        all.push_back({"UCX_GAUDI_COPY_NIC_LATENCY", time(*found.by_nic)});
+                             {"UCX_GAUDI_DMA_BW", speed(slower(four ? measured.many : measured.few))},
+                             {"UCX_GAUDI_DMA_LATENCY", time(measured.small_copy)},
+                             {"UCX_GAUDI_DMA_OVERHEAD", time(measured.begin)}};
+    if (measured.by_nic)
+        all.push_back({"UCX_GAUDI_COPY_NIC_LATENCY", time(*measured.by_nic)});
     return all;
 }
 
@@ -156,7 +155,7 @@ bool known_to_ucx(const gaudi::device_info& device) {
     return device.generation != gaudi::generation::gaudi;
 }
 
-void print_table(const gaudi::device_info& device, const figures& found) {
+void print_table(const gaudi::device_info& device, const figures& measured) {
     fmt::print("gaudi-direct {}: {} hardware\n", gaudi::version(), of_the_lab() ? "virtual" : "real");
     fmt::print("gaudi {}, {} {}: copies of 64 MiB, the best of {}\n\n", device.index,
                device.generation ? gaudi::name_of(*device.generation) : "generation unknown", device.bus_id,
@@ -165,13 +164,13 @@ void print_table(const gaudi::device_info& device, const figures& found) {
     const auto row = [](const char* what, double few, double many) {
         fmt::print("{:<24}  {:>5.1f} GB/s  {:>5.1f} GB/s\n", what, few / 1e9, many / 1e9);
     };
-    row("to the device", found.few.to, found.many.to);
-    row("from the device", found.few.from, found.many.from);
-    row("within the device", found.few.within, found.many.within);
-    fmt::print("{:<24}  {:>7.1f} us\n", "a copy of 4 KiB", found.small_copy * 1e6);
-    fmt::print("{:<24}  {:>7.1f} us of CPU time\n", "beginning a copy", found.begin * 1e6);
-    if (found.by_nic)
-        fmt::print("{:<24}  {:>7.2f} us\n", "8 bytes through a NIC", *found.by_nic * 1e6);
+    row("to the device", measured.few.to, measured.many.to);
+    row("from the device", measured.few.from, measured.many.from);
+    row("within the device", measured.few.within, measured.many.within);
+    fmt::print("{:<24}  {:>7.1f} us\n", "a copy of 4 KiB", measured.small_copy * 1e6);
+    fmt::print("{:<24}  {:>7.1f} us of CPU time\n", "beginning a copy", measured.begin * 1e6);
+    if (measured.by_nic)
+        fmt::print("{:<24}  {:>7.2f} us\n", "8 bytes through a NIC", *measured.by_nic * 1e6);
     if (known_to_ucx(device))
         fmt::print("\nUCX reckons with this after: eval \"$(gaudi-direct measure --env)\"\n");
 }
@@ -201,8 +200,8 @@ int measure(const measure_options& options) {
             (*device)->info().index);
         return failed;
     }
-    const auto found = measurement(**device).all();
-    const auto settings = for_ucx ? settings_of(found) : std::vector<setting>{};
+    const auto measured = measurement(**device).all();
+    const auto settings = for_ucx ? settings_of(measured) : std::vector<setting>{};
     if (options.as_json) {
         nlohmann::ordered_json report = {{"kind", of_the_lab() ? "virtual" : "real"},
                                          {"device", (*device)->info().bus_id}};
@@ -213,7 +212,7 @@ int measure(const measure_options& options) {
         for (const auto& [name, value] : settings)
             fmt::print("export {}={}\n", name, value);
     else
-        print_table((*device)->info(), found);
+        print_table((*device)->info(), measured);
     return ok;
 }
 

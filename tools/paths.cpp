@@ -16,11 +16,11 @@ using json = nlohmann::ordered_json;
 class named_place {
 public:
     static gaudi::result<named_place> make(const std::string& name) {
-        named_place made;
+        named_place named;
         if (name == "host") {
-            made.host_.resize(bytes);
-            made.title_ = "host memory";
-            return made;
+            named.host_.resize(bytes);
+            named.title_ = "host memory";
+            return named;
         }
         const auto choice = gaudi::parse_device_choice(name);
         if (!choice || name.empty() || name == "auto")
@@ -33,9 +33,9 @@ public:
         auto memory = (*opened)->heap().allocate(bytes);
         if (!memory)
             return tl::unexpected(memory.error());
-        made.title_ = fmt::format("gaudi {}", (*opened)->info().index);
-        made.memory_ = std::move(*memory);
-        return made;
+        named.title_ = fmt::format("gaudi {}", (*opened)->info().index);
+        named.memory_ = std::move(*memory);
+        return named;
     }
     [[nodiscard]] gaudi::place place() { return memory_ ? gaudi::place(memory_) : gaudi::place(host_); }
     [[nodiscard]] const std::string& title() const { return title_; }
@@ -76,15 +76,15 @@ int paths(const info_options& options) {
     json report = {{"from", from->title()}, {"to", to->title()}, {"paths", json::array()}};
     if (!options.as_json)
         fmt::print("from {} to {}, in the order in which paths are tried\n", from->title(), to->title());
-    for (const auto& each : verdicts) {
-        const bool viable = !each.why_not;
-        report["paths"].push_back(verdict_json(each));
+    for (const auto& verdict : verdicts) {
+        const bool viable = !verdict.why_not;
+        report["paths"].push_back(verdict_json(verdict));
         if (!options.as_json)
-            fmt::print("  {:<27} {}\n", gaudi::name_of(each.path),
-                       !viable ? fmt::format("no: {}", why_not(*each.why_not))
+            fmt::print("  {:<27} {}\n", gaudi::name_of(verdict.path),
+                       !viable ? fmt::format("no: {}", why_not(*verdict.why_not))
                                : fmt::format("viable{}{}",
-                                             gaudi::is_zero_copy(each.path) ? "" : ", not zero-copy",
-                                             first ? "; this one is taken" : ""));
+                                             gaudi::is_zero_copy(verdict.path) ? "" : ", not zero-copy",
+                                             first ? "; this one is used" : ""));
         first = first && !viable;
     }
     if (options.as_json)

@@ -48,10 +48,10 @@ bool is_virtual(const std::string& library_path) {
     void* loaded = ::dlopen(library_path.c_str(), RTLD_LAZY | RTLD_NOLOAD);
     if (loaded == nullptr)
         return false;
-    const bool found = ::dlsym(loaded, "gaudi_lab_leave") != nullptr ||          // the virtual Gaudi
-                       ::dlsym(loaded, "gaudi_lab_hca_faults_fired") != nullptr; // the virtual NIC
+    const bool is_lab = ::dlsym(loaded, "gaudi_lab_leave") != nullptr ||          // the virtual Gaudi
+                        ::dlsym(loaded, "gaudi_lab_hca_faults_fired") != nullptr; // the virtual NIC
     ::dlclose(loaded);
-    return found;
+    return is_lab;
 }
 
 namespace {

@@ -45,10 +45,10 @@ int main(void) {
     EXPECT(gaudi_open("7", &none) == GAUDI_INVALID && strstr(gaudi_last_error(), "there are: 0") != NULL);
 
     enum { size = 100000 };
-    uint64_t one = 0, two = 0, far = 0;
+    uint64_t one = 0, two = 0, refused_address = 0;
     EXPECT(gaudi_allocate(device, size, &one) == GAUDI_OK && gaudi_allocate(device, size, &two) == GAUDI_OK);
-    EXPECT(gaudi_allocate(device, 0, &far) == GAUDI_INVALID);
-    EXPECT(gaudi_allocate(device, 1ULL << 50, &far) != GAUDI_OK);
+    EXPECT(gaudi_allocate(device, 0, &refused_address) == GAUDI_INVALID);
+    EXPECT(gaudi_allocate(device, 1ULL << 50, &refused_address) != GAUDI_OK);
     unsigned char *out = malloc(size), *back = calloc(1, size);
     for (int i = 0; i < size; ++i)
         out[i] = (unsigned char)(i * 13 + i / 256);
@@ -97,7 +97,7 @@ int main(void) {
     gaudi_close(NULL);
     EXPECT(gaudi_query_device(NULL, &info) == GAUDI_INVALID &&
            gaudi_query_device(device, NULL) == GAUDI_INVALID);
-    EXPECT(gaudi_allocate(NULL, 1, &far) == GAUDI_INVALID &&
+    EXPECT(gaudi_allocate(NULL, 1, &refused_address) == GAUDI_INVALID &&
            gaudi_allocate(device, 1, NULL) == GAUDI_INVALID);
     EXPECT(gaudi_free(NULL, one) == GAUDI_INVALID && gaudi_query_memory(one, NULL) == GAUDI_INVALID);
     EXPECT(gaudi_copy_in(NULL, one, out, 1) == GAUDI_INVALID &&

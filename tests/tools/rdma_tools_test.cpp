@@ -94,6 +94,18 @@ INSTANTIATE_TEST_SUITE_P(every, rdma_pairs,
                                             ::testing::Values("poll", "events")),
                          name_of_pair);
 
+// A Gaudi3 has no queues for users: the programs fill and read its memory through the NIC in loopback.
+TEST_F(rdma_tools, memory_of_gaudi3_moves_without_staging) {
+    describe_lab("gaudis = 2\nhcas = 1\ngeneration = gaudi3\n");
+    const auto both = run_pair("--memory gaudi --require zero-copy", "--memory gaudi --require zero-copy");
+    expect_right(both);
+    EXPECT_HAS(both.client.output, "zero-copy to zero-copy");
+    for (const auto* each : {&both.client, &both.server}) {
+        EXPECT_HAS(each->output, "Gaudi3");
+        EXPECT_HAS_NOT(each->output, "STAGED");
+    }
+}
+
 class rdma_sizes : public rdma_tools, public ::testing::WithParamInterface<const char*> {};
 TEST_P(rdma_sizes, are_right) {
     describe_lab("gaudis = 2\nhcas = 1\n");
@@ -408,7 +420,7 @@ TEST_F(rdma_tools, a_pulled_device_is_said_and_the_run_ends) {
 }
 
 // labels: waits
-TEST_F(rdma_tools, strangers_and_silence_do_not_stop_the_server) {
+TEST_F(rdma_tools, unknown_clients_and_silence_do_not_stop_the_server) {
     describe_lab("gaudis = 2\nhcas = 1\n");
     const auto port = free_port();
     const auto server = serve(port);
@@ -457,7 +469,7 @@ TEST_F(rdma_tools, memory_of_killed_programs_is_released_by_the_next_user) {
             each->signal_group(SIGKILL);
             EXPECT_EQ(each->wait().status, 128 + SIGKILL);
         }
-        EXPECT_GE(stored_bytes(root()), 100U << 20) << "nobody has looked yet";
+        EXPECT_GE(stored_bytes(root()), 100U << 20) << "no program has entered the lab since";
         EXPECT_EQ(run_program(look, without_hlthunk).status, 0);
         EXPECT_LT(stored_bytes(root()), 16U << 20);
     }

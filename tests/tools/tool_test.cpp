@@ -140,7 +140,7 @@ TEST_F(tool_test, info_shows_every_path_between_two_places) {
     EXPECT_HAS(between.output, "the device's engine         no: the two places are on two devices\n");
     EXPECT_HAS(between.output,
                "peer DMA-BUF                no: the driver cannot import a DMA-BUF (REG_DMABUF_FD");
-    EXPECT_HAS(between.output, "a NIC in loopback           viable; this one is taken\n");
+    EXPECT_HAS(between.output, "a NIC in loopback           viable; this one is used\n");
     EXPECT_HAS(between.output, "staged through host memory  viable, not zero-copy\n");
     const auto report = json::parse(tool({"info", "--json", "--paths", "host", "0"}).output);
     EXPECT_EQ(report["from"], "host memory");

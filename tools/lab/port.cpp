@@ -24,22 +24,22 @@ int lab_port(const std::string& name, const std::string& port, bool up) {
     const auto links = lab::port_states::open(entered->path());
     if (!links)
         return complain(links.error(), failed);
-    std::string known;
-    bool found = false;
+    std::string port_names;
+    bool matched = false;
     const auto& hcas = entered->contents().hcas;
     for (unsigned i = 0; i < hcas.size(); ++i)
-        for (unsigned each = 1; each <= hcas[i].ports; ++each) {
-            const auto hca = fmt::format("vhca{}", i), one = fmt::format("{}/{}", hca, each);
-            known += (known.empty() ? "" : ", ") + one;
+        for (unsigned number = 1; number <= hcas[i].ports; ++number) {
+            const auto hca = fmt::format("vhca{}", i), one = fmt::format("{}/{}", hca, number);
+            port_names += (port_names.empty() ? "" : ", ") + one;
             if (port != hca && port != one)
                 continue;
-            links->set(i, each, up);
-            found = true;
+            links->set(i, number, up);
+            matched = true;
         }
-    if (!found)
+    if (!matched)
         return complain(
             {fmt::format("lab '{}' has no port '{}'; it has {}; a NIC's name alone is all of its ports", name,
-                         port, known.empty() ? "no NIC" : known)});
+                         port, port_names.empty() ? "no NIC" : port_names)});
     lab::hca::ring_all(entered->path() / "hca");
     return ok;
 }

@@ -54,8 +54,8 @@ outcome<json> agree(run& all, gaudi::connection& link, const buffer& memory) {
                   {"iterations", all.work.iterations},
                   {"tests", all.work.tests}};
     words.update(memory.to_json());
-    if (auto said = say(link, words); !said)
-        return tl::unexpected(said.error());
+    if (auto sent = send_note(link, words); !sent)
+        return tl::unexpected(sent.error());
     return receive_note(link, all.given.deadline_seconds);
 }
 
@@ -87,7 +87,7 @@ outcome<void> work_through(run& all) {
     progress_bar bar(all.talks(), all.work.iterations * 4);
     auto went = both.run_as_client(bar);
     if (!went) {
-        say_why(*link, went.error());
+        send_failure(*link, went.error());
         return went;
     }
     all.costs.allocate = memory->allocate_seconds;

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <fmt/format.h>
 #include <fstream>
+#include <mutex>
 
 namespace tools::rdma {
 namespace {
@@ -69,6 +70,22 @@ std::uint64_t memory_available() {
     return std::min(left, *limit - std::min(*limit, held));
 }
 
+// Allocates and touches host memory. The kernel would grant more than there is, and end a process when it is
+// used; so some is left to others, and one client of a server at a time checks and takes its part.
+outcome<std::vector<std::byte>> allocate_host(std::uint64_t size) {
+    static std::mutex one_at_a_time;
+    const std::lock_guard guard(one_at_a_time);
+    const auto total = number_in("/proc/meminfo", "MemTotal:").value_or(0) << 10;
+    const auto reserve = std::min<std::uint64_t>(total / 16, 1 << 30), available = memory_available();
+    const auto usable = available - std::min(available, reserve);
+    if (size > usable)
+        return tl::unexpected(
+            failure{no_setup, fmt::format("--size {}: {} MiB of memory are available on this host or in "
+                                          "this container, of which {} MiB are kept free; use a smaller size",
+                                          size, available >> 20, reserve >> 20)});
+    return std::vector<std::byte>(size);
+}
+
 // Errors that mean "there is no Gaudi", as opposed to one that is busy or broken.
 bool means_none(const gaudi::error& why) {
     using gaudi::errc;
@@ -93,30 +110,30 @@ outcome<endpoint> endpoint::open(const options& given) {
     auto nic_choice = nic_choice_of(given);
     if (!nic_choice)
         return tl::unexpected(nic_choice.error());
-    endpoint made;
+    endpoint home;
     const stopwatch opening;
     if (given.memory != "host") {
         auto opened = gaudi::open_device(*device_choice);
         if (opened)
-            made.device = *opened;
+            home.device = *opened;
         else if (given.memory == "gaudi" || !given.device.empty() || !given.require.empty() ||
                  !means_none(opened.error()))
             return tl::unexpected(failed(opened.error(), no_setup));
         else
-            made.why_host = opened.error().message();
+            home.why_host = opened.error().message();
     }
-    if (made.device)
-        nic_choice->near_to = made.device->info();
+    if (home.device)
+        nic_choice->near_to = home.device->info();
     auto nic = gaudi::open_nic(*nic_choice);
     if (!nic)
         return tl::unexpected(failed(nic.error(), no_setup));
-    made.nic = *nic;
-    made.open_seconds = opening.seconds();
-    made.verbs = gaudi::loaded_verbs().value_or("");
-    if (const auto driver = gaudi::loaded_driver(); driver && made.device)
-        made.hlthunk = driver->path;
-    made.is_virtual = tools::is_virtual(made.verbs) || (made.device && tools::is_virtual(made.hlthunk));
-    return made;
+    home.nic = *nic;
+    home.open_seconds = opening.seconds();
+    home.verbs = gaudi::loaded_verbs().value_or("");
+    if (const auto driver = gaudi::loaded_driver(); driver && home.device)
+        home.hlthunk = driver->path;
+    home.is_virtual = tools::is_virtual(home.verbs) || (home.device && tools::is_virtual(home.hlthunk));
+    return home;
 }
 
 std::string endpoint::device_text() const {
@@ -137,71 +154,68 @@ std::string endpoint::nic_text() const {
 
 json endpoint::to_json() const {
     const auto& info = nic->info();
-    json made = {{"virtual", is_virtual},
-                 {"verbs", verbs},
-                 {"device", nullptr},
-                 {"why_host", why_host},
-                 {"nic",
-                  {{"name", info.name},
-                   {"port", info.port},
-                   {"link_layer", info.link_layer == gaudi::link_layer::ethernet ? "ethernet" : "infiniband"},
-                   {"gbps", info.gbps},
-                   {"gid", nic->gid_text()},
-                   {"dmabuf", info.dmabuf},
-                   {"why_chosen", nic->why_chosen()},
-                   {"distance", gaudi::name_of(info.distance)}}}};
+    json report = {
+        {"virtual", is_virtual},
+        {"verbs", verbs},
+        {"device", nullptr},
+        {"why_host", why_host},
+        {"nic",
+         {{"name", info.name},
+          {"port", info.port},
+          {"link_layer", info.link_layer == gaudi::link_layer::ethernet ? "ethernet" : "infiniband"},
+          {"gbps", info.gbps},
+          {"gid", nic->gid_text()},
+          {"dmabuf", info.dmabuf},
+          {"why_chosen", nic->why_chosen()},
+          {"distance", gaudi::name_of(info.distance)}}}};
     if (device) {
         const auto described = device->info();
-        made["device"] = {
+        report["device"] = {
             {"index", described.index}, {"product", described.product}, {"bus_id", described.bus_id}};
     }
-    return made;
+    return report;
 }
 
 outcome<buffer> buffer::make(const endpoint& home, std::uint64_t size, const options& given) {
-    buffer made;
-    made.size_ = size;
-    made.nic_ = home.nic;
+    buffer result;
+    result.size_ = size;
+    result.nic_ = home.nic;
     if (!home.device) {
         const stopwatch allocating;
-        // The kernel would grant more than there is, and end a process when it is used.
-        const auto available = memory_available();
-        if (size > available)
-            return tl::unexpected(
-                failure{no_setup, fmt::format("--size {}: {} MiB of memory are available on this host or in "
-                                              "this container; use a smaller size",
-                                              size, available >> 20)});
-        made.host_.resize(size);
-        made.allocate_seconds = allocating.seconds();
+        auto allocated = allocate_host(size);
+        if (!allocated)
+            return tl::unexpected(allocated.error());
+        result.host_ = std::move(*allocated);
+        result.allocate_seconds = allocating.seconds();
         const stopwatch registering;
-        auto region = home.nic->region(made.host_);
+        auto region = home.nic->region(result.host_);
         if (!region)
             return tl::unexpected(failed(region.error(), no_setup));
-        made.register_seconds = registering.seconds();
-        made.region_ = *region;
-        return made;
+        result.register_seconds = registering.seconds();
+        result.region_ = *region;
+        return result;
     }
-    made.device_ = home.device;
+    result.device_ = home.device;
     const stopwatch allocating;
     auto memory = home.device->heap().allocate(size);
     if (!memory)
         return tl::unexpected(failed(memory.error(), no_setup));
-    made.memory_ = std::move(*memory);
-    made.allocate_seconds = allocating.seconds();
-    made.copies_.emplace();
+    result.memory_ = std::move(*memory);
+    result.allocate_seconds = allocating.seconds();
+    result.copies_.emplace();
     if (given.policy() != gaudi::path_policy::staged_only) {
         const stopwatch exporting;
-        (void)made.memory_.dmabuf(); // region() below reports a failure
-        made.export_seconds = exporting.seconds();
+        (void)result.memory_.dmabuf(); // region() below reports a failure
+        result.export_seconds = exporting.seconds();
     }
     const stopwatch registering;
-    auto region = home.nic->region(*home.device, made.memory_, given.policy());
+    auto region = home.nic->region(*home.device, result.memory_, given.policy());
     if (!region)
         return tl::unexpected(failed(region.error(), no_setup));
-    made.register_seconds = registering.seconds();
-    made.region_ = *region;
-    made.host_.resize(std::min<std::uint64_t>(size, piece_bytes));
-    return made;
+    result.register_seconds = registering.seconds();
+    result.region_ = *region;
+    result.host_.resize(std::min<std::uint64_t>(size, piece_bytes));
+    return result;
 }
 
 std::string buffer::path_text() const {
@@ -261,8 +275,8 @@ outcome<void> buffer::go_through(const pattern& what, action doing) {
                 return read;
         if (doing == action::fill)
             what.fill(piece, offset);
-        else if (const auto found = what.check(piece, offset))
-            return tl::unexpected(failure{wrong, found->text()});
+        else if (const auto mismatch = what.check(piece, offset))
+            return tl::unexpected(failure{wrong, mismatch->text()});
         if (doing == action::check_and_double)
             double_elements(piece);
         if (copies_ && doing != action::check)

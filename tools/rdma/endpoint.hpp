@@ -77,7 +77,7 @@ private:
     std::shared_ptr<gaudi::nic> nic_;
     std::optional<gaudi::copier> copies_; // for device memory
     gaudi::device_buffer memory_;
-    std::vector<std::byte> host_; // the buffer itself, or a piece of it on its way
+    std::vector<std::byte> host_; // the buffer itself, or a piece of it in transit
     gaudi::local_region region_;
     std::uint64_t size_ = 0;
 };

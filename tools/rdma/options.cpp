@@ -175,7 +175,7 @@ server_line parse_server(int argc, char** argv) {
     CLI::App program{"Serves rdma_clients: receives into Gaudi memory, doubles, sends back; writes, is read",
                      "rdma_server"};
     program.set_version_flag("--version", std::string(gaudi::version()));
-    program.add_option("--port", line.port, "Where to listen; 0 takes a free one")->capture_default_str();
+    program.add_option("--port", line.port, "Where to listen; 0: any free port")->capture_default_str();
     program.add_option("--address", line.address, "Address to listen on (every one of this host)");
     program.add_flag("--once", line.once, "End after one client, with its result as exit status");
     program.add_option("--max-size", line.most_text, "Largest buffer that a client may request")

@@ -53,13 +53,14 @@ void print_head(const char* program, const endpoint& home, const char* lab_reaso
 void print_results(const std::vector<operation_result>& results, const setup_costs& costs) {
     fmt::print("\n{:<10} {:<7} {:<8} {:>6} {:>12} {:>12} {:>12}  {}\n", "operation", "by", "data", "count",
                "bytes", "speed", "fastest", "path");
-    for (const auto& each : results) {
-        if (!each.skipped.empty()) {
-            fmt::print("{:<10} {:<7} skipped: {}\n", each.name, each.by, each.skipped);
+    for (const auto& result : results) {
+        if (!result.skipped.empty()) {
+            fmt::print("{:<10} {:<7} skipped: {}\n", result.name, result.by, result.skipped);
             continue;
         }
-        fmt::print("{:<10} {:<7} {:<8} {:>6} {:>12} {:>12} {:>12}  {}\n", each.name, each.by, "right",
-                   each.count, human_bytes(each.bytes), speed(each), duration(each.best), each.path);
+        fmt::print("{:<10} {:<7} {:<8} {:>6} {:>12} {:>12} {:>12}  {}\n", result.name, result.by, "right",
+                   result.count, human_bytes(result.bytes), speed(result), duration(result.best),
+                   result.path);
     }
     fmt::print("\nset-up     open {}, allocate {}, export {}, register {}, connect {}, first transfer {}\n",
                duration(costs.open), duration(costs.allocate), duration(costs.export_dmabuf),

@@ -77,24 +77,26 @@ outcome<void> server::receive(gaudi::pending_connection& peer_connection, json& 
     if (!words)
         return tl::unexpected(words.error());
     auto work = understand(*words);
-    auto made = work.and_then([&](const job& wanted) { return buffer::make(home_, wanted.size, given_); });
-    if (!made) {
-        (void)tools::rdma::say(*link, {{"failed", made.error().text}, {"status", made.error().status}});
-        return tl::unexpected(made.error());
+    auto allocated =
+        work.and_then([&](const job& wanted) { return buffer::make(home_, wanted.size, given_); });
+    if (!allocated) {
+        (void)tools::rdma::send_note(
+            *link, {{"failed", allocated.error().text}, {"status", allocated.error().status}});
+        return tl::unexpected(allocated.error());
     }
-    memory.emplace(std::move(*made));
+    memory.emplace(std::move(*allocated));
     entry["client"] = *words;
     entry["memory"] = memory->to_json();
     json answer = memory->to_json();
     answer["version"] = gaudi::version();
     answer["device"] = home_.device ? home_.device_text() : "host memory";
     answer["nic"] = home_.nic->info().name;
-    if (auto said = tools::rdma::say(*link, answer); !said)
+    if (auto said = tools::rdma::send_note(*link, answer); !said)
         return tl::unexpected(said.error());
     session both(*link, *memory, *work, given_, *words);
     auto went = both.run_as_server();
     if (!went) {
-        say_why(*link, went.error());
+        send_failure(*link, went.error());
         return went;
     }
     entry["results"] = results_json(both.results);
@@ -129,12 +131,12 @@ int server::attend(gaudi::pending_connection peer_connection) {
 int server::serve(const gaudi::listener& door, bool once) {
     std::list<visit> visits;
     const auto tidy = [&](bool all) {
-        for (auto each = visits.begin(); each != visits.end();)
-            if (all || each->over) {
-                each->thread.join();
-                each = visits.erase(each);
+        for (auto entry = visits.begin(); entry != visits.end();)
+            if (all || entry->over) {
+                entry->thread.join();
+                entry = visits.erase(entry);
             } else
-                ++each;
+                ++entry;
     };
     while (!stop_requested) {
         tidy(false);

@@ -62,16 +62,16 @@ json operation_result::to_json() const {
 }
 
 operation_result operation_result::from_json(const json& text) {
-    operation_result made;
-    made.name = text.value("name", "?");
-    made.by = text.value("by", "?");
-    made.count = text.value("count", 0U);
-    made.bytes = text.value("bytes", std::uint64_t{0});
-    made.seconds = text.value("seconds", 0.0);
-    made.best = text.value("best_seconds", 0.0);
-    made.path = text.value("path", "?");
-    made.skipped = text.value("skipped", "");
-    return made;
+    operation_result result;
+    result.name = text.value("name", "?");
+    result.by = text.value("by", "?");
+    result.count = text.value("count", 0U);
+    result.bytes = text.value("bytes", std::uint64_t{0});
+    result.seconds = text.value("seconds", 0.0);
+    result.best = text.value("best_seconds", 0.0);
+    result.path = text.value("path", "?");
+    result.skipped = text.value("skipped", "");
+    return result;
 }
 
 progress_bar::progress_bar(bool wanted, unsigned steps)
@@ -94,16 +94,16 @@ void progress_bar::step(std::string_view doing) {
     std::fflush(stderr);
 }
 
-outcome<void> say(gaudi::connection& link, const json& words) {
+outcome<void> send_note(gaudi::connection& link, const json& words) {
     const auto text = words.dump();
     if (auto sent = link.send_note(std::as_bytes(std::span(text))); !sent)
         return tl::unexpected(failed(sent.error(), peer_lost));
     return {};
 }
 
-void say_why(gaudi::connection& link, const failure& why) {
+void send_failure(gaudi::connection& link, const failure& why) {
     if (why.status == wrong || why.status == interrupted)
-        (void)say(link, {{"failed", why.text}, {"status", why.status == wrong ? wrong : peer_lost}});
+        (void)send_note(link, {{"failed", why.text}, {"status", why.status == wrong ? wrong : peer_lost}});
 }
 
 namespace {
@@ -150,7 +150,7 @@ session::session(gaudi::connection& link, buffer& memory, const job& work, const
     : link_(link), memory_(memory), work_(work), options_(given), peer_(std::move(peer)) {}
 
 // Why the peer disconnected, if it sent a reason.
-std::optional<failure> session::last_words() {
+std::optional<failure> session::peer_failure() {
     const auto words = link_.receive_note(milliseconds(0));
     if (!words)
         return {};
@@ -162,8 +162,8 @@ std::optional<failure> session::last_words() {
 
 // The reason that the peer sent explains a failure better than the local error.
 failure session::why_failed(const gaudi::error& seen, int otherwise) {
-    auto words = last_words();
-    return words ? *words : failed(seen, otherwise);
+    auto reason = peer_failure();
+    return reason ? *reason : failed(seen, otherwise);
 }
 
 outcome<gaudi::completion> session::await(gaudi::result<gaudi::transfer> begun) {
@@ -200,26 +200,26 @@ outcome<gaudi::completion> session::timed(operation_result& into, Begin&& begin)
     return done;
 }
 
-outcome<void> session::say(const json& words) {
-    auto said = rdma::say(link_, words);
-    if (!said)
-        if (auto theirs = last_words())
-            return tl::unexpected(*theirs);
-    return said;
+outcome<void> session::send_note(const json& words) {
+    auto done = rdma::send_note(link_, words);
+    if (!done)
+        if (auto reason = peer_failure())
+            return tl::unexpected(*reason);
+    return done;
 }
 
 outcome<json> session::receive_note() {
     return rdma::receive_note(link_, options_.deadline_seconds);
 }
 
-outcome<gaudi::remote_region> session::take_offer() {
+outcome<gaudi::remote_region> session::receive_offer() {
     const stopwatch waiting;
     for (;;) {
         auto offered = link_.take_offer(glance);
         if (offered)
             return *offered;
-        if (auto words = last_words()) // the peer offers nothing because of a failure
-            return tl::unexpected(*words);
+        if (auto reason = peer_failure()) // the peer offers nothing because of a failure
+            return tl::unexpected(*reason);
         if (offered.error().code() != gaudi::errc::wait_timeout)
             return tl::unexpected(failed(offered.error(), peer_lost));
         if (stop_requested)
@@ -237,11 +237,11 @@ outcome<void> session::offer(const gaudi::local_region& region, gaudi::remote_ac
 }
 
 operation_result session::blank(const char* name, const char* by) const {
-    operation_result made;
-    made.name = name;
-    made.by = by;
-    made.path = fmt::format("{} to {}", gaudi::name_of(memory_.region().path()), peer_.value("path", "?"));
-    return made;
+    operation_result result;
+    result.name = name;
+    result.by = by;
+    result.path = fmt::format("{} to {}", gaudi::name_of(memory_.region().path()), peer_.value("path", "?"));
+    return result;
 }
 
 // Returns a failure to the caller.
@@ -273,22 +273,22 @@ outcome<void> session::be_written(unsigned round) {
 }
 
 outcome<void> session::push(unsigned round, operation_result& writes) {
-    const auto remote = take_offer();
+    const auto remote = receive_offer();
     if (!remote)
         return tl::unexpected(remote.error());
     GAUDI_TRY(memory_.fill(written(round)));
     GAUDI_TRY(timed(writes, [&] { return link_.write(memory_.region(), *remote); }));
-    return say({{"written", round}});
+    return send_note({{"written", round}});
 }
 
 outcome<void> session::pull(unsigned round, operation_result& reads) {
-    const auto remote = take_offer();
+    const auto remote = receive_offer();
     if (!remote)
         return tl::unexpected(remote.error());
     GAUDI_TRY(memory_.fill(scribble));
     GAUDI_TRY(timed(reads, [&] { return link_.read(memory_.region(), *remote); }));
     GAUDI_TRY(memory_.check(pulled(round)));
-    return say({{"read", round}});
+    return send_note({{"read", round}});
 }
 
 outcome<void> session::be_read(unsigned round) {
@@ -299,7 +299,7 @@ outcome<void> session::be_read(unsigned round) {
 }
 
 outcome<void> session::count_up(unsigned round, operation_result& atomics) {
-    const auto remote = take_offer();
+    const auto remote = receive_offer();
     if (!remote)
         return tl::unexpected(remote.error());
     const auto begin = first_word(counted(round)), end = first_word(counted(round).doubled());
@@ -317,7 +317,7 @@ outcome<void> session::count_up(unsigned round, operation_result& atomics) {
         GAUDI_TRY(expect_value(begin + i, [&] { return link_.fetch_add(*remote, 1); }));
     GAUDI_TRY(expect_value(begin + steps, [&] { return link_.compare_swap(*remote, begin, 1); }));
     GAUDI_TRY(expect_value(begin + steps, [&] { return link_.compare_swap(*remote, begin + steps, end); }));
-    return say({{"counted", round}});
+    return send_note({{"counted", round}});
 }
 
 outcome<void> session::be_counted(unsigned round) {
@@ -325,13 +325,13 @@ outcome<void> session::be_counted(unsigned round) {
     const auto word = memory_.region().part(0, 8);
     GAUDI_TRY(offer(*word, gaudi::remote_access::atomic));
     GAUDI_TRY(receive_note());
-    const auto found = memory_.first_word();
-    if (!found)
-        return tl::unexpected(found.error());
-    if (const auto expected = first_word(counted(round).doubled()); *found != expected)
+    const auto value = memory_.first_word();
+    if (!value)
+        return tl::unexpected(value.error());
+    if (const auto expected = first_word(counted(round).doubled()); *value != expected)
         return tl::unexpected(failure{
             wrong, fmt::format("wrong word at offset 0 after atomic operations: expected {}, found {}",
-                               expected, *found)});
+                               expected, *value)});
     return {};
 }
 
@@ -395,16 +395,16 @@ outcome<void> session::run_as_server() {
 }
 
 outcome<void> session::exchange_results() {
-    auto mine = json::array();
-    for (const auto& each : results)
-        mine.push_back(each.to_json());
-    GAUDI_TRY(say({{"results", mine}}));
-    const auto theirs = receive_note();
-    if (!theirs)
-        return tl::unexpected(theirs.error());
-    if (const auto list = theirs->find("results"); list != theirs->end() && list->is_array())
-        for (const auto& each : *list)
-            results.push_back(operation_result::from_json(each));
+    auto own = json::array();
+    for (const auto& result : results)
+        own.push_back(result.to_json());
+    GAUDI_TRY(send_note({{"results", own}}));
+    const auto peer_results = receive_note();
+    if (!peer_results)
+        return tl::unexpected(peer_results.error());
+    if (const auto list = peer_results->find("results"); list != peer_results->end() && list->is_array())
+        for (const auto& result : *list)
+            results.push_back(operation_result::from_json(result));
     return {};
 }
 

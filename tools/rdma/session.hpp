@@ -61,11 +61,11 @@ private:
     // Starts an operation, waits for it, and records its bytes and time.
     template <typename Begin>
     outcome<gaudi::completion> timed(operation_result& into, Begin&& begin);
-    std::optional<failure> last_words();
+    std::optional<failure> peer_failure();
     failure why_failed(const gaudi::error& seen, int otherwise);
-    outcome<void> say(const json& words);
+    outcome<void> send_note(const json& words);
     outcome<json> receive_note();
-    outcome<gaudi::remote_region> take_offer();
+    outcome<gaudi::remote_region> receive_offer();
     outcome<void> offer(const gaudi::local_region& region, gaudi::remote_access rights);
     outcome<void> exchange_results();
     operation_result blank(const char* name, const char* by) const;
@@ -89,9 +89,9 @@ private:
 };
 
 // Messages between the two programs, as JSON notes over the connection. A peer that failed sends "failed".
-outcome<void> say(gaudi::connection& link, const json& words);
+outcome<void> send_note(gaudi::connection& link, const json& words);
 outcome<json> receive_note(gaudi::connection& link, unsigned limit_seconds);
 // Sends the peer a failure that it cannot detect itself.
-void say_why(gaudi::connection& link, const failure& why);
+void send_failure(gaudi::connection& link, const failure& why);
 
 } // namespace tools::rdma
