@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-# add_tests(program label...): the tests of a program, with these labels and those that stand beside them in its sources.
+# add_tests(program label...): the tests of a program, with these labels and those next to them in its sources.
 #
 #   critical, dmabuf, detection, ucm, verification   what the original documents call these tests
-#   gaudi, hca, judges, rdma, ucx, ipc               what they are about
+#   gaudi, hca, judges, rdma, copies, ucx, ipc       what they are about
 #   slow       not under the sanitizers              waits      mostly wait: several run at a time
 #   no_tsan    not under the thread sanitizer        full       only in make test-full
 #   tools      run the tools, also under every sanitizer in make test-full
