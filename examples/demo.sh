@@ -8,7 +8,6 @@ bin=$1
 ucx=${2:-}
 tool=$bin/gaudi-direct
 near=gaudi-demo-$$-near far=gaudi-demo-$$-far
-port=$((20000 + $$ % 10000))
 server=
 work=$(mktemp -d)
 description=$work/description log=$work/server
@@ -32,34 +31,68 @@ make_hosts() {
         ip -n "$near" link set gdemo0 up && ip -n "$far" link set gdemo1 up
 } 2>/dev/null
 
-# Waits until a server listens: until the command succeeds, or ten seconds.
-await() {
-    for _ in $(seq 100); do
-        "$@" && break
+fail() {
+    echo "demo.sh: $*" >&2
+    exit 1
+}
+
+# Waits until the server has announced its port, and prints the port.
+announced_port() {
+    for _ in $(seq 300); do
+        port=$(sed -n 's/^listening on port \([0-9]*\);.*/\1/p' "$log")
+        [ -z "$port" ] || { echo "$port" && return; }
+        kill -0 "$server" 2>/dev/null || fail "rdma_server ended before it listened"
         sleep 0.1
     done
+    fail "rdma_server does not listen after 30 seconds"
+}
+
+listens_on() { # in the network of the command before the port
+    grep -qs "$(printf ':%04X 0*:0000 0A' "${!#}")" <("${@:1:$#-1}" cat /proc/net/tcp /proc/net/tcp6 2>/dev/null)
+}
+
+# Starts ucx_perftest as a server on a free port and waits until it listens; it does not announce its port. $@: the command
+# that enters the network of both processes. Another program can take the port before the server does: then tries another.
+start_perftest() {
+    for _ in 1 2 3 4 5; do
+        port=$((20000 + RANDOM % 10000))
+        ! listens_on "$@" $port || continue
+        "$@" "$tool" lab run --lab demo --gaudis 2 --generation gaudi2 --ucx "$ucx" -- "${perftest[@]}" -p $port >"$log" 2>&1 &
+        server=$!
+        for _ in $(seq 300); do
+            kill -0 "$server" 2>/dev/null || break
+            ! listens_on "$@" $port || return 0
+            sleep 0.1
+        done
+        ! kill -0 "$server" 2>/dev/null || fail "ucx_perftest does not listen on port $port after 30 seconds"
+        server=
+        grep -q 'Address already in use' "$log" || fail "ucx_perftest ended before it listened"
+    done
+    fail "ucx_perftest found no free port"
 }
 
 echo "== one process, two Gaudis: host -> Gaudi 0 -> Gaudi 1 -> host"
 "$tool" lab run --lab demo --gaudis 2 --generation gaudi2 -- "$bin/example_two_devices"
 
+network=()
 if make_hosts; then
+    network=(ip netns exec "$near")
     echo
     echo "== two hosts (network namespaces), a Gaudi and a RoCE NIC each: rdma_server and rdma_client"
     printf 'gaudis = 1\nhcas = 1\nlink_layer = ethernet\n' >"$description"
     ip netns exec "$far" "$tool" lab run --lab demo-far --config "$description" -- \
-        "$bin/rdma_server" --once --require zero-copy >"$log" 2>&1 &
+        "$bin/rdma_server" --once --require zero-copy --port 0 >"$log" 2>&1 &
     server=$!
-    await grep -qs "^listening" "$log"
+    port=$(announced_port)
     ip netns exec "$near" "$tool" lab run --lab demo-near --config "$description" -- \
-        "$bin/rdma_client" 10.78.0.2 --require zero-copy
+        "$bin/rdma_client" "10.78.0.2:$port" --require zero-copy
 else
     echo
     echo "== two processes (no right to make network namespaces), a Gaudi each: rdma_server and rdma_client"
-    "$tool" lab run --lab demo -- "$bin/rdma_server" --once --require zero-copy --port $port >"$log" 2>&1 &
+    "$tool" lab run --lab demo -- "$bin/rdma_server" --once --require zero-copy --port 0 >"$log" 2>&1 &
     server=$!
-    await grep -qs "^listening" "$log"
-    "$tool" lab run --lab demo -- "$bin/rdma_client" localhost:$port --require zero-copy
+    port=$(announced_port)
+    "$tool" lab run --lab demo -- "$bin/rdma_client" "localhost:$port" --require zero-copy
 fi
 wait "$server"
 server=
@@ -74,12 +107,10 @@ cat "$log"
 }
 echo
 echo "== stock UCX with our plugin: ucx_perftest -m gaudi over a virtual InfiniBand, a Gaudi for each process"
-perftest="ucx_perftest -p $port -t tag_bw -m gaudi -s 1048576 -n 500"
+perftest=(ucx_perftest -t tag_bw -m gaudi -s 1048576 -n 500)
 export UCX_TLS=rc,gaudi_cpy GAUDI_LAB_HCA_REPORT="$log.nic" UCX_GAUDI_COPY_STATISTICS=y UCX_PROTO_INFO=y
-"$tool" lab run --lab demo --gaudis 2 --generation gaudi2 --ucx "$ucx" -- $perftest >"$log" 2>&1 &
-server=$!
-await grep -q "$(printf ':%04X 0*:0000 0A' "$port")" /proc/net/tcp # ucx_perftest does not say when it listens
-"$tool" lab run --lab demo --ucx "$ucx" -- $perftest localhost >"$log.client" 2>&1
+start_perftest "${network[@]}"
+"${network[@]}" "$tool" lab run --lab demo --ucx "$ucx" -- "${perftest[@]}" -p "$port" localhost >"$log.client" 2>&1
 wait "$server"
 server=
 grep -A 7 'tagged message by ucp_tag_send.*from gaudi' "$log.client" | sed 's/^.*\] *//'

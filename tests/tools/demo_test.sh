@@ -4,7 +4,8 @@
 # the programs, source folder.
 #   ucx      all of it
 #   plain    without UCX and without the right to make network namespaces
-#   broken   the client fails, so that its server waits for nobody
+#   broken   the client fails, so that its server waits in vain
+#   deaf     the server ends before it listens
 set -eu
 case=$1 bin=$2 source=$3 ucx=$3/.deps/ucx/1.23.0
 scratch=$(mktemp -d)
@@ -30,6 +31,10 @@ broken)
     ucx=
     ln -sf /bin/false "$scratch/bin/rdma_client"
     ;;
+deaf)
+    ucx=
+    ln -sf /bin/false "$scratch/bin/rdma_server"
+    ;;
 esac
 
 status=0
@@ -42,9 +47,10 @@ last=$(tail -n 1 "$scratch/output")
 case $case in
 ucx) [ "$last" = "data is right: every byte that went through both Gaudis, over RDMA and by UCX's put was compared" ] || fail "wrong end" ;;
 plain) [ "$last" = "data is right: every byte that went through both Gaudis and over RDMA was compared" ] || fail "wrong end" ;;
-broken) [ $status -eq 1 ] && ! grep -q "every byte" "$scratch/output" || fail "a failure passes for success" ;;
+broken | deaf) [ $status -eq 1 ] && ! grep -q "every byte" "$scratch/output" || fail "a failure passes for success" ;;
 esac
-[ "$case" = broken ] || [ $status -eq 0 ] || fail "exit status $status"
+[ "$case" != deaf ] || [ "$last" = "demo.sh: rdma_server ended before it listened" ] || fail "no reason for the failure"
+[ "$case" = broken ] || [ "$case" = deaf ] || [ $status -eq 0 ] || fail "exit status $status"
 if [ "$case" = ucx ]; then # the largest messages, both processes, and the NIC that moved the data
     grep -Eq '\.\.inf \| (\(\?\) )?rendezvous zero-copy .*\| rc_verbs' "$scratch/output" || fail "UCX does not say zero-copy"
     [ "$(grep -c 'gaudi_copy: .* [1-9][0-9]* DMA-BUFs exported' "$scratch/output")" -eq 2 ] || fail "no DMA-BUFs were given"
