@@ -55,15 +55,15 @@ struct memory {
 // Keeps a window of operations in flight.
 template <typename Begin>
 void stream_of(std::uint64_t count, std::size_t window, Begin&& begin) {
-    std::deque<gaudi::transfer> under_way;
+    std::deque<gaudi::transfer> outstanding;
     for (std::uint64_t i = 0; i < count; ++i) {
-        if (under_way.size() == window) {
-            expect(under_way.front().wait(long_time));
-            under_way.pop_front();
+        if (outstanding.size() == window) {
+            expect(outstanding.front().wait(long_time));
+            outstanding.pop_front();
         }
-        under_way.push_back(expect(begin()));
+        outstanding.push_back(expect(begin()));
     }
-    for (auto& each : under_way)
+    for (auto& each : outstanding)
         expect(each.wait(long_time));
 }
 
@@ -115,7 +115,7 @@ public:
             each = expect(link->take_offer(long_time));
     }
     ~pair() {
-        tell({});
+        send_command({});
         ::waitpid(child_, nullptr, 0);
     }
     pair(const pair&) = delete;
@@ -135,7 +135,7 @@ public:
     }
     double send(memory_path from, memory_path to, std::uint64_t bytes, std::uint64_t total) {
         const auto local = own->part(from, bytes);
-        tell({total / bytes, bytes, to});
+        send_command({total / bytes, bytes, to});
         const auto figure = bench::gigabytes_per_second(
             [&] {
                 stream_of(total / bytes, bytes >= mib ? 16 : 256, [&] { return link->send(local); });
@@ -150,7 +150,9 @@ public:
     gaudi::remote_region remote[2];
 
 private:
-    void tell(const command& wanted) { expect(link->send_note(std::as_bytes(std::span(&wanted, 1)))); }
+    void send_command(const command& wanted) {
+        expect(link->send_note(std::as_bytes(std::span(&wanted, 1))));
+    }
     pid_t child_ = 0;
 };
 
@@ -177,13 +179,13 @@ perftest_result perftest(const char* program, std::uint64_t bytes, unsigned iter
     return found;
 }
 
-// Runs our operation and perftest alternately and prints both as one row.
-template <typename Ours, typename Theirs>
+// Runs an operation and perftest alternately and prints both as one row.
+template <typename Measure, typename MeasurePerftest>
 void compare_with_perftest(table& out, const std::string& what, const char* program, const char* unit,
-                           double goal, Ours&& ours, Theirs&& theirs) {
+                           double goal, Measure&& measure, MeasurePerftest&& measure_perftest) {
     bench::side_by_side found;
     for (int i = 0; i < rounds; ++i) {
-        const auto own = ours(), other = theirs();
+        const auto own = measure(), other = measure_perftest();
         if (other <= 0)
             return out.row(what, "", fmt::format("{} is not there, or failed", program));
         found.add(own, other);
@@ -195,11 +197,11 @@ void compare_with_perftest(table& out, const std::string& what, const char* prog
 }
 
 void against_perftest(table& out, pair& both) {
-    const auto compare = [&](const char* name, const char* program, std::uint64_t bytes, auto&& ours) {
+    const auto compare = [&](const char* name, const char* program, std::uint64_t bytes, auto&& measure) {
         const auto total = bytes >= mib ? 2048 * mib : 1024 * mib;
         compare_with_perftest(
             out, fmt::format("{} {} KiB, host memory", name, bytes / kib), program, "GB/s", 0.95,
-            [&] { return ours(bytes, total); },
+            [&] { return measure(bytes, total); },
             [&] {
                 return perftest(program, bytes, static_cast<unsigned>(total / bytes)).gigabytes_per_second;
             });
@@ -218,10 +220,10 @@ void against_perftest(table& out, pair& both) {
 }
 
 void message_rate(table& out, pair& both) {
-    const auto compare = [&](const char* name, const char* program, auto&& ours) {
+    const auto compare = [&](const char* name, const char* program, auto&& measure) {
         compare_with_perftest(
             out, fmt::format("{} 8 B, host memory", name), program, "M/s", 0.8,
-            [&] { return ours() * 1e9 / 8 / 1e6; },
+            [&] { return measure() * 1e9 / 8 / 1e6; },
             [&] { return perftest(program, 8, 500000).million_messages; });
     };
     compare("write", "ib_write_bw",

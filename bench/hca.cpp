@@ -23,9 +23,18 @@ void wait_for_stop(meeting& where) {
         ::usleep(1000);
 }
 
+// The passive side: the measuring process accesses this device's memory until it stops the meeting.
+void serve_device_memory(meeting& where, std::size_t bytes) {
+    gaudi_memory gaudi("0000:1a:00.0");
+    end_point here;
+    here.use_dmabuf(gaudi.dmabuf, gaudi.address, bytes);
+    here.meet(where, 1);
+    wait_for_stop(where);
+}
+
 void print_ratio(table& out, const std::string& what, const char* limit, std::uint64_t bytes,
                  const bench::times& seen, double goal) {
-    out.row(what, fmt::format("{:.1f} GB/s", gbps(bytes, seen.ours)),
+    out.row(what, fmt::format("{:.1f} GB/s", gbps(bytes, seen.measured)),
             fmt::format("{}: {:.1f} GB/s; ratio {:.2f}, goal {:.2f}", limit, gbps(bytes, seen.limit),
                         seen.ratio(), goal),
             seen.ratio() >= goal);
@@ -34,14 +43,7 @@ void print_ratio(table& out, const std::string& what, const char* limit, std::ui
 void device_bandwidth(table& out) {
     auto& where = new_meeting();
     with_peer(
-        where,
-        [&] {
-            gaudi_memory gaudi("0000:1a:00.0");
-            end_point here;
-            here.use_dmabuf(gaudi.dmabuf, gaudi.address, 128 * mib);
-            here.meet(where, 1);
-            wait_for_stop(where);
-        },
+        where, [&] { serve_device_memory(where, 128 * mib); },
         [&] {
             auto* source = static_cast<unsigned char*>(std::aligned_alloc(4096, 64 * mib));
             auto* target = static_cast<unsigned char*>(
@@ -93,14 +95,14 @@ void anonymous_bandwidth(table& out) {
             while (where.line == 0)
                 ::usleep(100);
             for (const auto bytes : {64 * kib, mib, 4 * mib, 64 * mib}) {
-                const iovec near{memory, bytes}, far{reinterpret_cast<void*>(here.remote.memory), bytes};
+                const iovec local{memory, bytes}, remote{reinterpret_cast<void*>(here.remote.memory), bytes};
                 const auto size = static_cast<std::uint32_t>(bytes);
                 const auto owner = static_cast<pid_t>(where.line);
                 const auto compare = [&](const char* what, const char* call, auto&& limit, auto&& post) {
                     const auto seen = bench::in_turn(
                         [&](std::size_t) {
-                            if (limit(owner, &near, 1UL, &far, 1UL, 0UL) < 0)
-                                give_up(call);
+                            if (limit(owner, &local, 1UL, &remote, 1UL, 0UL) < 0)
+                                fail(call);
                         },
                         [&](std::size_t) {
                             post();
@@ -119,18 +121,18 @@ void anonymous_bandwidth(table& out) {
 
 constexpr std::uint32_t turns = 200000;
 
-// One-way time in nanoseconds: `give` passes a number to the other side, `seen` returns whether its number
+// One-way time in nanoseconds: `post` passes a number to the other side, `seen` returns whether its number
 // has arrived.
-template <typename Give, typename Seen>
-double one_way(int me, Give&& give, Seen&& seen) {
+template <typename Post, typename Seen>
+double one_way(int me, Post&& post, Seen&& seen) {
     const auto begin = clock::now();
     for (std::uint32_t number = 1; number <= turns; ++number) {
         if (me == 0)
-            give(number);
+            post(number);
         while (!seen(number)) {
         }
         if (me == 1)
-            give(number);
+            post(number);
     }
     return std::chrono::duration<double, std::nano>(clock::now() - begin).count() / turns / 2;
 }
@@ -240,14 +242,7 @@ void latencies(table& out) {
 void message_rate(table& out) {
     auto& where = new_meeting();
     with_peer(
-        where,
-        [&] {
-            gaudi_memory gaudi("0000:1a:00.0");
-            end_point here;
-            here.use_dmabuf(gaudi.dmabuf, gaudi.address, mib);
-            here.meet(where, 1);
-            wait_for_stop(where);
-        },
+        where, [&] { serve_device_memory(where, mib); },
         [&] {
             gaudi_memory gaudi("0000:19:00.0");
             end_point here;
@@ -267,7 +262,7 @@ void message_rate(table& out) {
             const auto batched = bench::nanoseconds_per([&](std::size_t) {
                                      ibv_send_wr* bad = nullptr;
                                      if (ibv_post_send(here.qp, all.data(), &bad) != 0)
-                                         give_up("ibv_post_send");
+                                         fail("ibv_post_send");
                                      here.wait(1);
                                  }) /
                                  list;
@@ -286,13 +281,13 @@ void registration(table& out) {
     constexpr std::size_t bytes = 1024 * mib;
     void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     std::memset(memory, 1, bytes);
-    const auto ours = bench::nanoseconds_per([&](std::size_t) {
+    const auto registered = bench::nanoseconds_per([&](std::size_t) {
         auto* mr = checked(ibv_reg_mr(here.pd, memory, bytes, all_access), "ibv_reg_mr");
         ibv_dereg_mr(mr);
     });
     ::munmap(memory, bytes);
-    out.row("register and deregister 1 GiB", fmt::format("{:.1f} us", ours / 1000), "goal 50 us",
-            ours <= 50000);
+    out.row("register and deregister 1 GiB", fmt::format("{:.1f} us", registered / 1000), "goal 50 us",
+            registered <= 50000);
 }
 
 // The other host is a second lab that uses the next address of the loopback network.
@@ -320,7 +315,7 @@ void tcp(table& out) {
                                           .c_str());
         ::unlink(file.c_str());
         if (made != 0)
-            give_up("lab run");
+            fail("lab run");
     };
     with_peer(
         where,

@@ -28,7 +28,7 @@ constexpr std::uint64_t dram_page = 768 * mib;
 constexpr int all_access =
     IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
 
-[[noreturn]] inline void give_up(const char* what) {
+[[noreturn]] inline void fail(const char* what) {
     std::perror(what);
     std::exit(1);
 }
@@ -36,7 +36,7 @@ constexpr int all_access =
 template <typename T>
 T* checked(T* handle, const char* what) {
     if (handle == nullptr)
-        give_up(what);
+        fail(what);
     return handle;
 }
 
@@ -107,7 +107,7 @@ public:
     void meet(meeting& where, int me) {
         ibv_port_attr port{};
         if (ibv_query_port(context, 1, &port) != 0)
-            give_up("ibv_query_port");
+            fail("ibv_query_port");
         auto& own = where.of[me];
         own = {qp->qp_num, mr->rkey, port.lid, {}, at};
         ibv_query_gid(context, 1, 0, &own.gid);
@@ -149,16 +149,16 @@ public:
     void read(std::uint64_t into, std::uint64_t from, std::uint32_t bytes) {
         post(IBV_WR_RDMA_READ, into, from, bytes, IBV_SEND_SIGNALED);
     }
-    void post(ibv_wr_opcode what, std::uint64_t own, std::uint64_t far, std::uint32_t bytes, unsigned flags) {
+    void post(ibv_wr_opcode what, std::uint64_t own, std::uint64_t to, std::uint32_t bytes, unsigned flags) {
         ibv_sge entry{own, bytes, mr->lkey};
         ibv_send_wr wr{}, *bad = nullptr;
         wr.opcode = what;
         wr.sg_list = &entry;
         wr.num_sge = 1;
         wr.send_flags = flags;
-        wr.wr.rdma = {far, remote.key};
+        wr.wr.rdma = {to, remote.key};
         if (ibv_post_send(qp, &wr, &bad) != 0)
-            give_up("ibv_post_send");
+            fail("ibv_post_send");
     }
     void send(std::uint32_t bytes) {
         ibv_sge entry{at, bytes, mr->lkey};
@@ -168,7 +168,7 @@ public:
         wr.num_sge = 1;
         wr.send_flags = IBV_SEND_SIGNALED;
         if (ibv_post_send(qp, &wr, &bad) != 0)
-            give_up("ibv_post_send");
+            fail("ibv_post_send");
     }
     void receive(std::uint32_t bytes) {
         ibv_sge entry{at + 4096, bytes, mr->lkey};
@@ -176,7 +176,7 @@ public:
         wr.sg_list = &entry;
         wr.num_sge = 1;
         if (ibv_post_recv(qp, &wr, &bad) != 0)
-            give_up("ibv_post_recv");
+            fail("ibv_post_recv");
     }
     // Polls until `count` completions were seen; receives and sends share the queue.
     void wait(int count) {
@@ -204,7 +204,7 @@ private:
     void change(ibv_qp_attr& values, int mask) {
         if (const int error = ibv_modify_qp(qp, &values, mask); error != 0) {
             errno = error;
-            give_up("ibv_modify_qp");
+            fail("ibv_modify_qp");
         }
     }
 };
@@ -219,20 +219,20 @@ struct gaudi_memory {
         address = hlthunk_device_memory_map(fd, handle, 0);
         dmabuf = hlthunk_device_mapped_memory_export_dmabuf_fd(fd, address, dram_page, 0, HL_EXPORT_FLAGS);
         if (dmabuf < 0)
-            give_up("export");
+            fail("export");
         gaudi_lab_dmabuf head{};
         gaudi_lab_range range{};
         char path[4096];
         if (gaudi_lab_dmabuf_describe(dmabuf, &head, &range, 1, path, sizeof(path)) != 0)
-            give_up("describe");
+            fail("describe");
         const int hbm = ::open(path, O_RDWR | O_CLOEXEC);
         auto* whole = ::mmap(nullptr, gaudi_lab_hbm_file_size(head.hbm_size), PROT_READ | PROT_WRITE,
                              MAP_SHARED, hbm, 0);
         if (whole == MAP_FAILED)
-            give_up("mmap");
+            fail("mmap");
         if (gaudi_lab_hbm_prepare(hbm, static_cast<unsigned char*>(whole), head.hbm_size, range.hbm_offset,
                                   128 * mib) != 0)
-            give_up("prepare");
+            fail("prepare");
         seen = static_cast<unsigned char*>(whole) + range.hbm_offset;
         whole_ = whole;
         whole_size_ = gaudi_lab_hbm_file_size(head.hbm_size);

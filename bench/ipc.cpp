@@ -63,25 +63,25 @@ void opening(table& results, const std::vector<memory_handle>& handles) {
 void bandwidth(table& results, const memory_handle& handle, device& device, copy_path path,
                bool device_side) {
     auto engine = expect(device.copies()); // keeps the engine open during all copies
-    auto theirs = expect(import_memory(handle, {path}));
-    auto mine = expect(device.heap().allocate(whole));
+    auto imported = expect(import_memory(handle, {path}));
+    auto local_buffer = expect(device.heap().allocate(whole));
     std::vector<std::byte> host(whole, std::byte{2}), other(whole, std::byte{3});
-    const auto pinned = path == copy_path::owner_context ? expect(theirs.pin(host)) : pinned_memory();
+    const auto pinned = path == copy_path::owner_context ? expect(imported.pin(host)) : pinned_memory();
     for (const auto size : {mib, 16 * mib, 64 * mib}) {
         const auto count = whole / size;
         const auto copy_all = [&](bool write) {
             std::vector<copy_ticket> tickets;
             for (std::uint64_t i = 0; i < count; ++i) {
                 const auto piece = std::span(host).subspan(i * size, size);
-                const auto local = mine.address() + i * size;
+                const auto local = local_buffer.address() + i * size;
                 if (tickets.size() >= 4) { // a few in flight
                     expect(tickets.front().wait());
                     tickets.erase(tickets.begin());
                 }
-                tickets.push_back(expect(device_side ? (write ? theirs.write(i * size, local, size)
-                                                              : theirs.read(local, i * size, size))
-                                         : write     ? theirs.write(i * size, piece)
-                                                     : theirs.read(piece, i * size)));
+                tickets.push_back(expect(device_side ? (write ? imported.write(i * size, local, size)
+                                                              : imported.read(local, i * size, size))
+                                         : write     ? imported.write(i * size, piece)
+                                                     : imported.read(piece, i * size)));
             }
             for (auto& each : tickets)
                 expect(each.wait());

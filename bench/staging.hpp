@@ -20,8 +20,8 @@ namespace bench {
 // messages in flight need.
 class staging {
 public:
-    staging(std::uint64_t message, unsigned under_way)
-        : message_(message), fragments_(memory(message * under_way)), source_(memory(message)),
+    staging(std::uint64_t message, unsigned outstanding)
+        : message_(message), fragments_(memory(message * outstanding)), source_(memory(message)),
           target_(memory(message)), state_(new (memory(page).data()) counters) {}
     ~staging() {
         for (const auto each : {fragments_, source_, target_})

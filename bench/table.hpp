@@ -70,18 +70,18 @@ double nanoseconds_per(Body&& body, int rounds = 8) {
 }
 
 struct times {
-    double limit = 1e18, ours = 1e18;
+    double limit = 1e18, measured = 1e18;
 
-    [[nodiscard]] double ratio() const { return limit / ours; }
+    [[nodiscard]] double ratio() const { return limit / measured; }
 };
 
 // Nanoseconds of two operations, measured alternately, so that both run under the same conditions.
-template <typename Limit, typename Ours>
-times in_turn(Limit&& limit, Ours&& ours) {
+template <typename Limit, typename Measured>
+times in_turn(Limit&& limit, Measured&& measured) {
     times best;
     for (int round = 0; round < 4; ++round) {
         best.limit = std::min(best.limit, nanoseconds_per(limit, 3));
-        best.ours = std::min(best.ours, nanoseconds_per(ours, 3));
+        best.measured = std::min(best.measured, nanoseconds_per(measured, 3));
     }
     return best;
 }

@@ -49,12 +49,12 @@ void questions(table& results) {
                 fmt::format("dup and close: {:.0f} ns", dup));
 
     ucs_memory_type_t type = UCS_MEMORY_TYPE_LAST;
-    const auto ours = bench::nanoseconds_per(
+    const auto gaudi = bench::nanoseconds_per(
         [&](std::size_t i) { uct_md_detect_memory_type(domain.md, at(i), 64, &type); });
-    results.row("detection of Gaudi memory", fmt::format("{:.0f} ns", ours), "goal 50 ns", ours <= 50);
-    const auto theirs =
+    results.row("detection of Gaudi memory", fmt::format("{:.0f} ns", gaudi), "goal 50 ns", gaudi <= 50);
+    const auto host =
         bench::nanoseconds_per([&](std::size_t) { uct_md_detect_memory_type(domain.md, &type, 4, &type); });
-    results.row("detection of host memory", fmt::format("{:.0f} ns", theirs), "goal 50 ns", theirs <= 50);
+    results.row("detection of host memory", fmt::format("{:.0f} ns", host), "goal 50 ns", host <= 50);
 
     uct_md_mem_reg_params_t params{};
     params.field_mask = UCT_MD_MEM_REG_FIELD_FLAGS;
@@ -205,8 +205,8 @@ void dma(table& results) {
     const auto post = bench::median(posts);
     results.row("gaudi_dma, posting a copy among 200", fmt::format("{:.0f} ns of CPU time", post),
                 "goal 1000 ns", post <= 1000);
-    std::vector<double> lone(201);
-    for (auto& taken : lone) {
+    std::vector<double> single(201);
+    for (auto& taken : single) {
         finished done;
         uct_iov_t iov{host.data(), mib, memh, 0, 1};
         const auto before = own_nanoseconds();
@@ -214,8 +214,8 @@ void dma(table& results) {
         taken = own_nanoseconds() - before;
         sleep_until_idle(usual);
     }
-    results.row("gaudi_dma, posting a lone copy",
-                fmt::format("{:.1f} us of CPU time", bench::median(lone) / 1000),
+    results.row("gaudi_dma, posting a single copy",
+                fmt::format("{:.1f} us of CPU time", bench::median(single) / 1000),
                 fmt::format("goes to the driver, which wakes a thread: {:.1f} us",
                             bench::wakeup_nanoseconds() / 1000));
     const auto idle = bench::nanoseconds_per([&](std::size_t) { uct_iface_progress(usual.iface); });
@@ -325,12 +325,12 @@ void estimates(table& results, const char* transport, const char* device) {
     sleep_until_idle(with);
     const auto claimed = attr.bandwidth.shared / 1e9, latency = attr.latency.c * 1e6;
     results.row(fmt::format("{}, 64 MiB down and up", transport),
-                fmt::format("{:.1f}, {:.1f} GB/s", down, up), fmt::format("tells UCX {:.1f} GB/s", claimed),
+                fmt::format("{:.1f}, {:.1f} GB/s", down, up), fmt::format("estimate {:.1f} GB/s", claimed),
                 std::min(down, up) > claimed / 2 && std::max(down, up) < claimed * 2);
     results.row(fmt::format("{}, a copy of 4 KiB", transport), fmt::format("{:.1f} us", brief),
-                fmt::format("tells UCX {:.1f} us", latency), brief > latency / 2 && brief < latency * 2);
+                fmt::format("estimate {:.1f} us", latency), brief > latency / 2 && brief < latency * 2);
     results.row(fmt::format("{}, posting a copy", transport), fmt::format("{:.1f} us of CPU time", post),
-                fmt::format("tells UCX {:.1f} us", attr.overhead * 1e6),
+                fmt::format("estimate {:.1f} us", attr.overhead * 1e6),
                 post > attr.overhead * 1e6 / 2 && post < attr.overhead * 1e6 * 2);
     uct_md_mem_dereg(domain.md, memh);
 }
@@ -340,7 +340,7 @@ void estimates_of_small_and_inner(table& results) {
     using namespace testing_ucx;
     memory_domain domain("gaudi_copy", "gaudi_copy");
     copier with(domain);
-    const auto told = [&](uct_ep_operation_t operation, ucs_memory_type_t local) {
+    const auto estimate = [&](uct_ep_operation_t operation, ucs_memory_type_t local) {
         uct_perf_attr_t attr{};
         attr.field_mask = UCT_PERF_ATTR_FIELD_OPERATION | UCT_PERF_ATTR_FIELD_LOCAL_MEMORY_TYPE |
                           UCT_PERF_ATTR_FIELD_REMOTE_MEMORY_TYPE | UCT_PERF_ATTR_FIELD_BANDWIDTH |
@@ -366,17 +366,17 @@ void estimates_of_small_and_inner(table& results) {
                                              with.progress();
                                  },
                                  size));
-    const auto claimed = told(UCT_EP_OP_PUT_ZCOPY, UCS_MEMORY_TYPE_GAUDI).bandwidth.shared / 1e9;
+    const auto claimed = estimate(UCT_EP_OP_PUT_ZCOPY, UCS_MEMORY_TYPE_GAUDI).bandwidth.shared / 1e9;
     results.row("gaudi_cpy, 64 MiB within a device", fmt::format("{:.1f} GB/s", within),
-                fmt::format("tells UCX {:.1f} GB/s", claimed), within > claimed / 2 && within < claimed * 2);
+                fmt::format("estimate {:.1f} GB/s", claimed), within > claimed / 2 && within < claimed * 2);
     std::uint64_t word = 1;
     const auto brief = bench::nanoseconds_per([&](std::size_t) {
                            uct_ep_put_short(with.ep, &word, 8, one.number(), UCT_INVALID_RKEY);
                        }) /
                        1000;
-    const auto latency = told(UCT_EP_OP_PUT_SHORT, UCS_MEMORY_TYPE_HOST).latency.c * 1e6;
+    const auto latency = estimate(UCT_EP_OP_PUT_SHORT, UCS_MEMORY_TYPE_HOST).latency.c * 1e6;
     results.row("gaudi_cpy, 8 B through a NIC in loopback", fmt::format("{:.2f} us", brief),
-                fmt::format("tells UCX {:.2f} us, what real NICs take", latency));
+                fmt::format("estimate {:.2f} us, what real NICs take", latency));
 }
 
 } // namespace

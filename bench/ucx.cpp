@@ -67,14 +67,14 @@ constexpr std::uint64_t mebibyte = 1 << 20;
 struct messages {
     std::uint64_t size;
     std::uint64_t bytes; // total
-    unsigned under_way = 32;
+    unsigned outstanding = 32;
 };
 
 bench::side_by_side bandwidth(const std::string& transports, const std::string& test, const messages& sent) {
     const int rounds = transports == "tcp" ? 11 : 5; // the kernel's loopback differs most from run to run
     return compare(
         transports,
-        fmt::format("-t {} -s {} -n {} -O {}", test, sent.size, sent.bytes / sent.size, sent.under_way),
+        fmt::format("-t {} -s {} -n {} -O {}", test, sent.size, sent.bytes / sent.size, sent.outstanding),
         overall_bandwidth, rounds);
 }
 
@@ -96,9 +96,9 @@ void bandwidth(table& results, const std::string& name, const std::string& trans
 void staged(table& results, const std::string& name, const std::string& transports, const messages& sent,
             std::optional<double> goal = std::nullopt) {
     const auto found = bandwidth(transports, "tag_bw", sent);
-    const auto limit = bench::staging(sent.size, sent.under_way).best();
-    results.row(fmt::format("{} (staged), tag_bw of {} MiB, {} under way", name, sent.size / mebibyte,
-                            sent.under_way),
+    const auto limit = bench::staging(sent.size, sent.outstanding).best();
+    results.row(fmt::format("{} (staged), tag_bw of {} MiB, {} outstanding", name, sent.size / mebibyte,
+                            sent.outstanding),
                 fmt::format("{:.2f} GB/s", found.first() / 1000), ratio_to_host(found, goal),
                 goal ? std::optional(found.ratio() >= *goal) : std::nullopt);
     results.row("  two processes that only copy", fmt::format("{:.2f} GB/s", limit),
