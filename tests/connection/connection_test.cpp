@@ -87,9 +87,10 @@ constexpr std::size_t longest = (3 << 20) + 7;
 #else
 constexpr std::size_t longest = (20 << 20) + 7; // longer than all slabs of a connection together
 #endif
-constexpr memory_path ways[] = {memory_path::host, memory_path::zero_copy, memory_path::staged};
+constexpr memory_path memory_paths[] = {memory_path::host, memory_path::zero_copy, memory_path::staged};
 INSTANTIATE_TEST_SUITE_P(sizes, every_pair,
-                         ::testing::Combine(::testing::ValuesIn(ways), ::testing::ValuesIn(ways),
+                         ::testing::Combine(::testing::ValuesIn(memory_paths),
+                                            ::testing::ValuesIn(memory_paths),
                                             ::testing::Values(1, 4095, 4097, 4 << 20, longest)),
                          name_of_pair);
 

@@ -103,7 +103,7 @@ TEST_F(initiator_test, keeps_the_order_of_the_calls) {
     const auto message = add(transfer_kind::send, 8);
     const auto write = add(transfer_kind::write, 8);
     advance();
-    EXPECT_TRUE(qp.sends.empty()) << "the write stands behind a message without a receive";
+    EXPECT_TRUE(qp.sends.empty()) << "the write is queued after a message without a receive";
     grant_receive(8);
     advance();
     ASSERT_EQ(qp.sends.size(), 2U);

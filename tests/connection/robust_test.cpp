@@ -257,7 +257,7 @@ TEST_F(robust_rdma, a_pool_reuses_what_is_alive) {
     server.join();
     EXPECT_EQ(accepted, 2);
     others.clear(); // the peer disconnects
-    EXPECT_EQ(pool.take(where).error().code(), errc::handshake_timeout) << "nobody accepts any more";
+    EXPECT_EQ(pool.take(where).error().code(), errc::handshake_timeout) << "no process accepts any more";
     EXPECT_EQ(pool.idle(), 0U);
     pool.clear();
 }
@@ -322,7 +322,7 @@ TEST_F(robust_rdma, ipv6_and_names) {
 TEST_F(robust_rdma, notes_that_are_never_read_end_the_connection) {
     make_pair(memory_path::host, memory_path::host, 4096);
     const std::vector<std::byte> note(64 * 1024, std::byte{7});
-    std::jthread telling([&] {
+    std::jthread sending([&] {
         for (int i = 0; i < 2000 && left.link->send_note(note); ++i) {
         }
     });
@@ -335,7 +335,7 @@ TEST_F(robust_rdma, notes_that_are_never_read_end_the_connection) {
     EXPECT_NE(sent.error().message().find("that this side has not taken, more than 64 MiB"),
               std::string::npos)
         << sent.error().message();
-    for (std::size_t heard = 0; heard < 1000; ++heard)
+    for (std::size_t note_number = 0; note_number < 1000; ++note_number)
         ASSERT_EQ(expect(right.link->receive_note(soon)), note) << "what came before is not lost";
     right.link.reset();
 }

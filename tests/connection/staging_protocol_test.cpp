@@ -42,7 +42,7 @@ TYPED_TEST(staging_frame, of_another_size_is_refused) {
         EXPECT_FALSE(decode_frame<TypeParam>(std::span(body).first(bytes))) << bytes;
     body.push_back(std::byte{'x'});
     EXPECT_EQ(decode_frame<TypeParam>(body).has_value(), (std::is_same_v<TypeParam, access_end>))
-        << "only the end of an access has text behind its fields";
+        << "only the end of an access has text after its fields";
 }
 
 // The wire format of this protocol version.

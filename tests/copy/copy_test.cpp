@@ -190,7 +190,7 @@ TEST_F(copy_test, the_event_descriptor_wakes_a_sleeper) {
         auto ticket = engine_->write(buffer.address(), sent);
         ASSERT_TRUE(ticket);
         pollfd waited{*event, POLLIN, 0};
-        ASSERT_EQ(::poll(&waited, 1, 30000), 1) << "nobody called poll() on the engine";
+        ASSERT_EQ(::poll(&waited, 1, 30000), 1) << "no thread called poll() on the engine";
         std::uint64_t count = 0;
         ASSERT_EQ(::read(*event, &count, sizeof(count)), static_cast<ssize_t>(sizeof(count)));
         EXPECT_TRUE(ticket->done());
@@ -225,10 +225,10 @@ TEST_F(copy_test, an_armed_event_descriptor_fires_once) {
     };
     for (int round = 0; round < 3; ++round) {
         EXPECT_TRUE(engine_->write(buffer.address(), sent)->wait());
-        EXPECT_FALSE(readable(20)) << "nobody asked";
+        EXPECT_FALSE(readable(20)) << "not armed";
         auto before = engine_->write(buffer.address(), sent); // armed while this copy is in flight
         engine_->arm();
-        EXPECT_TRUE(readable(30000)) << "nobody called poll() on the engine";
+        EXPECT_TRUE(readable(30000)) << "no thread called poll() on the engine";
         EXPECT_TRUE(before->done());
         engine_->arm();
         auto after = engine_->write(buffer.address(), sent);

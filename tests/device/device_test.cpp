@@ -112,7 +112,7 @@ TEST_F(device_test, optional_functions_may_be_missing) {
     EXPECT_EQ(engine.error().observed(), BARE_HLTHUNK " has no submission functions");
 }
 
-TEST_F(device_test, one_object_for_everybody_in_the_process) {
+TEST_F(device_test, one_object_for_all_users_in_the_process) {
     const auto first = open_device(by_index{0}), again = open_device(by_index{0}), any = open_device();
     ASSERT_TRUE(first && again && any);
     EXPECT_EQ(first->get(), again->get());

@@ -72,9 +72,9 @@ TEST_F(ipc_test, handles_that_make_no_sense) {
     auto elsewhere = record_of(handle);
     elsewhere.machine ^= 1;
     EXPECT_EQ(import_memory(elsewhere.seal()).error().code(), errc::other_host);
-    auto nobody = record_of(handle);
-    nobody.random[0] ^= 1;
-    EXPECT_EQ(import_memory(nobody.seal()).error().code(), errc::peer_gone);
+    auto unknown_owner = record_of(handle);
+    unknown_owner.random[0] ^= 1;
+    EXPECT_EQ(import_memory(unknown_owner.seal()).error().code(), errc::peer_gone);
 }
 
 TEST_F(ipc_test, made_up_handles_open_nothing) {
@@ -136,10 +136,11 @@ TEST_F(ipc_test, garbage_does_not_affect_other_clients) {
             break;
         case 3: { // an unknown request, a wrong size, or a lease or slab that does not exist
             const auto lease = static_cast<std::uint32_t>(random());
-            const auto far = random() * 0x100000001ULL;
+            const auto beyond = random() * 0x100000001ULL;
             const auto kind = static_cast<std::uint16_t>(random() % 12);
-            bytes = random() % 2 == 0 ? request_message(1, copy_request{lease, lease % 2, far, far, far})
-                                      : message_of(request_head{.kind = kind}, open_context_request{lease});
+            bytes = random() % 2 == 0
+                        ? request_message(1, copy_request{lease, lease % 2, beyond, beyond, beyond})
+                        : message_of(request_head{.kind = kind}, open_context_request{lease});
             break;
         }
         case 4: // a client that sends nothing
@@ -192,7 +193,7 @@ TEST_F(ipc_test, an_owner_that_does_not_answer) {
     EXPECT_EQ(other.leases(0), 1U); // the owner runs again
     std::vector<std::byte> seen(4096);
     expect(expect(imported.read(seen)).wait());
-    EXPECT_EQ(seen, pattern(4096, 1)) << "an answer that came too late disturbs nobody";
+    EXPECT_EQ(seen, pattern(4096, 1)) << "an answer that came too late does no harm";
     // The same during a copy by the owner.
     other.process().stop();
     const auto left = expect(imported.read(seen)).wait();
@@ -232,7 +233,7 @@ TEST_F(ipc_test, an_owner_without_a_descriptor_left) {
     other.run_out_of_descriptors(true);
     EXPECT_EQ(import_from(handle, copy_path::owner_proxy, [] { return true; }),
               refused_with(errc::descriptors_exhausted))
-        << "a process that comes now is told why";
+        << "a process that connects now receives the reason";
     auto again = expect(import_memory(handle, {copy_path::nic_loopback}));
     const auto refused = again.read(seen); // the owner would have to export its memory
     ASSERT_FALSE(refused);
@@ -334,7 +335,7 @@ TEST_F(ipc_test, a_handle_of_a_part_opens_that_part_alone) {
     EXPECT_EQ(importer.wait(), 0);
 }
 
-// An importer that ignores what the owner tells it: each request fails at the owner, for the old lease, the
+// An importer that ignores the revocation: each request fails at the owner, for the old lease, the
 // old handle, and a new connection.
 TEST_F(ipc_test, a_hostile_importer_gets_nothing_after_revocation_or_free) {
     const auto own = expect(open_device(by_index{0}));
@@ -485,9 +486,9 @@ TEST_F(ipc_test, one_process_cannot_take_every_place) {
 
 TEST_F(ipc_test, another_user_is_refused_unless_allowed) {
     if (::geteuid() != 0)
-        GTEST_SKIP() << "needs root to become somebody else";
-    constexpr uid_t somebody = 65533;
-    const auto become = [] { return ::setresuid(somebody, somebody, somebody) == 0; };
+        GTEST_SKIP() << "needs root to become another user";
+    constexpr uid_t other_uid = 65533;
+    const auto become = [] { return ::setresuid(other_uid, other_uid, other_uid) == 0; };
     {
         owner other;
         EXPECT_EQ(import_from(other.share(4096, 1), copy_path::owner_proxy, become),
@@ -495,7 +496,7 @@ TEST_F(ipc_test, another_user_is_refused_unless_allowed) {
         EXPECT_EQ(other.leases(0), 0U);
     }
     ipc_settings open;
-    open.allow = {somebody};
+    open.allow = {other_uid};
     owner other(0, open);
     const auto handle = other.share(4096, 1);
     EXPECT_EQ(import_from(handle, copy_path::owner_proxy, become), 0);
@@ -505,17 +506,17 @@ TEST_F(ipc_test, another_user_is_refused_unless_allowed) {
 
 TEST_F(ipc_test, an_offered_device_is_for_its_own_user_alone) {
     if (::geteuid() != 0)
-        GTEST_SKIP() << "needs root to become somebody else";
-    constexpr uid_t somebody = 65533;
+        GTEST_SKIP() << "needs root to become another user";
+    constexpr uid_t other_uid = 65533;
     ipc_settings open;
-    open.allow = {somebody};
+    open.allow = {other_uid};
     set_ipc(open);
     const auto opened_device = expect(open_device());
     ASSERT_TRUE(offer_device(*opened_device));
     const auto node = core_of(*opened_device)->node();
     const auto name = device_name(node);
     child guest([&] {
-        if (::setresuid(somebody, somebody, somebody) != 0)
+        if (::setresuid(other_uid, other_uid, other_uid) != 0)
             return 77;
         const auto socket = expect(connect_to(name));
         const auto soon = std::chrono::steady_clock::now() + std::chrono::seconds(30);

@@ -132,7 +132,7 @@ TEST_P(by_path, revoke_waits_for_copies_in_flight) {
         return;
     }
     std::this_thread::sleep_for(milliseconds(30));
-    EXPECT_FALSE(returned) << "the copy is not over before somebody looks";
+    EXPECT_FALSE(returned) << "the copy is not complete before a thread polls";
     EXPECT_TRUE(reading.wait());
     EXPECT_EQ(to.bytes(), pattern(size, 1)) << "what had begun was right";
 }

@@ -4,6 +4,7 @@
 #include <gaudi/gaudi.hpp>
 
 #include "tests/support/child.hpp"
+#include "tests/support/soon_true.hpp"
 #include "tests/support/test_lab.hpp"
 
 #include <cstdlib>
@@ -45,17 +46,6 @@ inline std::uint64_t resident_bytes() {
     std::uint64_t total = 0, resident = 0;
     file >> total >> resident;
     return resident * 4096;
-}
-
-// Polls a condition for up to thirty seconds.
-template <typename F>
-bool soon_true(F&& condition) {
-    using clock = std::chrono::steady_clock;
-    for (const auto deadline = clock::now() + std::chrono::seconds(30); clock::now() < deadline;
-         std::this_thread::sleep_for(milliseconds(2)))
-        if (condition())
-            return true;
-    return false;
 }
 
 // Opens every descriptor that this process may have.

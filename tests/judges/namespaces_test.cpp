@@ -2,6 +2,7 @@
 // Two hosts: network namespaces joined by a veth pair. Third-party programs run between them.
 #include "tests/judges/two_programs.hpp"
 #include "tests/support/expect_has.hpp"
+#include "tests/support/soon_true.hpp"
 
 #include <algorithm>
 #include <csignal>
@@ -17,11 +18,11 @@ class two_hosts : public judge, public ::testing::WithParamInterface<std::pair<c
 protected:
     void SetUp() override {
         shorten_ucx_timeouts();
-        near_ = fmt::format("gdn{}", ::getpid());
-        far_ = fmt::format("gdf{}", ::getpid());
-        for (const auto& left : {near_, far_}) // left by a killed run with the same pid
+        local_ = fmt::format("gdn{}", ::getpid());
+        remote_ = fmt::format("gdf{}", ::getpid());
+        for (const auto& left : {local_, remote_}) // left by a killed run with the same pid
             (void)shell(fmt::format("ip netns del {}", left));
-        if (shell(fmt::format("ip netns add {0} && ip netns exec {0} true", near_)) != 0)
+        if (shell(fmt::format("ip netns add {0} && ip netns exec {0} true", local_)) != 0)
             GTEST_SKIP() << "no network namespaces here: no right to make them, or a chroot";
         ASSERT_EQ(
             shell(fmt::format(
@@ -29,10 +30,10 @@ protected:
                 "ip -n {0} addr add 10.77.0.1/24 dev gdv0 && ip -n {1} addr add 10.77.0.2/24 dev gdv1 && "
                 "ip -n {0} link set gdv0 up && ip -n {1} link set gdv1 up && "
                 "ip -n {0} link set lo up && ip -n {1} link set lo up",
-                near_, far_)),
+                local_, remote_)),
             0);
         // UCX ignores an interface without carrier.
-        for (const auto& [host, port] : {std::pair(near_, "gdv0"), std::pair(far_, "gdv1")})
+        for (const auto& [host, port] : {std::pair(local_, "gdv0"), std::pair(remote_, "gdv1")})
             ASSERT_EQ(shell(fmt::format("for i in $(seq 300); do ip -n {} link show {} | grep -q LOWER_UP && "
                                         "exit 0; sleep 0.01; done; exit 1",
                                         host, port)),
@@ -41,8 +42,8 @@ protected:
             << "gaudis = 1\nhcas = 1\nlink_layer = ethernet\n"; // each host has its own address
     }
     void TearDown() override {
-        (void)shell(fmt::format("ip netns del {}", near_));
-        (void)shell(fmt::format("ip netns del {}", far_));
+        (void)shell(fmt::format("ip netns del {}", local_));
+        (void)shell(fmt::format("ip netns del {}", remote_));
         judge::TearDown();
     }
     static int shell(const std::string& command) {
@@ -64,20 +65,20 @@ protected:
         const unsigned port = 21000;
         // A process in the remote namespace: its /proc/PID/net lists the ports there.
         child holder([&] {
-            const auto path = "/run/netns/" + far_;
+            const auto path = "/run/netns/" + remote_;
             ::execlp("nsenter", "nsenter", ("--net=" + path).c_str(), "sleep", "600", nullptr);
             return 1;
         });
         const auto network = [](const std::string& process) {
             return std::filesystem::read_symlink("/proc/" + process + "/ns/net");
         };
-        while (network(std::to_string(holder.pid())) == network("self")) // until it has entered the namespace
-            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        EXPECT_TRUE(soon_true([&] { return network(std::to_string(holder.pid())) != network("self"); }))
+            << "nsenter has not entered " << remote_;
         const auto tables = fmt::format("/proc/{}/net", holder.pid());
-        running_program serving(on(far_, "far", options, fmt::format("{} -p {}", server, port)),
+        running_program serving(on(remote_, "remote", options, fmt::format("{} -p {}", server, port)),
                                 without_hlthunk);
         EXPECT_TRUE(wait_until_listening(serving, port, tables)) << serving.output();
-        running_program asking(on(near_, "near", options, fmt::format("{} -p {}", client, port)),
+        running_program asking(on(local_, "local", options, fmt::format("{} -p {}", client, port)),
                                without_hlthunk);
         if (meanwhile)
             meanwhile();
@@ -96,7 +97,7 @@ protected:
             EXPECT_HAS_NOT(each.output, "invalid data");
     }
 
-    std::string near_, far_;
+    std::string local_, remote_;
 };
 
 TEST_P(two_hosts, work) {
@@ -135,11 +136,11 @@ TEST_P(cut_cable, ends_with_a_retry_error) {
             ::usleep(10000);
             (void)shell(fmt::format("ip netns exec {} sh -c 'cd /sys/class/net/gdv0/statistics; "
                                     "cat tx_bytes rx_bytes > {}'",
-                                    near_, counter));
+                                    local_, counter));
             std::ifstream(counter) >> sent >> received;
         }
         EXPECT_GE(sent + received, 64U << 20);
-        EXPECT_EQ(shell(fmt::format("ip -n {} link set gdv1 down", far_)), 0);
+        EXPECT_EQ(shell(fmt::format("ip -n {} link set gdv1 down", remote_)), 0);
     });
     EXPECT_EQ(both.client.status, 1) << "it ended by itself, with an error";
     EXPECT_NE(both.client.output.find("Failed status 12"), std::string::npos) << both.client.output;
@@ -167,12 +168,12 @@ TEST_P(gaudis_of_two_hosts, hold_the_same_data) {
         ++port;
         both_results both;
         std::thread passive([&] {
-            both.server =
-                run_program(on(far_, "far", options, fmt::format("{} --listen 10.77.0.2:{}", program, port)),
-                            without_hlthunk);
+            both.server = run_program(
+                on(remote_, "remote", options, fmt::format("{} --listen 10.77.0.2:{}", program, port)),
+                without_hlthunk);
         });
         both.client =
-            run_program(on(near_, "near", options, fmt::format("{} --connect 10.77.0.2:{}", program, port)),
+            run_program(on(local_, "local", options, fmt::format("{} --connect 10.77.0.2:{}", program, port)),
                         without_hlthunk);
         passive.join();
         EXPECT_EQ(both.server.status, 0) << both.server.output;

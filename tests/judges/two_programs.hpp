@@ -70,18 +70,26 @@ protected:
                                  const std::string& tables = "/proc/net",
                                  std::chrono::seconds limit = std::chrono::seconds(120)) {
         running_program serving(server, without_hlthunk);
-        (void)wait_until_listening(serving, port, tables);
+        (void)wait_until_listening(serving, port, tables, limit);
         both_results both;
         both.client = run_program(client, without_hlthunk, limit);
         both.server = serving.wait(limit);
         return both;
     }
-    // False: the server ended without listening.
+    // False: the server ended without listening, or fails the test because it does not listen in time.
     static bool wait_until_listening(running_program& server, unsigned port,
-                                     const std::string& tables = "/proc/net") {
+                                     const std::string& tables = "/proc/net",
+                                     std::chrono::seconds limit = std::chrono::seconds(120)) {
+        const auto deadline = std::chrono::steady_clock::now() + limit;
         while (!listening(port, tables)) {
             if (server.ended())
                 return false;
+            if (std::chrono::steady_clock::now() > deadline) {
+                ADD_FAILURE() << "the server does not listen on port " << port << " after " << limit.count()
+                              << " s; its output so far:\n"
+                              << server.output();
+                return false;
+            }
             std::this_thread::sleep_for(std::chrono::milliseconds(5));
         }
         return true;

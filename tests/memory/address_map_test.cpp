@@ -30,7 +30,7 @@ TEST_F(address_map_test, finds_what_was_inserted) {
     EXPECT_EQ(found->generation, *generation);
     EXPECT_EQ(found->device_index, 3U);
     EXPECT_EQ(found->tag, 42U);
-    EXPECT_FALSE(map.find(device_address(base + 4096 + 10000))) << "behind the end, though in the last unit";
+    EXPECT_FALSE(map.find(device_address(base + 4096 + 10000))) << "past the end, though in the last unit";
     EXPECT_FALSE(map.find(device_address(base + 4095)));
     EXPECT_FALSE(map.find(device_address(base - 1)));
     EXPECT_FALSE(map.find(device_address(0)));
@@ -41,7 +41,7 @@ TEST_F(address_map_test, a_range_that_leaves_its_allocation_is_refused) {
     ASSERT_TRUE(map.insert(device_address(base + 8192), 8192, 0));
     EXPECT_TRUE(map.find(device_address(base), 8192));
     EXPECT_EQ(map.find(device_address(base + 1), 8192).error().code(), errc::range_leaves_allocation)
-        << "though the neighbour is ours as well";
+        << "though the neighbour is in the map as well";
     EXPECT_EQ(map.find(device_address(base), ~0ULL).error().code(), errc::range_leaves_allocation);
     EXPECT_EQ(map.find(device_address(base + 16384), 1).error().code(), errc::not_allocated);
 }

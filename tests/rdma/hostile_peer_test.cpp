@@ -150,7 +150,7 @@ protected:
     // Steps of attack n: 2n + 1: the victim is prepared; 2n + 2: the attack is over.
     int be_victim() {
         const auto path = GetParam().path;
-        become("far", "127.0.0.2");
+        become("remote", "127.0.0.2");
         victim it;
         it.open(path, GetParam().between_hosts ? 0 : 1);
         const auto door = expect(listener::open(0, "127.0.0.1"));
@@ -222,7 +222,7 @@ protected:
 
 TEST_P(hostile_peer, gets_nowhere) {
     child target([&] { return be_victim(); });
-    become("near", "127.0.0.1");
+    become("local", "127.0.0.1");
     left.nic = expect(open_nic());
     left.host.assign(2 * one_page, std::byte{0x5a});
     for (int i = 0; i < 30000 && shared_->port == 0; ++i)

@@ -304,7 +304,7 @@ TEST_F(registration_test, dmabufs_at_the_same_address_have_keys_of_their_own) {
     }
     right.region = regions[0];
     connect_both();
-    const auto bytes_behind = [&](const remote_region& remote) {
+    const auto bytes_read_through = [&](const remote_region& remote) {
         left.put(pattern(size, 9));
         auto reading = expect(left.link->read(left.region, remote));
         finish_all(reading);
@@ -317,14 +317,14 @@ TEST_F(registration_test, dmabufs_at_the_same_address_have_keys_of_their_own) {
     for (std::size_t i = 0; i < 2; ++i) {
         const std::vector<std::byte> own(all.begin() + static_cast<std::ptrdiff_t>(i * size),
                                          all.begin() + static_cast<std::ptrdiff_t>((i + 1) * size));
-        EXPECT_EQ(bytes_behind((i == 0 ? first : second).region()), own) << "DMA-BUF " << i;
+        EXPECT_EQ(bytes_read_through((i == 0 ? first : second).region()), own) << "DMA-BUF " << i;
         expect(right.link->offer(regions[i], remote_access::read)); // the connection's keys differ as well
-        EXPECT_EQ(bytes_behind(expect(left.link->take_offer(soon))), own) << "offer of DMA-BUF " << i;
+        EXPECT_EQ(bytes_read_through(expect(left.link->take_offer(soon))), own) << "offer of DMA-BUF " << i;
     }
     // A region that is gone leaves its key to nothing but its own memory.
     regions[0] = {};
     right.region = {};
-    EXPECT_EQ(bytes_behind(first.region()), std::vector<std::byte>(all.begin(), all.begin() + size));
+    EXPECT_EQ(bytes_read_through(first.region()), std::vector<std::byte>(all.begin(), all.begin() + size));
 }
 
 TEST_F(registration_test, a_dmabuf_that_cannot_be_registered_says_why) {

@@ -25,6 +25,26 @@ int status_of(int raw) {
     return WIFEXITED(raw) ? WEXITSTATUS(raw) : 128 + WTERMSIG(raw);
 }
 
+// A message of one byte with room for one descriptor.
+class descriptor_message {
+public:
+    descriptor_message() {
+        head.msg_iov = &data_;
+        head.msg_iovlen = 1;
+        head.msg_control = control_;
+        head.msg_controllen = sizeof(control_);
+    }
+    descriptor_message(const descriptor_message&) = delete;
+    descriptor_message& operator=(const descriptor_message&) = delete;
+
+    msghdr head{};
+
+private:
+    char byte_ = 'f';
+    iovec data_{&byte_, 1};
+    alignas(cmsghdr) char control_[CMSG_SPACE(sizeof(int))] = {};
+};
+
 bool another_thread_runs() {
     const auto own = std::to_string(::gettid());
     for (const auto& each : std::filesystem::directory_iterator("/proc/self/task")) {
@@ -132,35 +152,21 @@ bool gate::wait(std::chrono::seconds limit) {
 }
 
 void gate::send(int fd) {
-    char byte = 'f';
-    iovec data{&byte, 1};
-    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-    msghdr message{};
-    message.msg_iov = &data;
-    message.msg_iovlen = 1;
-    message.msg_control = control;
-    message.msg_controllen = sizeof(control);
-    auto* header = CMSG_FIRSTHDR(&message);
+    descriptor_message message;
+    auto* header = CMSG_FIRSTHDR(&message.head);
     header->cmsg_level = SOL_SOCKET;
     header->cmsg_type = SCM_RIGHTS;
     header->cmsg_len = CMSG_LEN(sizeof(int));
     std::memcpy(CMSG_DATA(header), &fd, sizeof(fd));
-    if (::sendmsg(ends_[0], &message, MSG_NOSIGNAL) != 1)
+    if (::sendmsg(ends_[0], &message.head, MSG_NOSIGNAL) != 1)
         throw std::runtime_error("send descriptor");
 }
 
 int gate::receive() {
-    char byte;
-    iovec data{&byte, 1};
-    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-    msghdr message{};
-    message.msg_iov = &data;
-    message.msg_iovlen = 1;
-    message.msg_control = control;
-    message.msg_controllen = sizeof(control);
+    descriptor_message message;
     int fd = -1;
-    if (::recvmsg(ends_[1], &message, MSG_CMSG_CLOEXEC) == 1)
-        if (auto* header = CMSG_FIRSTHDR(&message); header != nullptr)
+    if (::recvmsg(ends_[1], &message.head, MSG_CMSG_CLOEXEC) == 1)
+        if (auto* header = CMSG_FIRSTHDR(&message.head); header != nullptr)
             std::memcpy(&fd, CMSG_DATA(header), sizeof(fd));
     return fd;
 }

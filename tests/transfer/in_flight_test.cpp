@@ -5,7 +5,10 @@
 
 #include <atomic>
 #include <fcntl.h>
+#include <filesystem>
+#include <linux/sockios.h>
 #include <set>
+#include <sys/ioctl.h>
 
 namespace {
 
@@ -66,6 +69,29 @@ TEST_F(in_flight_test, a_large_copy_between_devices_is_spread_over_queues) {
     EXPECT_TRUE(to.bytes() == from.bytes());
 }
 
+std::vector<int> unix_sockets() {
+    std::vector<int> all;
+    for (const auto& each : std::filesystem::directory_iterator("/proc/self/fd")) {
+        const int fd = std::stoi(each.path().filename());
+        int domain = 0;
+        socklen_t length = sizeof(domain);
+        if (::getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &length) == 0 && domain == AF_UNIX)
+            all.push_back(fd);
+    }
+    return all;
+}
+
+// The bytes, with the kernel's overhead, that the peers of these sockets have not read yet.
+int unread_bytes(const std::vector<int>& sockets) {
+    int sum = 0;
+    for (const int each : sockets) {
+        int queued = 0;
+        EXPECT_EQ(::ioctl(each, SIOCOUTQ, &queued), 0) << std::strerror(errno);
+        sum += queued;
+    }
+    return sum;
+}
+
 // One owner does not answer the request that a copy begins with.
 TEST_F(in_flight_test, a_silent_owner_holds_up_no_copy_from_another) {
     describe("gaudis = 2\nhcas = 1");
@@ -79,17 +105,17 @@ TEST_F(in_flight_test, a_silent_owner_holds_up_no_copy_from_another) {
     silent.process().stop();
     for (const auto path : {copy_path::nic_loopback, copy_path::owner_context}) {
         SCOPED_TRACE(name_of(path));
-        std::atomic<bool> begun = false, returned = false;
+        const auto sockets = unix_sockets(); // with those of both leases
+        const int unread = unread_bytes(sockets);
+        std::atomic<bool> returned = false;
         std::vector<std::byte> seen(mebibyte), late(mebibyte);
         std::thread waiting([&] {
-            begun = true;
             auto copy = copies.copy(std::span(late), place(from_silent, 0, mebibyte), {path});
             returned = true;
             expect(expect(std::move(copy)).wait());
         });
-        while (!begun)
-            std::this_thread::yield();
-        std::this_thread::sleep_for(milliseconds(20)); // until the request is sent, as a rule
+        EXPECT_TRUE(soon_true([&] { return unread_bytes(sockets) > unread; }))
+            << "the silent owner was sent no request";
         expect(expect(copies.copy(std::span(seen), place(from_other, 0, mebibyte), {path})).wait());
         EXPECT_FALSE(returned) << "it waited for the other owner";
         EXPECT_TRUE(seen == pattern(mebibyte, 2));

@@ -61,7 +61,7 @@ TEST_F(nic_loopback_test, stays_within_an_allocation_that_lives) {
     describe("gaudis = 1\nhcas = 1");
     open();
     auto buffer = expect(opened_device->heap().allocate(4096));
-    const auto beside = expect(opened_device->heap().allocate(4096)); // keeps the chunk allocated
+    const auto neighbour = expect(opened_device->heap().allocate(4096)); // keeps the chunk allocated
     std::array<std::byte, 8> word{};
     for (const auto& only : {std::optional<copy_path>(), std::optional(copy_path::nic_loopback)}) {
         EXPECT_TRUE(copies->copy(place(buffer.address() + 4088, 8), std::span(word), {only}));
@@ -72,7 +72,7 @@ TEST_F(nic_loopback_test, stays_within_an_allocation_that_lives) {
     buffer = {};
     for (const auto& only : {std::optional<copy_path>(), std::optional(copy_path::nic_loopback)}) {
         EXPECT_EQ(copies->copy(std::span(word), place(gone, 8), {only}).error().code(), errc::not_allocated);
-        auto after = copies->copy(std::span(word), place(beside.address(), 8), {only});
+        auto after = copies->copy(std::span(word), place(neighbour.address(), 8), {only});
         ASSERT_TRUE(after);
         EXPECT_EQ(after->path(), copy_path::nic_loopback) << "a refusal broke it";
     }

@@ -96,19 +96,20 @@ TEST(abi_test, every_member_lies_where_the_stock_library_has_it) {
     }
     for (const auto& name : stated())
         EXPECT_TRUE(reported.contains(name) || reported.contains(name + "_t")) << name << " is not reported";
-    for (const auto& [name, ours] : reported) {
+    for (const auto& [name, own_layout] : reported) {
         SCOPED_TRACE(name);
-        const auto theirs = in_library(name);
-        ASSERT_FALSE(theirs.members.empty());
-        EXPECT_TRUE(ours.size == 0 || ours.size == theirs.size) << ours.size << ", not " << theirs.size;
-        for (const auto& [each, where] : ours.members) {
-            const auto found = theirs.members.find(each);
-            ASSERT_NE(found, theirs.members.end()) << "there is no " << each;
+        const auto library_layout = in_library(name);
+        ASSERT_FALSE(library_layout.members.empty());
+        EXPECT_TRUE(own_layout.size == 0 || own_layout.size == library_layout.size)
+            << own_layout.size << ", not " << library_layout.size;
+        for (const auto& [each, where] : own_layout.members) {
+            const auto found = library_layout.members.find(each);
+            ASSERT_NE(found, library_layout.members.end()) << "there is no " << each;
             EXPECT_EQ(where.offset, found->second.offset) << each;
             EXPECT_EQ(where.size, found->second.size) << each;
         }
-        for (const auto& [each, where] : theirs.members)
-            EXPECT_TRUE(ours.members.contains(each) || each == "__dummy") << each << " is not reported";
+        for (const auto& [each, where] : library_layout.members)
+            EXPECT_TRUE(own_layout.members.contains(each) || each == "__dummy") << each << " is not reported";
     }
     EXPECT_GE(reported.size(), 22U);
 }

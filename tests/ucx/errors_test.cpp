@@ -172,7 +172,7 @@ TEST_P(failing_put, from_a_device_that_was_reset_is_an_error) {
 
 // A and B are on another virtual host.
 TEST_F(errors_test, a_put_outside_a_key_between_hosts_is_an_error) {
-    for (const auto& [name, address] : {std::pair("near", "127.0.0.1"), std::pair("far", "127.0.0.2")}) {
+    for (const auto& [name, address] : {std::pair("local", "127.0.0.1"), std::pair("remote", "127.0.0.2")}) {
         std::ofstream(root() / (name + std::string(".lab")))
             << fmt::format("gaudis = 2\nhcas = 1\nlink_layer = ethernet\naddress = {}\n", address);
         const auto made =
@@ -183,8 +183,8 @@ TEST_F(errors_test, a_put_outside_a_key_between_hosts_is_an_error) {
     for (const std::string what : {"outside", "before", "freed", "reused"}) {
         SCOPED_TRACE(what);
         const auto done = run_program(
-            in_lab(fmt::format("--lab near --config {}/near.lab --ucx {}", root().string(), new_ucx),
-                   fmt::format("{} {} --lab-of-others far", UCP_ERRORS, what)),
+            in_lab(fmt::format("--lab local --config {}/local.lab --ucx {}", root().string(), new_ucx),
+                   fmt::format("{} {} --lab-of-others remote", UCP_ERRORS, what)),
             {"GAUDI_DIRECT_HLTHUNK", "UCX_TLS=rc_v,gaudi_cpy", "UCX_NET_DEVICES=vhca0:1",
              "UCX_KEEPALIVE_INTERVAL=100ms", "UCX_UD_VERBS_TIMEOUT=4s"});
         expect_only_a_failed(done);
@@ -208,7 +208,7 @@ class reset_under_staging : public errors_test, public ::testing::WithParamInter
 protected:
     program_result message(const std::string& more) {
         return trouble(GetParam().version, GetParam().transports,
-                       fmt::format("under_way --faults {} {}", reset_at(600), more),
+                       fmt::format("in_flight --faults {} {}", reset_at(600), more),
                        {"UCX_GAUDI_COPY_NIC_MAX=0"});
     }
 };
@@ -242,7 +242,7 @@ TEST_P(both_versions_of_errors, a_reset_during_a_pipeline_is_only_logged) {
         SCOPED_TRACE(whose);
         const auto done =
             trouble(GetParam(), "posix,cma",
-                    fmt::format("under_way --careless --faults {} --faulty {}", reset_at(600), whose),
+                    fmt::format("in_flight --careless --faults {} --faulty {}", reset_at(600), whose),
                     {"UCX_GAUDI_COPY_NIC_MAX=0"});
         expect_only_a_failed(done);
         EXPECT_HAS(done.output, "the device failed or was reset (device lost)");

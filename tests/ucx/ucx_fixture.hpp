@@ -58,7 +58,7 @@ protected:
     }
 
     // Sums of the virtual NIC's report and of the plugin's counters.
-    struct ways {
+    struct path_counts {
         std::uint64_t bytes = 0, from_dmabuf = 0, to_dmabuf = 0, staged = 0, exports = 0, dma = 0;
     };
     // Each process writes its own log file, so that lines do not interleave.
@@ -82,8 +82,8 @@ protected:
             if (file.path().filename() == "report" || file.path().filename().string().starts_with("ucx.log."))
                 std::filesystem::remove(file.path());
     }
-    ways paths_of() {
-        ways sum;
+    path_counts paths_of() {
+        path_counts sum;
         std::ifstream file(root() / "report");
         for (std::string line; std::getline(file, line);) {
             const auto counted = json::parse(line);

@@ -163,8 +163,8 @@ INSTANTIATE_TEST_SUITE_P(
                            "UCX_GAUDI_DMA_IN_FLIGHT=8"},
                       path{"1.23", "posix,gaudi_dma", "--rounds 1 --sizes 64m --operations tag",
                            "UCX_GAUDI_DMA_IN_FLIGHT=8"},
-                      // UCX's default hooks (see hurry_ucx): it patches code while the library allocates and
-                      // frees memory.
+                      // UCX's default hooks (see shorten_ucx_timeouts()): it patches code while the library
+                      // allocates and frees memory.
                       path{"1.22", "tcp", "--library --rounds 1", "UCX_MEM_MMAP_HOOK_MODE=bistro"}),
     name_of_path);
 // UCX gets only addresses, with and without its memory-type cache.
@@ -327,10 +327,10 @@ TEST_P(both_versions, fragments_stay_in_host_memory_where_a_gpu_is) {
         return found[1].str();
     };
     EXPECT_EQ(setting(""), "host,cuda") << "UCX's own";
-    const auto beside = setting("GAUDI_TEST=1");
-    if (beside == "none")
+    const auto with_gaudi = setting("GAUDI_TEST=1");
+    if (with_gaudi == "none")
         GTEST_SKIP() << "needs the right to mount";
-    EXPECT_EQ(beside, "host");
+    EXPECT_EQ(with_gaudi, "host");
     EXPECT_EQ(setting("UCX_RNDV_FRAG_MEM_TYPES=cuda"), "cuda") << "the user's stays";
     // Outside the lab sysfs tells whether there is a Gaudi.
     const auto* outside = "env -u GAUDI_DIRECT_HLTHUNK ucx_info -c -a";
@@ -415,7 +415,7 @@ TEST_P(process_end, disturbs_nothing) {
 INSTANTIATE_TEST_SUITE_P(
     ucx, process_end,
     ::testing::Combine(::testing::Values("1.22", "1.23"),
-                       ::testing::Values("everything_open", "a_copy_under_way", "statics_of_the_program",
+                       ::testing::Values("everything_open", "a_copy_in_flight", "statics_of_the_program",
                                          "the_library_before_ucx", "ucx_before_the_library",
                                          "ucx_unloaded_while_open", "ucx_opened_again",
                                          "by_a_handler_from_before", "at_once")),
@@ -458,7 +458,7 @@ TEST_F(ucx_test, ucx_itself_says_zero_copy) {
 
 TEST_F(ucx_test, the_nearest_nic_carries_gaudi_memory) {
     describe_lab("gaudis = 2\nhcas = 2\n[hca 0]\nbus_id = 0000:1c:00.0\n[hca 1]\nbus_id = 0000:1b:00.0\n");
-    for (const auto& [device, near, far] :
+    for (const auto& [device, nearest_nic, other_nic] :
          {std::tuple("0", "vhca1:1", "vhca0:1"), std::tuple("1", "vhca0:1", "vhca1:1")}) {
         SCOPED_TRACE(fmt::format("Gaudi {}", device));
         const auto port = free_port();
@@ -469,7 +469,7 @@ TEST_F(ucx_test, the_nearest_nic_carries_gaudi_memory) {
                         "env UCX_TLS=rc_v,gaudi_cpy UCX_PROTO_INFO=y UCX_GAUDI_COPY_DEVICE={} ucx_perftest "
                         "-p {} -w 5 -n 20 -t tag_bw -s 1048576 -m gaudi,host {}",
                         on, port, host));
-            command.insert(command.begin(), SOURCE_FOLDER "/tests/ucx/programs/near_nic.sh");
+            command.insert(command.begin(), SOURCE_FOLDER "/tests/ucx/programs/two_switches.sh");
             return command;
         };
         const auto both =
@@ -483,8 +483,8 @@ TEST_F(ucx_test, the_nearest_nic_carries_gaudi_memory) {
         std::smatch line;
         const auto block = said.substr(at);
         ASSERT_TRUE(std::regex_search(block, line, std::regex("inf \\|.*rendezvous zero-copy.*"))) << block;
-        EXPECT_HAS(line.str(), near);
-        EXPECT_HAS_NOT(line.str(), far);
+        EXPECT_HAS(line.str(), nearest_nic);
+        EXPECT_HAS_NOT(line.str(), other_nic);
     }
 }
 

@@ -187,10 +187,10 @@ TEST_F(pitfall, p22_a_poll_waits_for_nothing) {
     blocked_queue blocked(opened);
     std::uint64_t first = 0, second = 0;
     ASSERT_EQ(blocked.submit(&first), 0);
-    packets behind;
-    behind.lin_dma(host.address, device, 1024);
-    std::copy(behind.bytes().begin(), behind.bytes().end(), host.bytes().begin() + 4096);
-    ASSERT_EQ(opened.submit(host.address + 4096, behind.size(), 0, &second), 0);
+    packets second_packets;
+    second_packets.lin_dma(host.address, device, 1024);
+    std::copy(second_packets.bytes().begin(), second_packets.bytes().end(), host.bytes().begin() + 4096);
+    ASSERT_EQ(opened.submit(host.address + 4096, second_packets.size(), 0, &second), 0);
     std::uint32_t status = HL_WAIT_CS_STATUS_COMPLETED;
     for (int i = 0; i < 200; ++i)
         for (const auto each : {first, second}) {

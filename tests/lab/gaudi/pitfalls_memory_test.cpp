@@ -55,7 +55,7 @@ TEST_F(pitfall, p06_export_wants_the_exact_base_and_whole_pages) {
     EXPECT_EQ(opened.dmabuf(base, 4095), -EINVAL);
     EXPECT_EQ(opened.dmabuf(base, 0), -EINVAL);
     EXPECT_EQ(opened.dmabuf(base, 4096, 1), -EINVAL);
-    EXPECT_EQ(opened.dmabuf(base, 4096, dram_page), -EINVAL) << "behind the end";
+    EXPECT_EQ(opened.dmabuf(base, 4096, dram_page), -EINVAL) << "past the end";
     EXPECT_EQ(opened.dmabuf(base, 8192, dram_page - 4096), -EINVAL);
     EXPECT_EQ(opened.dmabuf(base, 4096, ~0ULL - 4095), -EINVAL) << "offset + size wraps";
     const int last = opened.dmabuf(base, 4096, dram_page - 4096);
@@ -183,7 +183,7 @@ TEST_F(pitfall, p17_the_mmu_knows_only_whole_pages) {
     alignas(4096) static unsigned char memory[2 * 4096];
     const auto address = hlthunk_host_memory_map(opened.fd, memory, 0, 100);
     const auto device = opened.memory(1);
-    EXPECT_EQ(copy(opened, address, device, 4096), 0) << "behind the size, in the last page";
+    EXPECT_EQ(copy(opened, address, device, 4096), 0) << "past the size, in the last page";
     hlthunk_memory_unmap(opened.fd, address);
 }
 

@@ -98,8 +98,8 @@ TEST_F(pitfall, p01_busy_until_a_passed_dmabuf_is_closed) {
     child importer([&] {
         const int fd = channel.receive();
         ready.open();
-        const bool told = leave.wait();
-        return fd >= 0 && told && ::close(fd) == 0 ? 0 : 1;
+        const bool allowed = leave.wait();
+        return fd >= 0 && allowed && ::close(fd) == 0 ? 0 : 1;
     });
     gaudi_device opened;
     const int fd = opened.dmabuf(opened.memory(1), 4096);

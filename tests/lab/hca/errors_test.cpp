@@ -25,6 +25,16 @@ void expect_refusal(two_nodes& both, request& bad, ibv_wc_status status,
     EXPECT_EQ(both.left.expect_wc(IBV_WC_WR_FLUSH_ERR).wr_id, 77U) << "posted in the error state: flushed";
 }
 
+// The same for one request with a valid key to a responder with these options.
+void expect_refusal(const connect_options& responder, ibv_wr_opcode opcode, ibv_wc_status status,
+                    ibv_event_type event) {
+    two_nodes both({}, {}, responder);
+    const auto remote = both.right.address_of(both.b.get());
+    request bad(opcode);
+    bad.from(both.left.entry(0, 8)).at(remote.memory, remote.key);
+    expect_refusal(both, bad, status, event);
+}
+
 TEST_F(errors_test, write_with_a_wrong_key) {
     two_nodes both;
     const auto remote = both.right.address_of(both.b.get());
@@ -74,11 +84,7 @@ TEST_F(errors_test, region_without_the_right) {
 TEST_F(errors_test, queue_pair_without_the_right) {
     connect_options closed;
     closed.access = IBV_ACCESS_LOCAL_WRITE;
-    two_nodes both({}, {}, closed);
-    const auto remote = both.right.address_of(both.b.get());
-    request bad(IBV_WR_RDMA_WRITE);
-    bad.from(both.left.entry(0, 8)).at(remote.memory, remote.key);
-    expect_refusal(both, bad, IBV_WC_REM_ACCESS_ERR, IBV_EVENT_QP_ACCESS_ERR);
+    expect_refusal(closed, IBV_WR_RDMA_WRITE, IBV_WC_REM_ACCESS_ERR, IBV_EVENT_QP_ACCESS_ERR);
 }
 
 TEST_F(errors_test, region_of_another_domain) {
@@ -101,11 +107,7 @@ TEST_F(errors_test, misaligned_atomic) {
 TEST_F(errors_test, read_of_a_responder_without_resources) {
     connect_options none;
     none.rd_atomic = 0;
-    two_nodes both({}, {}, none);
-    const auto remote = both.right.address_of(both.b.get());
-    request bad(IBV_WR_RDMA_READ);
-    bad.from(both.left.entry(0, 8)).at(remote.memory, remote.key);
-    expect_refusal(both, bad, IBV_WC_REM_INV_REQ_ERR, IBV_EVENT_QP_REQ_ERR);
+    expect_refusal(none, IBV_WR_RDMA_READ, IBV_WC_REM_INV_REQ_ERR, IBV_EVENT_QP_REQ_ERR);
 }
 
 TEST_F(errors_test, receive_too_small) {
@@ -182,9 +184,9 @@ TEST_F(errors_test, receiver_not_ready_and_no_retries) {
 TEST_F(errors_test, peer_that_is_not_there) {
     node alone;
     const auto qp = alone.make_qp();
-    auto nobody = alone.address_of(qp.get());
-    nobody.qp_number = 0x3fc123;
-    connect(qp.get(), alone.address_of(qp.get()), nobody);
+    auto unknown_peer = alone.address_of(qp.get());
+    unknown_peer.qp_number = 0x3fc123;
+    connect(qp.get(), alone.address_of(qp.get()), unknown_peer);
     const auto begin = std::chrono::steady_clock::now();
     ASSERT_EQ(request(IBV_WR_SEND).from(alone.entry(0, 8)).post(qp.get()), 0);
     alone.expect_none();

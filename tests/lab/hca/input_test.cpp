@@ -47,7 +47,8 @@ TEST_F(input_test, handles_that_are_not_there) {
     how.type = IBV_QPT_UD;
     const auto datagrams = here.make_qp(how);
     connect(datagrams.get(), here.address_of(datagrams.get()), {});
-    EXPECT_EQ(request(IBV_WR_SEND).from(here.entry(0, 8)).post(datagrams.get()), EINVAL) << "to nobody";
+    EXPECT_EQ(request(IBV_WR_SEND).from(here.entry(0, 8)).post(datagrams.get()), EINVAL)
+        << "without an address";
 }
 
 TEST_F(input_test, objects_of_another_context) {

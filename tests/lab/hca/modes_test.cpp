@@ -20,6 +20,16 @@ using namespace testing_support;
 class modes_test : public test_lab {
 protected:
     static void choose(const char* mode) { ::setenv("GAUDI_LAB_HCA_MODE", mode, 1); }
+    // Their wr_id is 0 to 3.
+    static void post_four_writes(two_nodes& both) {
+        const auto remote = both.right.address_of(both.b.get());
+        for (std::uint64_t i = 0; i < 4; ++i)
+            ASSERT_EQ(request(IBV_WR_RDMA_WRITE, i)
+                          .from(both.left.entry(0, 8))
+                          .at(remote.memory, remote.key)
+                          .post(both.a.get()),
+                      0);
+    }
     void TearDown() override {
         ::unsetenv("GAUDI_LAB_HCA_MODE");
         test_lab::TearDown();
@@ -29,13 +39,7 @@ protected:
 TEST_F(modes_test, deferred_runs_after_posting) {
     choose("delay=200ms");
     two_nodes both;
-    const auto remote = both.right.address_of(both.b.get());
-    for (std::uint64_t i = 0; i < 4; ++i)
-        ASSERT_EQ(request(IBV_WR_RDMA_WRITE, i)
-                      .from(both.left.entry(0, 8))
-                      .at(remote.memory, remote.key)
-                      .post(both.a.get()),
-                  0);
+    ASSERT_NO_FATAL_FAILURE(post_four_writes(both));
     ibv_wc done[4];
     const int early = ibv_poll_cq(both.left.cq.get(), 4, done);
     EXPECT_LT(early, 4) << "one of four may be due at once, not all";
@@ -157,13 +161,7 @@ TEST_F(modes_test, even_when_every_delivery_is_too_early_the_retry_is_not) {
 TEST_F(modes_test, every_third_request_fails) {
     choose("error=3");
     two_nodes both;
-    const auto remote = both.right.address_of(both.b.get());
-    for (std::uint64_t i = 0; i < 4; ++i)
-        ASSERT_EQ(request(IBV_WR_RDMA_WRITE, i)
-                      .from(both.left.entry(0, 8))
-                      .at(remote.memory, remote.key)
-                      .post(both.a.get()),
-                  0);
+    ASSERT_NO_FATAL_FAILURE(post_four_writes(both));
     std::vector<ibv_wc_status> seen;
     for (int i = 0; i < 4; ++i)
         seen.push_back(both.left.wait()->status);

@@ -272,7 +272,7 @@ TEST_F(processes_test, memory_that_others_may_enter_is_refused) {
 // Only the owner of the state files can open them, even if others know the path.
 TEST_F(processes_test, another_user_sees_nothing) {
     if (::geteuid() != 0)
-        GTEST_SKIP() << "needs the right to become somebody else";
+        GTEST_SKIP() << "needs the right to become another user";
     const node here;
     const auto qp = here.make_qp();
     std::vector<std::filesystem::path> files;
@@ -288,9 +288,10 @@ TEST_F(processes_test, another_user_sees_nothing) {
                 if (each.is_directory())
                     std::filesystem::permissions(each.path(), std::filesystem::perms::all);
         }
-        child stranger([&] {
-            constexpr uid_t nobody = 65534;
-            if (::setresgid(nobody, nobody, nobody) != 0 || ::setresuid(nobody, nobody, nobody) != 0)
+        child other_user([&] {
+            constexpr uid_t other_uid = 65534;
+            if (::setresgid(other_uid, other_uid, other_uid) != 0 ||
+                ::setresuid(other_uid, other_uid, other_uid) != 0)
                 return 90;
             for (const auto& file : files)
                 for (const int how : {O_RDONLY, O_RDWR})
@@ -300,7 +301,7 @@ TEST_F(processes_test, another_user_sees_nothing) {
             auto** devices = ibv_get_device_list(&count);
             return devices == nullptr || count == 0 || ibv_open_device(devices[0]) == nullptr ? 0 : 92;
         });
-        EXPECT_EQ(stranger.wait(), 0) << (open_folders ? "with open folders" : "");
+        EXPECT_EQ(other_user.wait(), 0) << (open_folders ? "with open folders" : "");
     }
     std::filesystem::permissions(root(), std::filesystem::perms::owner_all);
 }

@@ -228,13 +228,17 @@ TEST_F(transfer_test, unreliable_connection_drops_in_silence) {
     EXPECT_EQ(request(IBV_WR_RDMA_READ).post(both.a.get()), EINVAL) << "unreliable connections cannot read";
 }
 
-TEST_F(transfer_test, datagrams) {
-    node left, right;
+qp_handle make_datagram_qp(const node& owner) {
     qp_options how;
     how.type = IBV_QPT_UD;
-    const auto a = left.make_qp(how), b = right.make_qp(how);
-    connect(a.get(), left.address_of(a.get()), {});
-    connect(b.get(), right.address_of(b.get()), {});
+    auto qp = owner.make_qp(how);
+    connect(qp.get(), owner.address_of(qp.get()), {});
+    return qp;
+}
+
+TEST_F(transfer_test, datagrams) {
+    node left, right;
+    const auto a = make_datagram_qp(left), b = make_datagram_qp(right);
     ibv_ah_attr where{};
     where.dlid = right.address_of(b.get()).lid;
     where.port_num = 1;
@@ -268,11 +272,7 @@ TEST_F(transfer_test, datagrams) {
 
 TEST_F(transfer_test, datagrams_by_gid_carry_a_header_that_leads_back) {
     node left, right;
-    qp_options how;
-    how.type = IBV_QPT_UD;
-    const auto a = left.make_qp(how), b = right.make_qp(how);
-    connect(a.get(), left.address_of(a.get()), {});
-    connect(b.get(), right.address_of(b.get()), {});
+    const auto a = make_datagram_qp(left), b = make_datagram_qp(right);
     ibv_ah_attr where{};
     where.is_global = 1;
     where.grh.dgid = right.address_of(b.get()).gid;
@@ -365,7 +365,7 @@ TEST_F(transfer_test, completion_events) {
     take(both.right);
     (void)both.right.expect_wc();
     ASSERT_EQ(ibv_req_notify_cq(both.right.cq.get(), 0), 0);
-    EXPECT_FALSE(event_waits(both.right)) << "an event has told of the one that lies there";
+    EXPECT_FALSE(event_waits(both.right)) << "an event has reported the completion that waits there";
     (void)both.right.expect_wc();
     send(0);
     ASSERT_TRUE(event_waits(both.right));

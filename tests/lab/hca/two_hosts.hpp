@@ -36,8 +36,8 @@ protected:
     }
 
     using body = std::function<void(node&, ibv_qp*)>;
-    // Connects a queue pair between the hosts, then runs `near` locally and `far` on the remote host. Returns
-    // the exit status of the remote host.
+    // Connects a queue pair between the hosts, then runs `local_side` here and `remote_side` on the remote
+    // host. Returns the exit status of the remote host.
     int on_both(const body& local_side, const body& remote_side, const qp_options& how = {},
                 const connect_options& connection = {}) {
         return on_both(local_side, remote_side, how, connection, connection);
@@ -46,7 +46,7 @@ protected:
                 const connect_options& local_options, const connect_options& remote_options) {
         gate up, down;
         child other([&] {
-            become_host("far", "127.0.0.2");
+            become_host("remote", "127.0.0.2");
             node there;
             const auto qp = there.make_qp(how);
             shared[1] = there.address_of(qp.get());
@@ -60,7 +60,7 @@ protected:
         });
         peer = &other;
         EXPECT_TRUE(up.wait());
-        become_host("near", "127.0.0.1");
+        become_host("local", "127.0.0.1");
         {
             node here;
             const auto qp = here.make_qp(how);
@@ -80,11 +80,11 @@ protected:
     void stay() { EXPECT_TRUE(is_said(1)); }
     // One host announces a step with say(), the other waits for it with is_said().
     void say(std::uint32_t step) { std::atomic_ref(shared[2].psn).store(step); }
-    bool heard(std::uint32_t step) { return std::atomic_ref(shared[2].psn).load() >= step; }
+    bool step_reached(std::uint32_t step) { return std::atomic_ref(shared[2].psn).load() >= step; }
     bool is_said(std::uint32_t step) {
-        for (int i = 0; i < 20000 && !heard(step); ++i)
+        for (int i = 0; i < 20000 && !step_reached(step); ++i)
             ::usleep(1000);
-        return heard(step);
+        return step_reached(step);
     }
 
     address* shared = nullptr;

@@ -23,13 +23,13 @@ offer all_of(const node& there) {
     return {reinterpret_cast<std::uint64_t>(there.memory.data()), there.mr->rkey, nullptr, nullptr};
 }
 
-struct way {
+struct refusal {
     const char* name;
     offer (*make)(node& there);
     unsigned qp_access = all_access;
 };
 
-const way ways[] = {
+const refusal refusals[] = {
     {"unknown_key",
      [](node& there) {
          auto made = all_of(there);
@@ -134,22 +134,22 @@ protected:
 };
 
 class wire_refusals : public wire_errors_test,
-                      public ::testing::WithParamInterface<std::tuple<way, ibv_wr_opcode>> {};
+                      public ::testing::WithParamInterface<std::tuple<refusal, ibv_wr_opcode>> {};
 
 TEST_P(wire_refusals, reach_both_sides) {
-    const auto& [how, opcode] = GetParam();
+    const auto& [kind, opcode] = GetParam();
     connect_options remote_side;
-    remote_side.access = how.qp_access;
-    expect_refusal(opcode, how.make, IBV_WC_REM_ACCESS_ERR, IBV_EVENT_QP_ACCESS_ERR, remote_side);
+    remote_side.access = kind.qp_access;
+    expect_refusal(opcode, kind.make, IBV_WC_REM_ACCESS_ERR, IBV_EVENT_QP_ACCESS_ERR, remote_side);
 }
 
-std::string name_of_refusal(const ::testing::TestParamInfo<std::tuple<way, ibv_wr_opcode>>& info) {
+std::string name_of_refusal(const ::testing::TestParamInfo<std::tuple<refusal, ibv_wr_opcode>>& info) {
     constexpr const char* names[] = {"write", "write_with_immediate", "send",         "send_with_immediate",
                                      "read",  "compare_and_swap",     "fetch_and_add"};
     return fmt::format("{}_of_{}", names[std::get<1>(info.param)], std::get<0>(info.param).name);
 }
 INSTANTIATE_TEST_SUITE_P(all, wire_refusals,
-                         ::testing::Combine(::testing::ValuesIn(ways),
+                         ::testing::Combine(::testing::ValuesIn(refusals),
                                             ::testing::Values(IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM,
                                                               IBV_WR_RDMA_READ, IBV_WR_ATOMIC_FETCH_AND_ADD,
                                                               IBV_WR_ATOMIC_CMP_AND_SWP)),
@@ -263,7 +263,7 @@ TEST_P(wire_unreliable, a_bad_receive_ends_its_side_alone) {
         where.grh.hop_limit = 1;
         const ah_handle ah(ibv_create_ah(here.pd.get(), &where));
         ASSERT_TRUE(is_said(1));
-        for (int i = 0; i < 500 && !heard(2); ++i) { // unreliable messages may be lost
+        for (int i = 0; i < 500 && !step_reached(2); ++i) { // unreliable messages may be lost
             request send(IBV_WR_SEND);
             send.from(here.entry(0, 100));
             if (service == IBV_QPT_UD)
@@ -272,7 +272,7 @@ TEST_P(wire_unreliable, a_bad_receive_ends_its_side_alone) {
             (void)here.expect_wc();
             ::usleep(10000);
         }
-        EXPECT_TRUE(heard(2));
+        EXPECT_TRUE(step_reached(2));
         EXPECT_EQ(state_of(qp), IBV_QPS_RTS);
     };
     const auto remote_side = [&](node& there, ibv_qp* qp) {

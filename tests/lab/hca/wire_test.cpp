@@ -3,6 +3,7 @@
 #include "tests/lab/hca/two_hosts.hpp"
 #include "tests/support/expect_has.hpp"
 #include "tests/support/gaudi_device.hpp"
+#include "tests/support/soon_true.hpp"
 
 #include <arpa/inet.h>
 #include <csignal>
@@ -16,6 +17,11 @@ namespace {
 using namespace testing_support;
 
 using wire_test = two_hosts;
+
+// The TCP port of the process that has this queue pair.
+std::uint16_t port_of(const address& of) {
+    return static_cast<std::uint16_t>(47000 + (of.qp_number >> 14));
+}
 
 void fill(node& where, unsigned seed) {
     for (std::size_t i = 0; i < where.memory.size(); ++i)
@@ -196,15 +202,15 @@ TEST_F(wire_test, a_killed_host_is_a_retry_exceeded) {
 }
 
 TEST_F(wire_test, a_host_that_is_not_there) {
-    become_host("near", "127.0.0.1");
+    become_host("local", "127.0.0.1");
     node here;
     const auto qp = here.make_qp();
-    auto nobody = here.address_of(qp.get());
-    nobody.gid.raw[15] = 77; // 127.0.0.77
+    auto unknown_peer = here.address_of(qp.get());
+    unknown_peer.gid.raw[15] = 77; // 127.0.0.77
     connect_options how;
     how.timeout = 12; // 17 ms
     how.retries = 3;
-    connect(qp.get(), here.address_of(qp.get()), nobody, how);
+    connect(qp.get(), here.address_of(qp.get()), unknown_peer, how);
     ASSERT_EQ(request(IBV_WR_SEND).from(here.entry(0, 8)).post(qp.get()), 0);
     (void)here.expect_wc(IBV_WC_RETRY_EXC_ERR);
 }
@@ -307,7 +313,7 @@ TEST_F(wire_test, garbage_and_silence_at_the_port) {
                           sockaddr_in to{};
                           to.sin_family = AF_INET;
                           to.sin_addr.s_addr = ::inet_addr("127.0.0.2");
-                          to.sin_port = htons(static_cast<std::uint16_t>(47000 + (remote().qp_number >> 14)));
+                          to.sin_port = htons(port_of(remote()));
                           EXPECT_EQ(::connect(fd, reinterpret_cast<sockaddr*>(&to), sizeof(to)), 0);
                           const timeval limit{10, 0};
                           ::setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
@@ -367,6 +373,16 @@ TEST_F(wire_test, garbage_and_silence_at_the_port) {
               0);
 }
 
+// Whether a TCP connection waits for the listener at this address and port to accept it.
+bool awaits_accept(const char* ip, unsigned port) {
+    const auto listener = fmt::format(" {:08X}:{:04X} 00000000:0000 0A ", ::inet_addr(ip), port);
+    std::ifstream table("/proc/self/net/tcp");
+    for (std::string line; std::getline(table, line);)
+        if (const auto found = line.find(listener); found != line.npos) // then the queues: sent:received
+            return std::stoul(line.substr(found + listener.size() + 9, 8), nullptr, 16) != 0;
+    return false;
+}
+
 TEST_F(wire_test, a_host_without_descriptors_answers_when_it_has_some) {
     EXPECT_EQ(on_both(
                   [&](node& here, ibv_qp* qp) {
@@ -376,9 +392,11 @@ TEST_F(wire_test, a_host_without_descriptors_answers_when_it_has_some) {
                                     .at(remote().memory, remote().key)
                                     .post(qp),
                                 0);
-                      ::usleep(100000);
-                      ibv_wc early{};
-                      EXPECT_EQ(ibv_poll_cq(here.cq.get(), 1, &early), 0) << "nobody can have taken it";
+                      EXPECT_TRUE(soon_true([&] { return awaits_accept("127.0.0.2", port_of(remote())); }))
+                          << "the request made no connection";
+                      // A longer wait would only give a wrong completion more time to arrive.
+                      EXPECT_FALSE(here.wait(std::chrono::milliseconds(100)))
+                          << "completed without a connection";
                       say(2);
                       (void)here.expect_wc();
                       say(3);
@@ -396,14 +414,14 @@ TEST_F(wire_test, a_host_without_descriptors_answers_when_it_has_some) {
 }
 
 TEST_F(wire_test, an_address_of_another_lab_is_refused_with_a_reason) {
-    become_host("near", "203.0.113.7");
+    become_host("local", "203.0.113.7");
     int count = 0;
     auto** list = ibv_get_device_list(&count);
     ASSERT_EQ(count, 1);
     ::testing::internal::CaptureStderr();
     EXPECT_EQ(ibv_open_device(list[0]), nullptr);
     EXPECT_NE(
-        ::testing::internal::GetCapturedStderr().find("vhca0 of lab 'near' cannot listen on 203.0.113.7"),
+        ::testing::internal::GetCapturedStderr().find("vhca0 of lab 'local' cannot listen on 203.0.113.7"),
         std::string::npos);
     ibv_free_device_list(list);
 }

@@ -284,10 +284,10 @@ TEST_F(uct_case, a_large_copy_between_two_devices_is_in_flight_when_the_call_ret
 TEST_F(uct_case, several_domains_and_interfaces_share_a_device) {
     memory_domain second("gaudi_copy", "gaudi_copy");
     copier here(domain), there(second);
-    const allocated mine(domain, 4096), yours(second, 4096);
+    const allocated of_first(domain, 4096), of_second(second, 4096);
     uint64_t word = 7, found = 0;
-    ASSERT_EQ(uct_ep_put_short(here.ep, &word, 8, yours.number(), UCT_INVALID_RKEY), UCS_OK);
-    ASSERT_EQ(uct_ep_get_short(there.ep, &found, 8, yours.number(), UCT_INVALID_RKEY), UCS_OK);
+    ASSERT_EQ(uct_ep_put_short(here.ep, &word, 8, of_second.number(), UCT_INVALID_RKEY), UCS_OK);
+    ASSERT_EQ(uct_ep_get_short(there.ep, &found, 8, of_second.number(), UCT_INVALID_RKEY), UCS_OK);
     EXPECT_EQ(found, word);
 }
 

@@ -276,7 +276,7 @@ TEST_F(uct_dma, a_pending_request_is_not_overtaken) {
     ASSERT_EQ(uct_ep_pending_add(dma.ep, &patient.request, 0), UCS_OK);
     while (patient.calls == 0)
         dma.progress();
-    EXPECT_LE(two[0].ended + two[1].ended, 2) << "their next ones had to queue behind it";
+    EXPECT_LE(two[0].ended + two[1].ended, 2) << "their next ones had to queue after it";
     while (patient.done.times == 0)
         dma.progress();
     while (uct_iface_flush(dma.iface, 0, nullptr) == UCS_INPROGRESS)

@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // gaudi_ipc, call by call, with memory of another process. Runs in the lab, under either UCX. The other
 // process is this program again, as the "test" other.DISABLED_process, which executes orders from a socket.
+#include "tests/support/soon_true.hpp"
 #include "tests/ucx/in_process/uct_case.hpp"
 
 #include <gaudi/device.hpp>
 #include <gaudi/ipc.hpp>
 
 #include <array>
+#include <atomic>
 #include <csignal>
 #include <cstdlib>
+#include <fmt/format.h>
+#include <fstream>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <thread>
@@ -24,7 +28,7 @@ struct order {
     char what;
     unsigned seed;
 };
-struct told {
+struct owner_info {
     std::uint64_t address = 0, value = 0;
     std::array<std::byte, 512> key{};
     std::array<std::byte, 128> machine{}, process{};
@@ -45,10 +49,10 @@ void fill_at(std::uint64_t address, unsigned seed) {
 
 // ---- the other process ----
 
-class shared_memory_of_ours {
+class shared_buffer {
 public:
-    shared_memory_of_ours() { allocate(1); }
-    ~shared_memory_of_ours() { free(); }
+    shared_buffer() { allocate(1); }
+    ~shared_buffer() { free(); }
 
     void allocate(unsigned seed) {
         memory_.emplace(copy_, size);
@@ -75,7 +79,7 @@ public:
         check(uct_md_mem_dereg_v2(ipc_.md, &params), "mem_dereg");
         return static_cast<std::uint64_t>(done.times);
     }
-    void pack(told& into, bool to_be_taken_back) {
+    void pack(owner_info& into, bool to_be_taken_back) {
         uct_md_mkey_pack_params_t params{};
         params.field_mask = UCT_MD_MKEY_PACK_FIELD_FLAGS;
         params.flags = to_be_taken_back ? UCT_MD_MKEY_PACK_FLAG_INVALIDATE_RMA : 0;
@@ -88,7 +92,7 @@ public:
               "iface_get_device_address");
     }
     // A key of gaudi_copy, which is valid only inside one process.
-    void pack_for_copies(told& into) {
+    void pack_for_copies(owner_info& into) {
         const auto key = key_of(copy_, memory_->memory.memh);
         std::memcpy(into.key.data(), &key, sizeof(key));
         into.address = memory_->number();
@@ -109,9 +113,9 @@ private:
 
 TEST(other, DISABLED_process) {
     const int socket = std::atoi(std::getenv("GAUDI_TEST_SOCKET"));
-    shared_memory_of_ours memory;
+    shared_buffer memory;
     for (order wanted{}; ::recv(socket, &wanted, sizeof(wanted), 0) == sizeof(wanted);) {
-        told said;
+        owner_info said;
         switch (wanted.what) {
         case 'k':
         case 'K':
@@ -159,9 +163,9 @@ public:
     other_process(const other_process&) = delete;
     other_process& operator=(const other_process&) = delete;
 
-    told ask(char what, unsigned seed = 0) const {
+    owner_info ask(char what, unsigned seed = 0) const {
         const order wanted{what, seed};
-        told said;
+        owner_info said;
         if (::send(socket_, &wanted, sizeof(wanted), MSG_NOSIGNAL) != sizeof(wanted) ||
             ::recv(socket_, &said, sizeof(said), 0) != sizeof(said))
             throw std::runtime_error("the other process does not answer");
@@ -210,7 +214,7 @@ protected:
         uct_ep_destroy(ep);
         uct_iface_close(iface);
     }
-    void connect(const told& with) {
+    void connect(const owner_info& with) {
         theirs = with;
         uct_ep_params_t params{};
         params.field_mask =
@@ -251,13 +255,13 @@ protected:
     uct_iface_h iface = nullptr;
     uct_ep_h ep = nullptr;
     other_process other;
-    told theirs;
+    owner_info theirs;
     uct_rkey_bundle_t rkey{};
 };
 
 TEST_F(uct_ipc, only_other_processes_of_this_host_are_reachable) {
     EXPECT_EQ(reaches(theirs.machine.data(), theirs.process.data()), 1);
-    told self;
+    owner_info self;
     check(uct_iface_get_address(iface, reinterpret_cast<uct_iface_addr_t*>(self.process.data())), "address");
     check(uct_iface_get_device_address(iface, reinterpret_cast<uct_device_addr_t*>(self.machine.data())),
           "device address");
@@ -289,25 +293,28 @@ TEST_F(uct_ipc, a_process_without_a_common_path_is_not_reachable) {
 }
 
 TEST_F(uct_ipc, users_that_do_not_serve_each_other_are_not_reachable) {
-    const auto put = [](told& place, std::size_t at, std::uint32_t value) {
+    const auto put = [](owner_info& place, std::size_t at, std::uint32_t value) {
         std::memcpy(place.machine.data() + at, &value, sizeof(value));
     };
-    auto stranger = theirs;
-    put(stranger, user_at, ::geteuid() + 1);
-    EXPECT_EQ(reaches(stranger.machine.data(), stranger.process.data()), 0) << "it does not serve this user";
-    stranger.machine[allowed_at] = std::byte{1};
-    put(stranger, allow_at, ::geteuid());
-    EXPECT_EQ(reaches(stranger.machine.data(), stranger.process.data()), 0) << "nor is it on the list here";
-    const unsigned somebody = ::geteuid() + 1;
-    ::setenv("UCX_GAUDI_IPC_ALLOW", std::to_string(somebody).c_str(), 1);
+    auto other_user = theirs;
+    put(other_user, user_at, ::geteuid() + 1);
+    EXPECT_EQ(reaches(other_user.machine.data(), other_user.process.data()), 0)
+        << "it does not serve this user";
+    other_user.machine[allowed_at] = std::byte{1};
+    put(other_user, allow_at, ::geteuid());
+    EXPECT_EQ(reaches(other_user.machine.data(), other_user.process.data()), 0)
+        << "nor is it on the list here";
+    const unsigned other_uid = ::geteuid() + 1;
+    ::setenv("UCX_GAUDI_IPC_ALLOW", std::to_string(other_uid).c_str(), 1);
     {
         memory_domain open("gaudi_ipc", "gaudi_ipc");
         worker own;
         auto* with_list = testing_ucx::open_interface(open, own, "gaudi_ipc", "gaudi_ipc");
         std::swap(iface, with_list);
-        EXPECT_EQ(reaches(stranger.machine.data(), stranger.process.data()), 1);
-        put(stranger, allow_at, ::geteuid() + 2);
-        EXPECT_EQ(reaches(stranger.machine.data(), stranger.process.data()), 0) << "it serves somebody else";
+        EXPECT_EQ(reaches(other_user.machine.data(), other_user.process.data()), 1);
+        put(other_user, allow_at, ::geteuid() + 2);
+        EXPECT_EQ(reaches(other_user.machine.data(), other_user.process.data()), 0)
+            << "it serves another user";
         std::swap(iface, with_list);
         uct_iface_close(with_list);
     }
@@ -335,10 +342,10 @@ TEST_F(uct_ipc, a_flush_ends_after_all_before_it_and_a_fence_keeps_the_order) {
     const auto before = put(first, one);
     ASSERT_TRUE(before == UCS_OK || before == UCS_INPROGRESS) << ucs_status_string(before);
     ASSERT_EQ(uct_ep_fence(ep, 0), UCS_OK);
-    const auto behind = put(second, two);
-    ASSERT_TRUE(behind == UCS_OK || behind == UCS_INPROGRESS) << ucs_status_string(behind);
+    const auto queued = put(second, two);
+    ASSERT_TRUE(queued == UCS_OK || queued == UCS_INPROGRESS) << ucs_status_string(queued);
     if (before == UCS_INPROGRESS) {
-        EXPECT_EQ(one.times, 0) << "only progress tells";
+        EXPECT_EQ(one.times, 0) << "only progress completes it";
         uct_worker_progress(worker_.handle);
         EXPECT_EQ(one.times, 1) << "it was over before the second began";
     }
@@ -346,6 +353,16 @@ TEST_F(uct_ipc, a_flush_ends_after_all_before_it_and_a_fence_keeps_the_order) {
     while (flushing == UCS_INPROGRESS && all.times == 0)
         uct_worker_progress(worker_.handle);
     EXPECT_EQ(other.ask('h', 6).value, 1U);
+}
+
+// How often a thread of this process has slept in the kernel.
+std::uint64_t sleeps_of(pid_t thread) {
+    constexpr std::string_view name = "voluntary_ctxt_switches:";
+    std::ifstream file(fmt::format("/proc/self/task/{}/status", thread));
+    for (std::string line; std::getline(file, line);)
+        if (line.starts_with(name))
+            return std::stoull(line.substr(name.size()));
+    return 0;
 }
 
 // The owner copies on request, so a test can delay it.
@@ -363,16 +380,23 @@ TEST_F(uct_ipc_on_request, copies_after_a_fence_wait_for_those_before_it) {
     other.stop();
     ASSERT_EQ(put(first, one), UCS_INPROGRESS);
     ASSERT_EQ(uct_ep_fence(ep, 0), UCS_OK);
-    std::thread later([&] {
-        std::this_thread::sleep_for(std::chrono::milliseconds(300)); // gives the second put time to overtake
+    // The owner goes on once the second put waits: a wait sleeps again and again, a put that overtakes
+    // returns and finds the first copy unfinished.
+    constexpr unsigned many = 20;
+    const auto sleeps = sleeps_of(::gettid());
+    std::atomic<bool> checked = false;
+    std::thread resumer([&, caller = ::gettid()] {
+        EXPECT_TRUE(
+            testing_support::soon_true([&] { return checked || sleeps_of(caller) >= sleeps + many; }));
         other.go_on();
     });
-    const auto behind = put(second, two);
-    EXPECT_TRUE(behind == UCS_OK || behind == UCS_INPROGRESS) << ucs_status_string(behind);
+    const auto queued = put(second, two);
+    EXPECT_TRUE(queued == UCS_OK || queued == UCS_INPROGRESS) << ucs_status_string(queued);
     uct_worker_progress(worker_.handle);
-    EXPECT_EQ(one.times, 1) << "it was over before the second began";
-    later.join();
-    while (behind == UCS_INPROGRESS && two.times == 0)
+    EXPECT_EQ(one.times, 1) << "the second copy began before the first had completed";
+    checked = true;
+    resumer.join();
+    while (queued == UCS_INPROGRESS && two.times == 0)
         uct_worker_progress(worker_.handle);
     EXPECT_EQ(other.ask('h', 6).value, 1U);
 }

@@ -53,8 +53,8 @@ class uct_reset_of : public ::testing::TestWithParam<met_by> {};
 TEST_P(uct_reset_of, a_device_is_opened_again_under_the_same_domain) {
     const auto met = GetParam();
     const setting same("UCX_GAUDI_COPY_DEVICE", "0");
-    memory_domain domain("gaudi_copy", "gaudi_copy"), beside("gaudi_copy", "gaudi_copy");
-    copier copies(domain), dma(domain, "gaudi_dma", "gaudi_dma"), others(beside);
+    memory_domain domain("gaudi_copy", "gaudi_copy"), other_domain("gaudi_copy", "gaudi_copy");
+    copier copies(domain), dma(domain, "gaudi_dma", "gaudi_dma"), others(other_domain);
     auto out = numbered(1 << 20, 1);
     uct_md_mem_reg_params_t params{};
     uct_mem_h memh = nullptr;
@@ -64,7 +64,7 @@ TEST_P(uct_reset_of, a_device_is_opened_again_under_the_same_domain) {
     };
     ::testing::internal::CaptureStdout(); // where UCX logs to
     {
-        const allocated memory(domain, 1 << 20), more(beside, 1 << 20);
+        const allocated memory(domain, 1 << 20), more(other_domain, 1 << 20);
         ASSERT_EQ(put(copies, memory), UCS_OK);
         ASSERT_EQ(put(dma, memory), UCS_OK);
         ASSERT_EQ(put(others, more), UCS_OK);
@@ -79,7 +79,7 @@ TEST_P(uct_reset_of, a_device_is_opened_again_under_the_same_domain) {
             }
         ASSERT_TRUE(lost);
     }
-    const allocated again(domain, 1 << 20), more(beside, 1 << 20);
+    const allocated again(domain, 1 << 20), more(other_domain, 1 << 20);
     const auto log = ::testing::internal::GetCapturedStdout();
     EXPECT_EQ(device_at(again.number())->info().index, 0U) << log;
     for (auto* each : {&copies, &dma, &others})
@@ -109,20 +109,20 @@ TEST(uct_operations, an_endpoint_that_goes_in_a_callback_is_forgotten) {
     uct_completion_t first{}, second{};
     first.count = second.count = 1;
     first.func = [](uct_completion_t*) {
-        EXPECT_EQ(all->flush(nullptr), UCS_INPROGRESS) << "the second is not told yet";
+        EXPECT_EQ(all->flush(nullptr), UCS_INPROGRESS) << "the second is not complete yet";
         all->forget(&some);
     };
     second.func = [](uct_completion_t*) {};
     in_flight.add({1}, &first, &some);
     in_flight.add({2}, &second, &some);
-    std::vector<uct_ep_h> told;
+    std::vector<uct_ep_h> reported;
     EXPECT_EQ(in_flight.progress([](ticket&) { return true; },
                                  [&](ticket&, uct_ep_h ep) {
-                                     told.push_back(ep);
+                                     reported.push_back(ep);
                                      return UCS_OK;
                                  }),
               2U);
-    EXPECT_EQ(told, (std::vector<uct_ep_h>{&some, nullptr}));
+    EXPECT_EQ(reported, (std::vector<uct_ep_h>{&some, nullptr}));
     EXPECT_TRUE(in_flight.idle());
 }
 

@@ -152,12 +152,12 @@ public:
         if (set == nullptr)
             ADD_FAILURE() << "no ucm_set_event_handler";
         else
-            EXPECT_EQ(set(UCM_EVENT_MEM_TYPE_FREE | UCM_EVENT_FLAG_NO_INSTALL, 1000, heard, this), UCS_OK);
+            EXPECT_EQ(set(UCM_EVENT_MEM_TYPE_FREE | UCM_EVENT_FLAG_NO_INSTALL, 1000, on_free, this), UCS_OK);
     }
     ~announced_frees() {
         if (const auto unset = reinterpret_cast<decltype(&ucm_unset_event_handler)>(
                 ::dlsym(RTLD_DEFAULT, "ucm_unset_event_handler")))
-            unset(UCM_EVENT_MEM_TYPE_FREE, heard, this);
+            unset(UCM_EVENT_MEM_TYPE_FREE, on_free, this);
     }
     announced_frees(const announced_frees&) = delete;
     announced_frees& operator=(const announced_frees&) = delete;
@@ -171,7 +171,7 @@ public:
     std::vector<free> all;
 
 private:
-    static void heard(ucm_event_type_t, ucm_event_t* event, void* self) {
+    static void on_free(ucm_event_type_t, ucm_event_t* event, void* self) {
         static_cast<announced_frees*>(self)->all.push_back(
             {reinterpret_cast<uint64_t>(event->mem_type.address), event->mem_type.size,
              event->mem_type.mem_type});

@@ -315,7 +315,7 @@ TEST_F(uct_no_export, is_no_error_otherwise_and_warned_of_once) {
 }
 
 // On a machine with a GPU, UCX may stage through memory that no CPU and no Gaudi reaches, and does not check
-// the status of the copy: the process ends with the reason. Host memory beside it is copied.
+// the status of the copy: the process ends with the reason. Host memory is still copied.
 TEST(uct_gpu, memory_of_a_gpu_ends_the_process_that_would_stage_through_it) {
     for (const char* name : {"gaudi_cpy", "gaudi_dma"}) {
         SCOPED_TRACE(name);

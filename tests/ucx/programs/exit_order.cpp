@@ -36,7 +36,7 @@ void expect_copy(gaudi::device& device) {
 
 const std::map<std::string, std::function<void()>> ends = {
     {"everything_open", [] {}},
-    {"a_copy_under_way",
+    {"a_copy_in_flight",
      [] {
          // These objects are leaked on purpose: the copy is in flight at exit.
          const auto* device = new auto(library_device());

@@ -396,7 +396,7 @@ int main(int argc, char** argv) try {
     app.add_option("case", how.what)
         ->required()
         ->check(CLI::IsMember({"killed", "outside", "before", "freed", "reused", "corrupted", "reset",
-                               "under_way", "putting", "past_the_device"}));
+                               "in_flight", "putting", "past_the_device"}));
     app.add_option("--key-begins", how.key_begins, "for corrupted: the plugin's part of a key");
     app.add_option("--lab-of-others", how.lab_of_others, "A and B are in this lab, on another virtual host");
     app.add_option("--faults", how.faults, "a script for one process alone");

@@ -51,7 +51,7 @@ public:
                 peer_.send_note({reuse});
                 break;
             case compare:
-                other_->expect(seed_of_other, "memory that nobody was to write");
+                other_->expect(seed_of_other, "memory that no process was to write");
                 if (fresh_)
                     fresh_->expect(seed_of_fresh, "memory that came after what was freed");
                 peer_.send_note({compare});

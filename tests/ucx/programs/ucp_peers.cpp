@@ -322,7 +322,7 @@ int tcp(const std::string& where, bool listening) {
     if (!listening) {
         for (int tries = 0; ::connect(made, generic, sizeof(address)) != 0; ++tries) {
             if (tries == 100)
-                throw failure("nobody listens at " + where);
+                throw failure("no process listens at " + where);
             ::usleep(100000);
         }
         return made;
