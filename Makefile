@@ -3,11 +3,11 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := release
 PREFIX ?= /usr/local
-LABELS := gaudi dmabuf detection ucm verification critical hca judges rdma ucx ipc
+LABELS := gaudi dmabuf detection ucm verification critical hca judges rdma tools copies ucx ipc
 SOURCES := $(shell find abi include src ucx lab tools examples tests bench -name '*.hpp' -o -name '*.cpp' -o -name '*.h' -o -name '*.c')
 # Tests run in a lab of their own, which goes when they are done.
 CTEST := ctest --output-on-failure --no-tests=error --timeout 300
-TEST_ENV = unset GAUDI_LAB GAUDI_LAB_ROOT GAUDI_LAB_TRACE GAUDI_LAB_FAULTS GAUDI_DIRECT_HLTHUNK HLS_MODULE_ID HABANA_VISIBLE_DEVICES HABANA_VISIBLE_MODULES;
+TEST_ENV = unset GAUDI_LAB GAUDI_LAB_ROOT GAUDI_LAB_TRACE GAUDI_LAB_FAULTS GAUDI_DIRECT_HLTHUNK GAUDI_DIRECT_VERBS HLS_MODULE_ID HABANA_VISIBLE_DEVICES HABANA_VISIBLE_MODULES;
 
 .PHONY: release ucx setup setup-full build-% demo test test-full build-headers fuzz bench install format format-check check-layers lint pictures help clean $(LABELS:%=test-%)
 
@@ -85,7 +85,7 @@ check-layers: ## includes that point upward, between the layers of the library a
 	@.ci/check-layers
 
 ucx: ## stock UCX 1.22.0 and 1.23.0, fetched and unpacked under .deps/ucx
-	@.ci/ucx
+	@.ci/ucx || { echo "ucx: .ci/ucx failed, see above; 'make $(MAKECMDGOALS)' needs stock UCX under .deps/ucx and stops here" >&2; exit 1; }
 
 lint: ## clang-tidy, and a build with the other compiler
 	@.ci/setup lint
