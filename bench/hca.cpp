@@ -18,17 +18,17 @@ std::string size_of(std::size_t bytes) {
     return bytes >= mib ? fmt::format("{} MiB", bytes / mib) : fmt::format("{} KiB", bytes / kib);
 }
 
-void wait_for_stop(meeting& where) {
+void wait_for_stop(exchange& where) {
     while (!where.stop)
         ::usleep(1000);
 }
 
-// The passive side: the measuring process accesses this device's memory until it stops the meeting.
-void serve_device_memory(meeting& where, std::size_t bytes) {
+// The passive side: the measuring process accesses this device's memory until it sets `stop`.
+void serve_device_memory(exchange& where, std::size_t bytes) {
     gaudi_memory gaudi("0000:1a:00.0");
     end_point here;
     here.use_dmabuf(gaudi.dmabuf, gaudi.address, bytes);
-    here.meet(where, 1);
+    here.connect_to_peer(where, 1);
     wait_for_stop(where);
 }
 
@@ -41,7 +41,7 @@ void print_ratio(table& out, const std::string& what, const char* limit, std::ui
 }
 
 void device_bandwidth(table& out) {
-    auto& where = new_meeting();
+    auto& where = new_exchange();
     with_peer(
         where, [&] { serve_device_memory(where, 128 * mib); },
         [&] {
@@ -52,7 +52,7 @@ void device_bandwidth(table& out) {
             std::memset(target, 2, 64 * mib);
             end_point here;
             here.use(source, 64 * mib);
-            here.meet(where, 0);
+            here.connect_to_peer(where, 0);
             for (const auto bytes : {64 * kib, 256 * kib, mib, 4 * mib, 64 * mib}) {
                 // Each copy goes to the next place: whether a single place shares a cache with its source
                 // depends on which pages it got.
@@ -74,7 +74,7 @@ void device_bandwidth(table& out) {
 }
 
 void anonymous_bandwidth(table& out) {
-    auto& where = new_meeting();
+    auto& where = new_exchange();
     with_peer(
         where,
         [&] {
@@ -82,7 +82,7 @@ void anonymous_bandwidth(table& out) {
             std::memset(memory, 3, 64 * mib);
             end_point here;
             here.use(memory, 64 * mib);
-            here.meet(where, 1);
+            here.connect_to_peer(where, 1);
             where.line = static_cast<std::uint32_t>(::getpid());
             wait_for_stop(where);
         },
@@ -91,7 +91,7 @@ void anonymous_bandwidth(table& out) {
             std::memset(memory, 4, 64 * mib);
             end_point here;
             here.use(memory, 64 * mib);
-            here.meet(where, 0);
+            here.connect_to_peer(where, 0);
             while (where.line == 0)
                 ::usleep(100);
             for (const auto bytes : {64 * kib, mib, 4 * mib, 64 * mib}) {
@@ -145,14 +145,14 @@ struct one_way_times {
 
 // Alternating, so that all three are measured under the same conditions: virtual processors move.
 one_way_times write_ping_pong() {
-    auto& where = new_meeting();
+    auto& where = new_exchange();
     const auto play = [&](const char* bus_id, int me) {
         gaudi_memory gaudi(bus_id);
         end_point here;
         here.use_dmabuf(gaudi.dmabuf, gaudi.address, mib);
         std::atomic_ref mine(*reinterpret_cast<std::uint16_t*>(gaudi.seen));
         mine = 0;
-        here.meet(where, me);
+        here.connect_to_peer(where, me);
         one_way_times best;
         for (int round = 0; round < 7; ++round) {
             const auto shorter = [](double& of, double taken) { of = std::min(of, taken); };
@@ -192,12 +192,12 @@ one_way_times write_ping_pong() {
 }
 
 double send_ping_pong() {
-    auto& where = new_meeting();
+    auto& where = new_exchange();
     const auto play = [&](const char* bus_id, int me) {
         gaudi_memory gaudi(bus_id);
         end_point here;
         here.use_dmabuf(gaudi.dmabuf, gaudi.address, mib);
-        here.meet(where, me);
+        here.connect_to_peer(where, me);
         for (int i = 0; i < 64; ++i)
             here.receive(64);
         double best = 1e18;
@@ -240,14 +240,14 @@ void latencies(table& out) {
 }
 
 void message_rate(table& out) {
-    auto& where = new_meeting();
+    auto& where = new_exchange();
     with_peer(
         where, [&] { serve_device_memory(where, mib); },
         [&] {
             gaudi_memory gaudi("0000:19:00.0");
             end_point here;
             here.use_dmabuf(gaudi.dmabuf, gaudi.address, mib);
-            here.meet(where, 0);
+            here.connect_to_peer(where, 0);
             constexpr std::size_t list = 64;
             ibv_sge entry{gaudi.address, 8, here.mr->lkey};
             std::array<ibv_send_wr, list> all{};
@@ -302,7 +302,7 @@ void tcp(table& out) {
             limit = mbit / 8 / 1000;
         ::pclose(pipe);
     }
-    auto& where = new_meeting();
+    auto& where = new_exchange();
     const auto enter = [](const char* name, const char* address) {
         ::setenv("GAUDI_LAB", name, 1);
         const auto file = fmt::format("/tmp/{}-{}.lab", name, ::getpid());
@@ -310,44 +310,44 @@ void tcp(table& out) {
             std::fprintf(out_file, "gaudis = 0\nhcas = 1\nlink_layer = ethernet\naddress = %s\n", address);
             std::fclose(out_file);
         }
-        const auto made = std::system(fmt::format("LD_PRELOAD= '{}' lab run --lab {} --config {} -- true",
-                                                  std::getenv("GAUDI_DIRECT_TOOL"), name, file)
-                                          .c_str());
+        const auto status = std::system(fmt::format("LD_PRELOAD= '{}' lab run --lab {} --config {} -- true",
+                                                    std::getenv("GAUDI_DIRECT_TOOL"), name, file)
+                                            .c_str());
         ::unlink(file.c_str());
-        if (made != 0)
+        if (status != 0)
             fail("lab run");
     };
     with_peer(
         where,
         [&] {
-            enter("bench-far", "127.0.0.2");
+            enter("bench-remote", "127.0.0.2");
             auto* memory = std::aligned_alloc(4096, 64 * mib);
             std::memset(memory, 3, 64 * mib);
             end_point here;
             here.use(memory, 64 * mib);
-            here.meet(where, 1);
+            here.connect_to_peer(where, 1);
             wait_for_stop(where);
         },
         [&] {
             const std::string before = std::getenv("GAUDI_LAB") != nullptr ? std::getenv("GAUDI_LAB") : "";
-            enter("bench-near", "127.0.0.1");
+            enter("bench-local", "127.0.0.1");
             auto* memory = std::aligned_alloc(4096, 64 * mib);
             std::memset(memory, 4, 64 * mib);
             end_point here;
             here.use(memory, 64 * mib);
-            here.meet(where, 0);
+            here.connect_to_peer(where, 0);
             constexpr int window = 16;
-            const auto each = bench::nanoseconds_per([&](std::size_t) {
-                                  for (std::size_t i = 0; i < window; ++i)
-                                      here.write(here.at + i * mib, here.remote.memory + i * mib, mib);
-                                  here.wait(window);
-                              }) /
-                              window;
-            out.row("write over TCP, 1 MiB, 16 in flight", fmt::format("{:.2f} GB/s", gbps(mib, each)),
+            const auto per_write = bench::nanoseconds_per([&](std::size_t) {
+                                       for (std::size_t i = 0; i < window; ++i)
+                                           here.write(here.at + i * mib, here.remote.memory + i * mib, mib);
+                                       here.wait(window);
+                                   }) /
+                                   window;
+            out.row("write over TCP, 1 MiB, 16 in flight", fmt::format("{:.2f} GB/s", gbps(mib, per_write)),
                     limit == 0 ? std::string("iperf3 is not there: no limit")
                                : fmt::format("iperf3 -l 1M: {:.2f} GB/s; ratio {:.2f}, goal 0.75", limit,
-                                             gbps(mib, each) / limit),
-                    limit == 0 ? std::nullopt : std::optional(gbps(mib, each) >= 0.75 * limit));
+                                             gbps(mib, per_write) / limit),
+                    limit == 0 ? std::nullopt : std::optional(gbps(mib, per_write) >= 0.75 * limit));
             const auto small = bench::nanoseconds_per([&](std::size_t) {
                 here.write(here.at, here.remote.memory, 8);
                 here.wait(1);

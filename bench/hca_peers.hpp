@@ -41,7 +41,7 @@ T* checked(T* handle, const char* what) {
 }
 
 // Memory that the two processes of a measurement share.
-struct meeting {
+struct exchange {
     struct address {
         std::uint32_t qp_number, key;
         std::uint16_t lid;
@@ -57,9 +57,9 @@ struct meeting {
     double figure;
 };
 
-inline meeting& new_meeting() {
-    void* at = ::mmap(nullptr, sizeof(meeting), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    return *new (at) meeting{};
+inline exchange& new_exchange() {
+    void* at = ::mmap(nullptr, sizeof(exchange), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    return *new (at) exchange{};
 }
 
 inline void pin(std::size_t core) {
@@ -104,7 +104,7 @@ public:
         at = address;
     }
 
-    void meet(meeting& where, int me) {
+    void connect_to_peer(exchange& where, int me) {
         ibv_port_attr port{};
         if (ibv_query_port(context, 1, &port) != 0)
             fail("ibv_query_port");
@@ -198,7 +198,7 @@ public:
     ibv_qp* qp;
     ibv_mr* mr = nullptr;
     std::uint64_t at = 0;
-    meeting::address remote{};
+    exchange::address remote{};
 
 private:
     void change(ibv_qp_attr& values, int mask) {
@@ -256,7 +256,7 @@ private:
 };
 
 // Runs the peer in a process of its own; this process measures the figure.
-inline void with_peer(meeting& where, const std::function<void()>& peer, const std::function<void()>& own) {
+inline void with_peer(exchange& where, const std::function<void()>& peer, const std::function<void()>& own) {
     const auto child = ::fork();
     if (child == 0) {
         ::prctl(PR_SET_PDEATHSIG, SIGKILL);

@@ -7,7 +7,7 @@ set -eu
 bin=$1
 ucx=${2:-}
 tool=$bin/gaudi-direct
-near=gaudi-demo-$$-near far=gaudi-demo-$$-far
+host_a=gaudi-demo-$$-a host_b=gaudi-demo-$$-b
 server=
 work=$(mktemp -d)
 description=$work/description log=$work/server
@@ -16,19 +16,19 @@ tidy() {
     status=$?
     [ -z "$server" ] || { kill "$server" 2>/dev/null || true; wait "$server" 2>/dev/null || true; }
     [ $status -eq 0 ] || tail -n 20 "$log"* 2>/dev/null || true
-    for lab in demo demo-near demo-far; do "$tool" lab clean "$lab" >/dev/null 2>&1 || true; done
-    for host in "$near" "$far"; do ip netns del "$host" 2>/dev/null || true; done
+    for lab in demo demo-a demo-b; do "$tool" lab clean "$lab" >/dev/null 2>&1 || true; done
+    for host in "$host_a" "$host_b"; do ip netns del "$host" 2>/dev/null || true; done
     rm -rf "$work"
 }
 trap tidy EXIT
 
 # Two hosts with a cable between them; fails without the right to make network namespaces.
 make_hosts() {
-    ip netns add "$near" && ip netns exec "$near" true && ip netns add "$far" &&
-        ip link add gdemo0 netns "$near" type veth peer name gdemo1 netns "$far" &&
-        ip -n "$near" addr add 10.78.0.1/24 dev gdemo0 && ip -n "$far" addr add 10.78.0.2/24 dev gdemo1 &&
-        for host in "$near" "$far"; do ip -n "$host" link set lo up || return 1; done &&
-        ip -n "$near" link set gdemo0 up && ip -n "$far" link set gdemo1 up
+    ip netns add "$host_a" && ip netns exec "$host_a" true && ip netns add "$host_b" &&
+        ip link add gdemo0 netns "$host_a" type veth peer name gdemo1 netns "$host_b" &&
+        ip -n "$host_a" addr add 10.78.0.1/24 dev gdemo0 && ip -n "$host_b" addr add 10.78.0.2/24 dev gdemo1 &&
+        for host in "$host_a" "$host_b"; do ip -n "$host" link set lo up || return 1; done &&
+        ip -n "$host_a" link set gdemo0 up && ip -n "$host_b" link set gdemo1 up
 } 2>/dev/null
 
 fail() {
@@ -76,15 +76,15 @@ echo "== one process, two Gaudis: host -> Gaudi 0 -> Gaudi 1 -> host"
 
 network=()
 if make_hosts; then
-    network=(ip netns exec "$near")
+    network=(ip netns exec "$host_a")
     echo
     echo "== two hosts (network namespaces), a Gaudi and a RoCE NIC each: rdma_server and rdma_client"
     printf 'gaudis = 1\nhcas = 1\nlink_layer = ethernet\n' >"$description"
-    ip netns exec "$far" "$tool" lab run --lab demo-far --config "$description" -- \
+    ip netns exec "$host_b" "$tool" lab run --lab demo-b --config "$description" -- \
         "$bin/rdma_server" --once --require zero-copy --port 0 >"$log" 2>&1 &
     server=$!
     port=$(announced_port)
-    ip netns exec "$near" "$tool" lab run --lab demo-near --config "$description" -- \
+    ip netns exec "$host_a" "$tool" lab run --lab demo-a --config "$description" -- \
         "$bin/rdma_client" "10.78.0.2:$port" --require zero-copy
 else
     echo

@@ -116,13 +116,13 @@ static inline int64_t gaudi_lab_number_in(const char* path, const char* name) {
     if (length <= 0)
         return -1;
     text[length] = '\0';
-    const char* found = name != NULL ? strstr(text, name) : text;
-    if (found == NULL)
+    const char* digits = name != NULL ? strstr(text, name) : text;
+    if (digits == NULL)
         return -1;
-    found += name != NULL ? strlen(name) : 0;
-    while (*found == ' ' || *found == ':')
-        ++found;
-    return *found >= '0' && *found <= '9' ? strtoll(found, NULL, 10) : -1;
+    digits += name != NULL ? strlen(name) : 0;
+    while (*digits == ' ' || *digits == ':')
+        ++digits;
+    return *digits >= '0' && *digits <= '9' ? strtoll(digits, NULL, 10) : -1;
 }
 
 /* Bytes of memory that can still be allocated: the machine's, and the container's if it has a limit. */

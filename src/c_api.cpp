@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// The C interface: each function checks its pointers, calls the C++ interface and turns the error into a
+// status. Nothing is kept here but the text of the thread's last error.
 #include <gaudi/copier.hpp>
 #include <gaudi/device.hpp>
 #include <gaudi/gaudi.h>
@@ -47,13 +49,13 @@ gaudi_status guarded(F&& body) noexcept {
 
 // Copies as much of a structure as the caller's version has; members that only the caller has are zeroed.
 template <typename T>
-gaudi_status give(const T& made, T* into) {
-    const auto known = into->struct_size;
-    if (known < sizeof(std::size_t) + 1 || known > 4096)
-        return refused(fmt::format("struct_size is {}; set it to sizeof of the structure", known));
-    std::memset(static_cast<void*>(into), 0, known);
-    std::memcpy(static_cast<void*>(into), &made, std::min(known, sizeof(T)));
-    into->struct_size = known;
+gaudi_status store(const T& values, T* into) {
+    const auto caller_size = into->struct_size;
+    if (caller_size < sizeof(std::size_t) + 1 || caller_size > 4096)
+        return refused(fmt::format("struct_size is {}; set it to sizeof of the structure", caller_size));
+    std::memset(static_cast<void*>(into), 0, caller_size);
+    std::memcpy(static_cast<void*>(into), &values, std::min(caller_size, sizeof(T)));
+    into->struct_size = caller_size;
     return GAUDI_OK;
 }
 
@@ -116,16 +118,16 @@ gaudi_status gaudi_query_device(gaudi_device* device, gaudi_device_info* info) {
     return guarded([&]() -> gaudi_status {
         if (!all_there(device, info))
             return null_pointer();
-        const auto known = device->open->info();
-        gaudi_device_info made{};
-        made.index = known.index;
-        made.generation = known.generation ? static_cast<uint32_t>(*known.generation) + 1 : 0;
-        made.module_id = known.module_id;
-        made.numa_node = known.numa_node.value_or(-1);
-        made.memory_total = known.memory_total;
-        made.memory_free = known.memory_free;
-        known.bus_id.copy(made.bus_id, sizeof(made.bus_id) - 1);
-        return give(made, info);
+        const auto properties = device->open->info();
+        gaudi_device_info values{};
+        values.index = properties.index;
+        values.generation = properties.generation ? static_cast<uint32_t>(*properties.generation) + 1 : 0;
+        values.module_id = properties.module_id;
+        values.numa_node = properties.numa_node.value_or(-1);
+        values.memory_total = properties.memory_total;
+        values.memory_free = properties.memory_free;
+        properties.bus_id.copy(values.bus_id, sizeof(values.bus_id) - 1);
+        return store(values, info);
     });
 }
 
@@ -154,15 +156,15 @@ gaudi_status gaudi_query_memory(uint64_t address, gaudi_memory_info* info) {
     return guarded([&]() -> gaudi_status {
         if (!all_there(info))
             return null_pointer();
-        const auto found = gaudi::known_memory().find(gaudi::device_address(address), 1);
-        if (!found)
-            return failed(found.error());
-        gaudi_memory_info made{};
-        made.base = found->base.value();
-        made.length = found->length;
-        made.generation = found->generation;
-        made.device_index = found->device_index;
-        return give(made, info);
+        const auto allocation = gaudi::known_memory().find(gaudi::device_address(address), 1);
+        if (!allocation)
+            return failed(allocation.error());
+        gaudi_memory_info values{};
+        values.base = allocation->base.value();
+        values.length = allocation->length;
+        values.generation = allocation->generation;
+        values.device_index = allocation->device_index;
+        return store(values, info);
     });
 }
 
@@ -191,26 +193,42 @@ gaudi_status gaudi_copy_within(gaudi_device* device, uint64_t to, uint64_t from,
     });
 }
 
-gaudi_status gaudi_export(gaudi_device* device, uint64_t address, uint64_t size, gaudi_dmabuf* dmabuf) {
+namespace {
+
+using export_function = gaudi::result<gaudi::dmabuf_export> (gaudi::device::*)(gaudi::device_address,
+                                                                               std::uint64_t);
+
+gaudi_status export_by(export_function function, gaudi_device* device, std::uint64_t address,
+                       std::uint64_t size, gaudi_dmabuf* dmabuf) {
     return guarded([&]() -> gaudi_status {
         if (!all_there(device, dmabuf))
             return null_pointer();
         if (size == 0)
             return failed(
                 gaudi::error(gaudi::errc::size_zero, fmt::format("export of 0 bytes at {:#x}", address)));
-        const auto exported = device->open->export_memory(gaudi::device_address(address), size);
+        const auto exported = ((*device->open).*function)(gaudi::device_address(address), size);
         if (!exported)
             return failed(exported.error());
-        gaudi_dmabuf made{};
-        made.fd = exported->fd;
-        made.offset = exported->offset;
-        made.iova = exported->iova.value();
-        made.length = exported->length;
-        const auto status = give(made, dmabuf);
+        gaudi_dmabuf values{};
+        values.fd = exported->fd;
+        values.offset = exported->offset;
+        values.iova = exported->iova.value();
+        values.length = exported->length;
+        const auto status = store(values, dmabuf);
         if (status != GAUDI_OK)
             ::close(exported->fd);
         return status;
     });
+}
+
+} // namespace
+
+gaudi_status gaudi_export(gaudi_device* device, uint64_t address, uint64_t size, gaudi_dmabuf* dmabuf) {
+    return export_by(&gaudi::device::export_memory, device, address, size, dmabuf);
+}
+
+gaudi_status gaudi_export_pages(gaudi_device* device, uint64_t address, uint64_t size, gaudi_dmabuf* dmabuf) {
+    return export_by(&gaudi::device::export_pages, device, address, size, dmabuf);
 }
 
 const char* gaudi_last_error(void) {

@@ -16,7 +16,6 @@ public:
     /// operation is outstanding, and closes it otherwise. Must not outlive the pool.
     class pooled_connection {
     public:
-        pooled_connection(connection_pool& home, std::string peer, connection taken);
         pooled_connection(pooled_connection&&) noexcept = default;
         pooled_connection& operator=(pooled_connection&&) = delete;
         ~pooled_connection();
@@ -25,11 +24,15 @@ public:
         connection* operator->() { return &*taken_; }
 
     private:
+        friend class connection_pool;
+        pooled_connection(connection_pool& home, std::string peer, connection taken);
+
         connection_pool* home_;
         std::string peer_;
         std::optional<connection> taken_;
     };
 
+    /// The options apply to connections that take() makes; more idle ones of a peer are closed.
     explicit connection_pool(std::shared_ptr<nic> nic, const connection_options& options = {},
                              std::size_t idle_per_peer = 4);
 

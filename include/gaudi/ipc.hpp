@@ -18,9 +18,11 @@
 #include <string_view>
 #include <vector>
 
-// Device memory between processes of one host. The owner shares memory and gets a handle; a process that
-// receives the handle, in any message, imports the memory and copies. docs/ipc.md explains which path the
-// bytes take. All functions here may be called from any thread.
+/// \file
+/// Device memory between processes of one host. The owner shares memory and gets a handle; a process that
+/// receives the handle, in any message, imports the memory and copies. docs/ipc.md explains which path the
+/// bytes take. All functions here may be called from any thread.
+
 namespace gaudi {
 
 class device;
@@ -32,7 +34,7 @@ struct internals;
 /// Names shared device memory of one process to other processes of its host. It contains no descriptor and no
 /// pointer, so it may travel in any message.
 struct memory_handle {
-    static constexpr std::size_t size = 128;
+    static constexpr std::size_t size = 128; ///< bytes
     std::array<std::byte, size> bytes{};
 };
 
@@ -70,6 +72,8 @@ void set_ipc(const ipc_settings& settings);
 /// As share(), with a separate handle that can be revoked alone: importers that opened the memory with
 /// another handle keep their leases.
 [[nodiscard]] result<memory_handle> share_separately(device_address address, std::uint64_t length);
+/// Whether a handle that this process made still opens the memory: neither freed nor revoked.
+[[nodiscard]] bool is_shared(const memory_handle& handle);
 /// Revokes a handle of share_separately() and its leases, as revoke_leases() revokes all of them.
 /// errc::handle_invalid: not a handle of share_separately(); leased.
 result<void> revoke_handle(const memory_handle& handle,
@@ -96,7 +100,7 @@ result<void> wait_for_leases(device_address address, std::chrono::milliseconds l
 /// imports of the handles with handle_stale. Returns when none of the importers' copies is in flight.
 /// errc::leased: one still is; not_allocated: nothing is shared there.
 result<void> revoke_leases(device_address address, std::chrono::milliseconds limit = std::chrono::seconds(5));
-/// What free_shared() does while another process has the buffer open.
+/// What free_shared() does while another process has the buffer open: it fails at once, or waits.
 enum class if_leased { refuse, wait };
 /// Frees a buffer that no other process has open. errc::leased: one has, and the buffer stays as it is.
 /// Freeing a shared buffer by any other means revokes its leases first.
@@ -125,19 +129,22 @@ public:
     imported_buffer& operator=(imported_buffer&&) noexcept;
     ~imported_buffer();
 
+    /// The length in bytes.
     [[nodiscard]] std::uint64_t size() const { return length_; }
     /// Whether the memory is no longer there: freed or revoked, or the owner ended.
     [[nodiscard]] bool gone() const;
 
-    /// Copies from and to host memory. The caller owns the ticket. errc::range_leaves_allocation,
+    /// Copies to host memory. The caller owns the ticket. errc::range_leaves_allocation,
     /// lease_revoked, peer_gone, zero_copy_impossible.
     [[nodiscard]] result<copy_ticket> read(std::span<std::byte> to, std::uint64_t offset = 0);
+    /// Copies from host memory. Errors as read().
     [[nodiscard]] result<copy_ticket> write(std::uint64_t offset, std::span<const std::byte> from);
     /// Pins host memory for copies through the owner's context, which then need no preparation.
-    /// errc::peer_refused: the owner does not pass its context.
+    /// errc::not_granted: the owner does not pass its context.
     [[nodiscard]] result<pinned_memory> pin(std::span<std::byte> memory);
-    /// Copies from and to memory of devices that are open in this process. Errors as above.
+    /// Copies to memory of a device that is open in this process. Errors as above.
     [[nodiscard]] result<copy_ticket> read(device_address to, std::uint64_t offset, std::uint64_t length);
+    /// Copies from memory of a device that is open in this process. Errors as above.
     [[nodiscard]] result<copy_ticket> write(std::uint64_t offset, device_address from, std::uint64_t length);
 
 private:
@@ -159,6 +166,7 @@ private:
 /// errc::handle_invalid, handle_stale, other_host, peer_gone, peer_refused, peer_silent, leases_exhausted.
 [[nodiscard]] result<imported_buffer> import_memory(std::span<const std::byte> handle,
                                                     const import_options& options = {});
+/// Opens shared memory by its handle, as above.
 [[nodiscard]] inline result<imported_buffer> import_memory(const memory_handle& handle,
                                                            const import_options& options = {}) {
     return import_memory(std::span(handle.bytes), options);

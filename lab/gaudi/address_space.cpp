@@ -118,10 +118,10 @@ answer<piece> mapped_piece(virtual_device& device, const mapping& entry, std::ui
 } // namespace
 
 mapping* find_mapping(context& state, std::uint64_t address) {
-    auto* found = first_ending_after(state, address);
-    if (found == state.mappings + state.mapping_count || found->page_begin() > address)
+    auto* candidate = first_ending_after(state, address);
+    if (candidate == state.mappings + state.mapping_count || candidate->page_begin() > address)
         return nullptr;
-    return found;
+    return candidate;
 }
 
 bool is_free(const context& state, std::uint64_t begin, std::uint64_t size) {
@@ -234,28 +234,28 @@ bool write_piece(const piece& to, const unsigned char* data, std::uint64_t lengt
 
 bool read_memory(virtual_device& device, std::uint64_t address, std::span<unsigned char> out) {
     while (!out.empty()) {
-        const auto found = translate(device, address, out.size());
-        if (!found || !read_piece(*found, out.data(), found->length)) {
-            if (!found)
-                errno = found.error();
+        const auto piece = translate(device, address, out.size());
+        if (!piece || !read_piece(*piece, out.data(), piece->length)) {
+            if (!piece)
+                errno = piece.error();
             return false;
         }
-        address += found->length;
-        out = out.subspan(found->length);
+        address += piece->length;
+        out = out.subspan(piece->length);
     }
     return true;
 }
 
 bool write_memory(virtual_device& device, std::uint64_t address, std::span<const unsigned char> data) {
     while (!data.empty()) {
-        const auto found = translate(device, address, data.size());
-        if (!found || !write_piece(*found, data.data(), found->length)) {
-            if (!found)
-                errno = found.error();
+        const auto piece = translate(device, address, data.size());
+        if (!piece || !write_piece(*piece, data.data(), piece->length)) {
+            if (!piece)
+                errno = piece.error();
             return false;
         }
-        address += found->length;
-        data = data.subspan(found->length);
+        address += piece->length;
+        data = data.subspan(piece->length);
     }
     return true;
 }

@@ -76,9 +76,9 @@ int request_buffer(int fd, std::uint32_t size, bool mapped, std::uint64_t* handl
     if (handle == nullptr)
         return failure<int>(EINVAL);
     return on_device<int>(fd, [&](virtual_device& device) {
-        const auto made = create_buffer(device, size, mapped);
-        *handle = made.value_or(0);
-        return made ? 0 : failure<int>(made.error());
+        const auto buffer = create_buffer(device, size, mapped);
+        *handle = buffer.value_or(0);
+        return buffer ? 0 : failure<int>(buffer.error());
     });
 }
 
@@ -131,10 +131,10 @@ namespace {
 int memory_ioctl(virtual_device& device, hl_mem_args& args) {
     if (device.state().status != HL_DEVICE_STATUS_OPERATIONAL)
         return failure<int>(EBUSY);
-    const auto answer_with = [&](const answer<std::uint64_t>& made) {
-        if (made)
-            args.out.device_virt_addr = *made;
-        return made ? 0 : failure<int>(made.error());
+    const auto answer_with = [&](const answer<std::uint64_t>& value) {
+        if (value)
+            args.out.device_virt_addr = *value;
+        return value ? 0 : failure<int>(value.error());
     };
     const auto& in = args.in;
     switch (in.op) {

@@ -246,9 +246,9 @@ LAB_EXPORT(int, hlthunk_allocate_timestamp_elements, (int fd, uint32_t elements_
                if (handle == nullptr)
                    return failure<int>(EINVAL);
                return on_device<int>(fd, [&](virtual_device& device) {
-                   const auto made = create_buffer(device, elements_num * sizeof(std::uint64_t), false);
-                   *handle = made.value_or(0);
-                   return made ? 0 : failure<int>(made.error());
+                   const auto buffer = create_buffer(device, elements_num * sizeof(std::uint64_t), false);
+                   *handle = buffer.value_or(0);
+                   return buffer ? 0 : failure<int>(buffer.error());
                });
            })
 

@@ -107,10 +107,10 @@ command_buffer* find_buffer(context& state, std::uint64_t handle) {
         return nullptr;
     const auto id = (handle & (buffer_space - 1)) / host_page;
     auto* const end = state.buffers + state.buffer_count;
-    auto* found = std::find_if(state.buffers, end, [id](const command_buffer& entry) {
+    auto* buffer = std::find_if(state.buffers, end, [id](const command_buffer& entry) {
         return entry.id == id && entry.destroyed == 0;
     });
-    return found == end ? nullptr : found;
+    return buffer == end ? nullptr : buffer;
 }
 
 answer<void> destroy_buffer(virtual_device& device, std::uint64_t handle) {

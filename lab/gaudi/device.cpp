@@ -251,25 +251,25 @@ bool virtual_device::store_tables() {
 }
 
 context& virtual_device::state() {
-    auto* found = context_.load(std::memory_order_acquire);
-    if (found == nullptr) {
+    auto* current = context_.load(std::memory_order_acquire);
+    if (current == nullptr) {
         const std::lock_guard guard(mutex_);
-        found = context_.load(std::memory_order_relaxed);
-        if (found == nullptr)
-            context_.store(found = map_context(), std::memory_order_release);
+        current = context_.load(std::memory_order_relaxed);
+        if (current == nullptr)
+            context_.store(current = map_context(), std::memory_order_release);
     }
-    return *found;
+    return *current;
 }
 
 backing& virtual_device::mapped(std::atomic<backing*>& which, const char* file, std::uint64_t size) {
-    auto* found = which.load(std::memory_order_acquire);
-    if (found == nullptr) {
+    auto* current = which.load(std::memory_order_acquire);
+    if (current == nullptr) {
         const std::lock_guard guard(mutex_);
-        found = which.load(std::memory_order_relaxed);
-        if (found == nullptr)
-            which.store(found = new backing(directory / file, size), std::memory_order_release);
+        current = which.load(std::memory_order_relaxed);
+        if (current == nullptr)
+            which.store(current = new backing(directory / file, size), std::memory_order_release);
     }
-    return *found;
+    return *current;
 }
 
 backing& virtual_device::hbm() {
@@ -372,7 +372,7 @@ bool virtual_device::any_export_alive() const {
 process& process::self() {
     // Never destroyed: worker threads and atexit handlers of the program may still call.
     static auto* instance = [] {
-        auto* made = new process;
+        auto* fresh = new process;
         // A forked child has the parent's mappings but none of its threads: it stays in the lab and starts
         // afresh. Nothing is locked around fork, because the program may hold its own locks when it calls
         // fork; the old objects are leaked.
@@ -386,7 +386,7 @@ process& process::self() {
             new (&child.foreign_mutex_) std::mutex;
             child.tried_ = false;
         });
-        return made;
+        return fresh;
     }();
     return *instance;
 }

@@ -105,12 +105,13 @@ constexpr personality gaudi3 = {
 } // namespace
 
 personality personality_of(const gaudi_description& description) {
-    auto made = description.generation == generation::gaudi    ? gaudi1
-                : description.generation == generation::gaudi3 ? gaudi3
-                                                               : gaudi2;
-    if (description.hbm_pages != 0 && made.dram_mmu)
-        made.hbm_size = made.dram_size = std::min(made.hbm_size, description.hbm_pages * made.dram_page);
-    return made;
+    auto values = description.generation == generation::gaudi    ? gaudi1
+                  : description.generation == generation::gaudi3 ? gaudi3
+                                                                 : gaudi2;
+    if (description.hbm_pages != 0 && values.dram_mmu)
+        values.hbm_size = values.dram_size =
+            std::min(values.hbm_size, description.hbm_pages * values.dram_page);
+    return values;
 }
 
 } // namespace lab::gaudi

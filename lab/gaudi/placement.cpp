@@ -20,8 +20,8 @@ placement::placement(unsigned engine, const std::vector<std::filesystem::path>& 
     for (unsigned i = 0; i < CPU_SETSIZE; ++i)
         if (CPU_ISSET(i, &anywhere_) && nth++ == engine % processors_)
             CPU_SET(i, &home_);
-    for (const auto& each : others)
-        others_.push_back({each});
+    for (const auto& path : others)
+        others_.push_back({path});
 }
 
 // Read, not mapped: a device that no process has opened yet has no state file, and mapping would create one.

@@ -143,8 +143,8 @@ answer<std::uint64_t> issue(virtual_device& device, int fd, std::vector<planned>
             }
         }
         if (issued != 0) {
-            for (const auto& each : jobs)
-                device.worker(each.queue).wake();
+            for (const auto& job : jobs)
+                device.worker(job.queue).wake();
             return issued;
         }
         state.waiters.fetch_add(1);

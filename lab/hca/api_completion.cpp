@@ -59,25 +59,25 @@ answer<completion_queue*> make_cq(ibv_context* handle, const cq_request& wanted)
     cq.produced = cq.consumed = cq.armed = cq.overrun = cq.signal_owed = 0;
     cq.consumed_seen = 0;
     cq.reported = 0;
-    auto made = std::make_unique<completion_queue>();
-    made->home = &home;
-    made->index = *place;
-    made->cq = &cq;
-    made->ring = home.own().at<completion>(*ring);
-    made->awaited = made->ring;
-    made->seen.context = handle;
-    made->seen.channel = wanted.channel;
-    made->seen.cq_context = wanted.cookie;
-    made->seen.handle = *place;
-    made->seen.cqe = static_cast<int>(capacity);
-    make_waitable(made->seen.mutex, made->seen.cond);
+    auto queue = std::make_unique<completion_queue>();
+    queue->home = &home;
+    queue->index = *place;
+    queue->cq = &cq;
+    queue->ring = home.own().at<completion>(*ring);
+    queue->awaited = queue->ring;
+    queue->seen.context = handle;
+    queue->seen.channel = wanted.channel;
+    queue->seen.cq_context = wanted.cookie;
+    queue->seen.handle = *place;
+    queue->seen.cqe = static_cast<int>(capacity);
+    make_waitable(queue->seen.mutex, queue->seen.cond);
     const std::lock_guard guard(home.objects);
     cq.serial = home.next_serial++;
-    home.cqs[*place] = made.get();
+    home.cqs[*place] = queue.get();
     if (wanted.channel != nullptr)
         ++wanted.channel->refcnt;
     cq.in_use.store(1, std::memory_order_release);
-    return made.release();
+    return queue.release();
 }
 
 // Releases the queue place of the polled request.
@@ -244,18 +244,18 @@ ibv_cq_ex* create_cq_ex(ibv_context* handle, ibv_cq_init_attr_ex* wanted) {
     const auto refuse = [](int error) { return failure<ibv_cq_ex*>(error, answers::with_errno); };
     if ((wanted->wc_flags & ~readable) != 0)
         return refuse(EOPNOTSUPP);
-    constexpr std::uint32_t known = IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD;
-    if ((wanted->comp_mask & ~known) != 0)
+    constexpr std::uint32_t supported = IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD;
+    if ((wanted->comp_mask & ~supported) != 0)
         return refuse(EINVAL);
     if ((wanted->comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS) != 0 &&
         (wanted->flags & ~static_cast<std::uint32_t>(IBV_CREATE_CQ_ATTR_SINGLE_THREADED)) != 0)
         return refuse(EOPNOTSUPP); // "ignore overrun" too: an overrun here is never harmless
-    const auto made = make_cq(handle, {wanted->cqe, wanted->cq_context, wanted->channel,
-                                       static_cast<int>(wanted->comp_vector), true});
-    if (!made)
-        return refuse(made.error());
-    fill_readers((*made)->seen);
-    return &(*made)->seen;
+    const auto queue = make_cq(handle, {wanted->cqe, wanted->cq_context, wanted->channel,
+                                        static_cast<int>(wanted->comp_vector), true});
+    if (!queue)
+        return refuse(queue.error());
+    fill_readers((*queue)->seen);
+    return &(*queue)->seen;
 }
 
 void forget_events(completion_queue& cq) {
@@ -333,8 +333,8 @@ VERB(ibv_cq*, ibv_create_cq,
      (handle, entries, cookie, channel, vector), {
          if (entries <= 0)
              return fails(EINVAL);
-         const auto made = make_cq(handle, {static_cast<uint32_t>(entries), cookie, channel, vector, false});
-         return made ? (*made)->handle() : fails(made.error());
+         const auto queue = make_cq(handle, {static_cast<uint32_t>(entries), cookie, channel, vector, false});
+         return queue ? (*queue)->handle() : fails(queue.error());
      })
 
 VERB(int, ibv_resize_cq, (ibv_cq * handle, int entries), (handle, entries), {
@@ -406,14 +406,14 @@ VERB_AS(with_minus_one, int, ibv_get_cq_event, (ibv_comp_channel * channel, ibv_
                 if (got != sizeof(event))
                     return got < 0 ? -1 : fails(EIO);
                 const std::lock_guard guard(home.objects);
-                auto* found = home.cqs[static_cast<uint32_t>(event) % max_cqs];
-                if (found == nullptr || found->cq->serial != event >> 32)
+                auto* queue = home.cqs[static_cast<uint32_t>(event) % max_cqs];
+                if (queue == nullptr || queue->cq->serial != event >> 32)
                     continue; // the event of a destroyed queue
-                ::pthread_mutex_lock(&found->seen.mutex);
-                ++found->events_read;
-                ::pthread_mutex_unlock(&found->seen.mutex);
-                *cq = found->handle();
-                *cookie = found->seen.cq_context;
+                ::pthread_mutex_lock(&queue->seen.mutex);
+                ++queue->events_read;
+                ::pthread_mutex_unlock(&queue->seen.mutex);
+                *cq = queue->handle();
+                *cookie = queue->seen.cq_context;
                 return 0;
             }
         })

@@ -21,10 +21,11 @@ int query_port(ibv_context* handle, std::uint8_t port, ibv_port_attr* into, std:
     const auto& where = context::of(handle);
     if (!valid_port(where, port))
         return failure<int>(EINVAL, answers::with_errno);
-    const auto made = attributes_of(*where.hca, port, where.home->ports().is_up(where.hca->index, port));
+    const auto attributes =
+        attributes_of(*where.hca, port, where.home->ports().is_up(where.hca->index, port));
     // The caller's structure may be older and shorter, or newer and longer.
     std::memset(into, 0, size);
-    std::memcpy(into, &made, std::min(size, sizeof(made)));
+    std::memcpy(into, &attributes, std::min(size, sizeof(attributes)));
     return 0;
 }
 
@@ -43,9 +44,9 @@ int query_device_ex(ibv_context* handle, const ibv_query_device_ex_input* input,
 }
 
 int query_rt_values(ibv_context*, ibv_values_ex* values) {
-    constexpr std::uint32_t known = IBV_VALUES_MASK_RAW_CLOCK;
+    constexpr std::uint32_t supported = IBV_VALUES_MASK_RAW_CLOCK;
     const auto now = now_ns();
-    values->comp_mask &= known;
+    values->comp_mask &= supported;
     values->raw_clock = {static_cast<time_t>(now / 1000000000), static_cast<long>(now % 1000000000)};
     return 0;
 }

@@ -104,7 +104,7 @@ answer<ibv_mr*> make_region(ibv_pd* pd, const wanted_region& wanted) {
         return fail(place, claimed.error());
     // Several threads may register at once; the count must only grow.
     auto& used = home.own()->head.mrs_used;
-    for (auto known = used.load(); known <= *place && !used.compare_exchange_weak(known, *place + 1);) {
+    for (auto count = used.load(); count <= *place && !used.compare_exchange_weak(count, *place + 1);) {
     }
     mr.pieces = 0;
     mr.piece_count = static_cast<std::uint32_t>(wanted.pieces.size());
@@ -115,9 +115,9 @@ answer<ibv_mr*> make_region(ibv_pd* pd, const wanted_region& wanted) {
         mr.pieces = *memory;
         std::copy(wanted.pieces.begin(), wanted.pieces.end(), home.own().at<hbm_piece>(*memory));
     }
-    auto made = make_zeroed<memory_region>();
-    made->index = *place;
-    made->dmabuf = wanted.dmabuf;
+    auto region = make_zeroed<memory_region>();
+    region->index = *place;
+    region->dmabuf = wanted.dmabuf;
     mr.pd = protection_domain::of(pd).id;
     mr.access = wanted.access;
     mr.kind = wanted.kind;
@@ -129,15 +129,15 @@ answer<ibv_mr*> make_region(ibv_pd* pd, const wanted_region& wanted) {
     const auto before = mr.registrations.load(std::memory_order_relaxed);
     mr.registrations.store(before + 1, std::memory_order_relaxed);
     const auto key = *place << 8 | static_cast<std::uint32_t>(before % 255 + 1); // never 0
-    made->seen.context = pd->context;
-    made->seen.pd = pd;
-    made->seen.addr = reinterpret_cast<void*>(wanted.address);
-    made->seen.length = wanted.length;
-    made->seen.handle = *place;
-    made->seen.lkey = made->seen.rkey = key;
+    region->seen.context = pd->context;
+    region->seen.pd = pd;
+    region->seen.addr = reinterpret_cast<void*>(wanted.address);
+    region->seen.length = wanted.length;
+    region->seen.handle = *place;
+    region->seen.lkey = region->seen.rkey = key;
     protection_domain::of(pd).users.fetch_add(1);
     mr.key.store(key, std::memory_order_seq_cst);
-    return &made.release()->seen;
+    return &region.release()->seen;
 }
 
 answer<ibv_mr*> register_host(ibv_pd* pd, void* address, std::size_t length, std::uint64_t iova,
@@ -214,10 +214,10 @@ answer<ibv_mr*> register_dmabuf(ibv_pd* pd, std::uint64_t offset, std::size_t le
     wanted.dmabuf = ::fcntl(fd, F_DUPFD_CLOEXEC, 0);
     if (wanted.dmabuf < 0)
         return tl::unexpected(errno);
-    auto made = make_region(pd, wanted);
-    if (!made)
+    auto region = make_region(pd, wanted);
+    if (!region)
         ::close(wanted.dmabuf);
-    return made;
+    return region;
 }
 
 ibv_mr* null_region(ibv_pd* pd) {
@@ -225,8 +225,8 @@ ibv_mr* null_region(ibv_pd* pd) {
     wanted.kind = mr_kind::null;
     wanted.length = UINT64_MAX;
     wanted.access = IBV_ACCESS_LOCAL_WRITE;
-    const auto made = make_region(pd, wanted);
-    return made ? *made : failure<ibv_mr*>(made.error(), answers::with_errno);
+    const auto region = make_region(pd, wanted);
+    return region ? *region : failure<ibv_mr*>(region.error(), answers::with_errno);
 }
 
 int drop_region(ibv_mr* handle) {
@@ -257,12 +257,12 @@ bool lies_within(const plain_buffer& buffer, const void* address, std::size_t le
 
 answer<ibv_mr*> register_as_described(ibv_pd* pd, const registration& wanted) {
     using enum registration::field;
-    constexpr std::uint64_t known = mask_iova | mask_address | mask_fd | mask_offset | mask_buffer;
+    constexpr std::uint64_t supported = mask_iova | mask_address | mask_fd | mask_offset | mask_buffer;
     const auto has = [&](std::uint64_t fields) { return (wanted.comp_mask & fields) == fields; };
     if (has(mask_buffer) && (!has(mask_address) || has(mask_fd) || wanted.buffer->pd != pd ||
                              !lies_within(*wanted.buffer, wanted.address, wanted.length)))
         return tl::unexpected(EINVAL);
-    if ((wanted.comp_mask & ~known) != 0)
+    if ((wanted.comp_mask & ~supported) != 0)
         return tl::unexpected(EOPNOTSUPP);
     const auto access = static_cast<unsigned>(wanted.access);
     if (has(mask_fd)) {
@@ -293,11 +293,11 @@ VERB(ibv_pd*, ibv_alloc_pd, (ibv_context * handle), (handle), {
         home.pds_made.fetch_sub(1);
         return fails(ENOMEM);
     }
-    auto made = make_zeroed<protection_domain>();
-    made->seen.context = handle;
-    made->id = home.next_pd.fetch_add(1);
-    made->seen.handle = made->id;
-    return &made.release()->seen;
+    auto domain = make_zeroed<protection_domain>();
+    domain->seen.context = handle;
+    domain->id = home.next_pd.fetch_add(1);
+    domain->seen.handle = domain->id;
+    return &domain.release()->seen;
 })
 
 VERB(int, ibv_dealloc_pd, (ibv_pd * pd), (pd), {
@@ -310,28 +310,28 @@ VERB(int, ibv_dealloc_pd, (ibv_pd * pd), (pd), {
 
 VERB(ibv_mr*, ibv_reg_mr, (ibv_pd * pd, void* address, size_t length, int access),
      (pd, address, length, access), {
-         const auto made = register_host(pd, address, length, reinterpret_cast<uint64_t>(address),
-                                         static_cast<unsigned>(access));
-         return made ? *made : fails(made.error());
+         const auto region = register_host(pd, address, length, reinterpret_cast<uint64_t>(address),
+                                           static_cast<unsigned>(access));
+         return region ? *region : fails(region.error());
      })
 
 VERB(ibv_mr*, ibv_reg_mr_iova, (ibv_pd * pd, void* address, size_t length, uint64_t iova, int access),
      (pd, address, length, iova, access), {
-         const auto made = register_host(pd, address, length, iova, static_cast<unsigned>(access));
-         return made ? *made : fails(made.error());
+         const auto region = register_host(pd, address, length, iova, static_cast<unsigned>(access));
+         return region ? *region : fails(region.error());
      })
 
 VERB(ibv_mr*, ibv_reg_mr_iova2, (ibv_pd * pd, void* address, size_t length, uint64_t iova, unsigned access),
      (pd, address, length, iova, access), {
-         const auto made = register_host(pd, address, length, iova, access);
-         return made ? *made : fails(made.error());
+         const auto region = register_host(pd, address, length, iova, access);
+         return region ? *region : fails(region.error());
      })
 
 VERB(ibv_mr*, ibv_reg_dmabuf_mr,
      (ibv_pd * pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access),
      (pd, offset, length, iova, fd, access), {
-         const auto made = register_dmabuf(pd, offset, length, iova, fd, static_cast<unsigned>(access));
-         return made ? *made : fails(made.error());
+         const auto region = register_dmabuf(pd, offset, length, iova, fd, static_cast<unsigned>(access));
+         return region ? *region : fails(region.error());
      })
 
 VERB(int, ibv_dereg_mr, (ibv_mr * mr), (mr), { return drop_region(mr); })
@@ -340,15 +340,15 @@ VERB(int, ibv_dereg_mr, (ibv_mr * mr), (mr), { return drop_region(mr); })
 namespace lab::hca {
 
 NEWER_VERB(ibv_mr*, ibv_reg_mr_ex, (ibv_pd * pd, const registration* wanted), (pd, wanted), {
-    const auto made = register_as_described(pd, *wanted);
-    return made ? *made : fails(made.error());
+    const auto region = register_as_described(pd, *wanted);
+    return region ? *region : fails(region.error());
 })
 
 NEWER_VERB(void*, ibv_alloc_buf, (ibv_pd * pd, size_t size, plain_buffer** buffer), (pd, size, buffer), {
-    auto made = std::make_unique<plain_buffer>(plain_buffer{pd, nullptr, size});
-    if (::posix_memalign(&made->address, page, size) != 0)
+    auto allocation = std::make_unique<plain_buffer>(plain_buffer{pd, nullptr, size});
+    if (::posix_memalign(&allocation->address, page, size) != 0)
         return fails(ENOMEM);
-    *buffer = made.release();
+    *buffer = allocation.release();
     return (*buffer)->address;
 })
 
@@ -367,8 +367,8 @@ NEWER_VERB(ibv_mr*, ibv_reg_buf_mr,
                wanted.length = length;
                wanted.access = access;
                wanted.buffer = buffer;
-               const auto made = register_as_described(pd, wanted);
-               return made ? *made : fails(made.error());
+               const auto region = register_as_described(pd, wanted);
+               return region ? *region : fails(region.error());
            })
 
 NEWER_VERB_AS(with_minus_one, int, ibv_export_buf_dmabuf_fd, (plain_buffer * buffer), (buffer),

@@ -120,8 +120,8 @@ answer<queue_pair*> make_qp(ibv_pd* pd, ibv_qp_init_attr& asked) {
         return fail(claimed.error());
     auto cap = asked.cap;
     cap.max_send_sge = std::max(cap.max_send_sge, 1U);
-    if (const auto made = make_queues(home.own(), qp, cap, asked.srq == nullptr); !made)
-        return fail(made.error());
+    if (const auto queues = make_queues(home.own(), qp, cap, asked.srq == nullptr); !queues)
+        return fail(queues.error());
     qp.number = home.own().slot() << index_bits | *place;
     qp.device = where.hca->index;
     qp.type = asked.qp_type;
@@ -136,14 +136,14 @@ answer<queue_pair*> make_qp(ibv_pd* pd, ibv_qp_init_attr& asked) {
     qp.state = IBV_QPS_RESET;
     if (asked.srq != nullptr)
         cap.max_recv_wr = cap.max_recv_sge = 0;
-    auto made = std::make_unique<queue_pair>();
-    made->home = &home;
-    made->index = *place;
-    made->qp = &qp;
-    made->made_with = asked;
-    made->made_with.cap = cap;
+    auto pair = std::make_unique<queue_pair>();
+    pair->home = &home;
+    pair->index = *place;
+    pair->qp = &qp;
+    pair->made_with = asked;
+    pair->made_with.cap = cap;
     asked.cap = cap;
-    auto& seen = made->seen.qp_base;
+    auto& seen = pair->seen.qp_base;
     seen.context = pd->context;
     seen.qp_context = asked.qp_context;
     seen.pd = pd;
@@ -156,19 +156,19 @@ answer<queue_pair*> make_qp(ibv_pd* pd, ibv_qp_init_attr& asked) {
     seen.qp_type = asked.qp_type;
     ::pthread_mutex_init(&seen.mutex, nullptr);
     ::pthread_cond_init(&seen.cond, nullptr);
-    fill_work_request_functions(made->seen);
+    fill_work_request_functions(pair->seen);
     protection_domain::of(pd).users.fetch_add(1);
     completion_queue::of(asked.send_cq).users.fetch_add(1);
     completion_queue::of(asked.recv_cq).users.fetch_add(1);
     if (asked.srq != nullptr)
         shared_receive_queue::of(asked.srq).users.fetch_add(1);
     const std::lock_guard guard(home.objects);
-    made->serial = home.next_serial++;
-    home.qps[*place] = made.get();
+    pair->serial = home.next_serial++;
+    home.qps[*place] = pair.get();
     home.qps_in_use = std::max(home.qps_in_use, *place + 1);
     home.own()->head.qps_used = home.qps_in_use;
     qp.in_use.store(1, std::memory_order_release);
-    return made.release();
+    return pair.release();
 }
 
 ibv_qp* create_qp_ex(ibv_context*, ibv_qp_init_attr_ex* asked) {
@@ -416,8 +416,8 @@ void fill_qp_operations(verbs_context& context) {
 } // namespace lab::hca
 
 VERB(ibv_qp*, ibv_create_qp, (ibv_pd * pd, ibv_qp_init_attr* asked), (pd, asked), {
-    const auto made = make_qp(pd, *asked);
-    return made ? (*made)->handle() : fails(made.error());
+    const auto pair = make_qp(pd, *asked);
+    return pair ? (*pair)->handle() : fails(pair.error());
 })
 
 VERB(int, ibv_modify_qp, (ibv_qp * qp, ibv_qp_attr* values, int mask), (qp, values, mask), {

@@ -45,13 +45,13 @@ int complete(ibv_qp_ex* handle) {
     int error = pair.build_error;
     if (error == 0 && !pair.built.empty()) {
         for (std::size_t i = 0; i < pair.built.size(); ++i) {
-            auto& each = pair.built[i];
-            if ((each.wr.send_flags & IBV_SEND_INLINE) != 0)
-                each.entries.assign(1, {reinterpret_cast<std::uint64_t>(each.inlined.data()),
-                                        static_cast<std::uint32_t>(each.inlined.size()), 0});
-            each.wr.sg_list = each.entries.data();
-            each.wr.num_sge = static_cast<int>(each.entries.size());
-            each.wr.next = i + 1 < pair.built.size() ? &pair.built[i + 1].wr : nullptr;
+            auto& request = pair.built[i];
+            if ((request.wr.send_flags & IBV_SEND_INLINE) != 0)
+                request.entries.assign(1, {reinterpret_cast<std::uint64_t>(request.inlined.data()),
+                                           static_cast<std::uint32_t>(request.inlined.size()), 0});
+            request.wr.sg_list = request.entries.data();
+            request.wr.num_sge = static_cast<int>(request.entries.size());
+            request.wr.next = i + 1 < pair.built.size() ? &pair.built[i + 1].wr : nullptr;
         }
         ibv_send_wr* bad = nullptr;
         error = watched(

@@ -31,20 +31,20 @@ ibv_mtu mtu_code(unsigned bytes) {
 
 // The first IPv4 address of this host that other hosts can use.
 in_addr host_address() {
-    in_addr found{htonl(INADDR_LOOPBACK)};
+    in_addr host{htonl(INADDR_LOOPBACK)};
     ifaddrs* all = nullptr;
     if (::getifaddrs(&all) != 0)
-        return found;
+        return host;
     for (const auto* interface = all; interface != nullptr; interface = interface->ifa_next)
         if (interface->ifa_addr != nullptr && interface->ifa_addr->sa_family == AF_INET &&
             (interface->ifa_flags & IFF_LOOPBACK) == 0 && (interface->ifa_flags & IFF_UP) != 0) {
             sockaddr_in address{};
             std::memcpy(&address, interface->ifa_addr, sizeof(address));
-            found = address.sin_addr;
+            host = address.sin_addr;
             break;
         }
     ::freeifaddrs(all);
-    return found;
+    return host;
 }
 
 void fill_gids(device& hca) {

@@ -80,9 +80,9 @@ private:
         return failing(status);
     }
 
-    verdict access_refused(access_result found) {
+    verdict access_refused(access_result access) {
         return refused(event_access_error,
-                       found == access_result::denied ? IBV_WC_REM_ACCESS_ERR : IBV_WC_REM_OP_ERR);
+                       access == access_result::denied ? IBV_WC_REM_ACCESS_ERR : IBV_WC_REM_OP_ERR);
     }
 
     // The bytes could not be moved: the memory, the process or the permission is gone.
@@ -117,9 +117,9 @@ private:
     }
 
     verdict write() {
-        if (const auto found = find_remote(local().length, IBV_ACCESS_REMOTE_WRITE);
-            found != access_result::fine)
-            return access_refused(found);
+        if (const auto access = find_remote(local().length, IBV_ACCESS_REMOTE_WRITE);
+            access != access_result::fine)
+            return access_refused(access);
         if (has_immediate(request_.opcode))
             return deliver(&remote());
         const auto sum = copy(remote(), local());
@@ -136,9 +136,9 @@ private:
             return refused(event_request_error, IBV_WC_REM_INV_REQ_ERR);
         if (is_answered_ucx_fence(request_.rdma.address, request_.rdma.key, local().length))
             return {IBV_WC_SUCCESS, wait_reason::none, 8};
-        if (const auto found = find_remote(local().length, IBV_ACCESS_REMOTE_READ);
-            found != access_result::fine)
-            return access_refused(found);
+        if (const auto access = find_remote(local().length, IBV_ACCESS_REMOTE_READ);
+            access != access_result::fine)
+            return access_refused(access);
         const auto sum = copy(local(), remote());
         if (!sum.fine)
             return not_moved(sum);
@@ -153,8 +153,8 @@ private:
             return failing(IBV_WC_LOC_LEN_ERR);
         if (request_.rdma.address % 8 != 0 || responder_.qp->dest_rd_atomic == 0)
             return refused(event_request_error, IBV_WC_REM_INV_REQ_ERR);
-        if (const auto found = find_remote(8, IBV_ACCESS_REMOTE_ATOMIC); found != access_result::fine)
-            return access_refused(found);
+        if (const auto access = find_remote(8, IBV_ACCESS_REMOTE_ATOMIC); access != access_result::fine)
+            return access_refused(access);
         std::uint64_t before = 0;
         const auto sum =
             exchange(responder_.memory(), remote(),
@@ -198,8 +198,8 @@ private:
         const side* to = target;
         if (target == nullptr) {
             remote().clear();
-            const auto found = find_buffers(here_, responder_, taken, remote());
-            if (found != access_result::fine) {
+            const auto access = find_buffers(here_, responder_, taken, remote());
+            if (access != access_result::fine) {
                 finish(IBV_WC_LOC_PROT_ERR);
                 break_down(responder_, 0);
                 return reliable ? failing(IBV_WC_REM_OP_ERR) : verdict{};
@@ -231,8 +231,8 @@ private:
     }
 
     verdict datagram() {
-        if (const auto found = gather(); found.status != IBV_WC_SUCCESS)
-            return found;
+        if (const auto gathered = gather(); gathered.status != IBV_WC_SUCCESS)
+            return gathered;
         if (local().length > requester_.qp->path_mtu)
             return failing(IBV_WC_LOC_LEN_ERR);
         const auto& target = request_.datagram;
@@ -264,9 +264,9 @@ private:
         if (target.where.by_gid != 0)
             entry.flags |= IBV_WC_GRH;
         remote().clear();
-        const auto found = find_buffers(here_, responder_, taken, remote());
-        if (found != access_result::fine || remote().length < local().length + grh_size) {
-            entry.status = found != access_result::fine ? IBV_WC_LOC_PROT_ERR : IBV_WC_LOC_LEN_ERR;
+        const auto access = find_buffers(here_, responder_, taken, remote());
+        if (access != access_result::fine || remote().length < local().length + grh_size) {
+            entry.status = access != access_result::fine ? IBV_WC_LOC_PROT_ERR : IBV_WC_LOC_LEN_ERR;
             complete_receive(responder_, taken, entry);
             break_down(responder_, 0);
             return {};
@@ -316,8 +316,8 @@ namespace {
 // Finds the memory that a request names: first where the last request found it, then by a lookup.
 std::byte* find_kept(stretch& kept, process& here, const segment& owner, std::uint32_t key,
                      std::uint64_t address, std::uint64_t length, std::uint32_t pd, std::uint32_t rights) {
-    if (auto* known = kept.find(key, address, length))
-        return known;
+    if (auto* cached = kept.find(key, address, length))
+        return cached;
     kept = find_stretch(here, owner, key, address, length, pd, rights);
     return kept.find(key, address, length);
 }

@@ -81,8 +81,8 @@ void attend_ports(process& home) {
     const auto seen = home.ports().seen();
     const auto reported = std::exchange(home.ports_reported, seen);
     for (unsigned i = 0; i < seen.size(); ++i)
-        for (auto each = seen[i] - std::min(seen[i] - reported[i], 2U); each != seen[i];) {
-            const auto type = ++each % 2 != 0 ? IBV_EVENT_PORT_ERR : IBV_EVENT_PORT_ACTIVE;
+        for (auto change = seen[i] - std::min(seen[i] - reported[i], 2U); change != seen[i];) {
+            const auto type = ++change % 2 != 0 ? IBV_EVENT_PORT_ERR : IBV_EVENT_PORT_ACTIVE;
             const auto hca = i / port_states::ports_of_hca, port = i % port_states::ports_of_hca + 1;
             for (auto* context : home.contexts)
                 if (context->hca->index == hca)

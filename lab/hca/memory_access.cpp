@@ -278,10 +278,10 @@ access_result find_entries(process& here, const segment& owner, const scatter_en
                            std::size_t count, std::uint32_t pd, std::uint32_t rights, side& to) {
     for (std::size_t i = 0; i < count; ++i)
         if (entries[i].length != 0)
-            if (const auto found = find_memory(here, owner, entries[i].key, entries[i].address,
-                                               entries[i].length, pd, rights, to);
-                found != access_result::fine)
-                return found;
+            if (const auto access = find_memory(here, owner, entries[i].key, entries[i].address,
+                                                entries[i].length, pd, rights, to);
+                access != access_result::fine)
+                return access;
     return access_result::fine;
 }
 

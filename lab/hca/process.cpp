@@ -25,11 +25,11 @@ thread_local bool is_guard = false;
 
 // The addresses on which the Ethernet nics listen.
 std::set<std::uint32_t> ethernet_addresses(const std::vector<device*>& hcas) {
-    std::set<std::uint32_t> found;
+    std::set<std::uint32_t> addresses;
     for (const auto* hca : hcas)
         if (hca->description.link == link_layer::ethernet)
-            found.insert(ipv4_of(hca->gids[0][0]));
-    return found;
+            addresses.insert(ipv4_of(hca->gids[0][0]));
+    return addresses;
 }
 
 } // namespace
@@ -145,15 +145,16 @@ void report(const segment& own, unsigned hcas) {
     for (unsigned i = 0; i < hcas; ++i) {
         traffic_counters sum{};
         sum.add(own->head.counted[i]);
-        for (std::uint32_t each = 0; each < own->head.qps_used; ++each) // queue pairs that were not destroyed
-            if (const auto& qp = own->qps[each]; qp.in_use != 0 && qp.device == i)
+        for (std::uint32_t number = 0; number < own->head.qps_used;
+             ++number) // queue pairs that were not destroyed
+            if (const auto& qp = own->qps[number]; qp.in_use != 0 && qp.device == i)
                 sum.add(qp.counted);
         if (sum.messages == 0 && sum.errors == 0)
             continue;
         text += R"({"process":)" + std::to_string(own->head.process) + R"(,"device":"vhca)" +
                 std::to_string(i) + '"';
-        for (const auto& each : traffic_counters::all())
-            text += std::string(",\"") + each.name + "\":" + std::to_string((sum.*each.counter).load());
+        for (const auto& entry : traffic_counters::all())
+            text += std::string(",\"") + entry.name + "\":" + std::to_string((sum.*entry.counter).load());
         text += "}\n";
     }
     if (text.empty())
@@ -273,10 +274,10 @@ bool process::party_is_dead(party holder) {
     if (here == nullptr || holder == shared_lock::self)
         return false;
     int error = 0;
-    const auto found = here->find_peer(slot, &error);
-    if (!found)
+    const auto peer = here->find_peer(slot, &error);
+    if (!peer)
         return error == ENOENT; // a process that cannot be checked counts as alive
-    return found->memory().party() != holder || !found->memory().alive();
+    return peer->memory().party() != holder || !peer->memory().alive();
 }
 
 void process::run_at(std::uint64_t when_ns) {

@@ -202,11 +202,11 @@ tl::expected<std::uint64_t, int> segment::allocate(std::uint64_t bytes) {
 
 void segment::release(std::uint64_t offset) {
     const std::lock_guard guard(mutex_);
-    const auto found = taken_.find(offset);
-    if (found == taken_.end())
+    const auto entry = taken_.find(offset);
+    if (entry == taken_.end())
         return;
-    const auto bytes = found->second;
-    taken_.erase(found);
+    const auto bytes = entry->second;
+    taken_.erase(entry);
     // A hole: the next owner of the range reads zeros.
     ::fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
                 static_cast<off_t>(bytes));

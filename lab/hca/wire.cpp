@@ -25,11 +25,11 @@ constexpr std::size_t max_unknown_peers = 64; // maximum number of such connecti
 constexpr int peer_timeout_ms = 5000;         // a peer that does not acknowledge for this long is gone
 
 sockaddr_in address_of(std::uint32_t ip, std::uint16_t port) {
-    sockaddr_in made{};
-    made.sin_family = AF_INET;
-    made.sin_addr.s_addr = ip;
-    made.sin_port = htons(port);
-    return made;
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = ip;
+    address.sin_port = htons(port);
+    return address;
 }
 
 void set(int fd, int level, int option, int value) {
@@ -94,7 +94,7 @@ void wire::start(process& home) {
 void wire::abandon() {
     // If the lock is held, its holder is a thread that does not exist in this process: the links stay open.
     if (mutex_.try_lock()) {
-        for (const auto& [fd, each] : by_fd_)
+        for (const auto& [fd, connection] : by_fd_)
             ::close(fd);
         mutex_.unlock();
     }
@@ -113,8 +113,8 @@ void wire::stop() {
     if (!thread_.joinable())
         return;
     thread_.join();
-    for (const auto& [fd, each] : by_fd_)
-        each->close_in_order();
+    for (const auto& [fd, connection] : by_fd_)
+        connection->close_in_order();
 }
 
 wire::~wire() {
@@ -128,11 +128,11 @@ wire::~wire() {
             ::close(fd);
 }
 
-void wire::add(const std::shared_ptr<link>& made, wire_address peer, bool writing) {
-    made->peer_ = peer;
-    made->since_ns_ = now_ns();
-    by_fd_[made->fd_] = made;
-    watch_fd(epoll_, made->fd_, writing ? EPOLLIN | EPOLLOUT : EPOLLIN);
+void wire::add(const std::shared_ptr<link>& added, wire_address peer, bool writing) {
+    added->peer_ = peer;
+    added->since_ns_ = now_ns();
+    by_fd_[added->fd_] = added;
+    watch_fd(epoll_, added->fd_, writing ? EPOLLIN | EPOLLOUT : EPOLLIN);
 }
 
 std::shared_ptr<link> wire::find_or_connect(wire_address peer, std::uint32_t from_ip) {
@@ -178,8 +178,8 @@ void wire::accept_from(int listener) {
         tune(fd);
         const std::lock_guard guard(mutex_);
         std::size_t unknown = 0;
-        for (const auto& [other, each] : by_fd_)
-            unknown += each->said_hello_ ? 0U : 1U;
+        for (const auto& [other, connection] : by_fd_)
+            unknown += connection->said_hello_ ? 0U : 1U;
         if (unknown >= max_unknown_peers) {
             ::close(fd);
             continue;
@@ -312,13 +312,14 @@ void wire::expire() {
     {
         const std::lock_guard guard(mutex_);
         const auto now = now_ns();
-        for (const auto& [fd, each] : by_fd_)
-            if ((!each->said_hello_ && now - each->since_ns_ > hello_limit_ns) ||
-                (!each->established_ && now - each->since_ns_ > std::uint64_t{peer_timeout_ms} * 1000000))
-                old.push_back(each);
+        for (const auto& [fd, connection] : by_fd_)
+            if ((!connection->said_hello_ && now - connection->since_ns_ > hello_limit_ns) ||
+                (!connection->established_ &&
+                 now - connection->since_ns_ > std::uint64_t{peer_timeout_ms} * 1000000))
+                old.push_back(connection);
     }
-    for (const auto& each : old)
-        lose(each);
+    for (const auto& connection : old)
+        lose(connection);
 }
 
 void wire::run() {
@@ -338,8 +339,8 @@ void wire::run() {
             std::shared_ptr<link> from;
             {
                 const std::lock_guard guard(mutex_);
-                if (const auto found = by_fd_.find(fd); found != by_fd_.end())
-                    from = found->second;
+                if (const auto entry = by_fd_.find(fd); entry != by_fd_.end())
+                    from = entry->second;
             }
             if (!from)
                 continue;

@@ -161,7 +161,7 @@ private:
     wire() = default;
     void run();
     void accept_from(int listener);
-    void add(const std::shared_ptr<link>& made, wire_address peer, bool writing);
+    void add(const std::shared_ptr<link>& added, wire_address peer, bool writing);
     void serve(const std::shared_ptr<link>& from, std::uint32_t events);
     // Reads what is available; false: the connection is closed.
     bool receive(link& from);

@@ -29,19 +29,19 @@ bool is_outstanding(const shared_qp& qp, std::uint32_t place) {
 std::size_t entries_of(const side& memory, std::uint64_t skip, std::uint64_t bytes,
                        std::vector<std::byte>& nowhere, iovec* into, std::size_t room) {
     std::size_t count = 0;
-    for (const auto& each : memory.pieces) {
-        if (skip >= each.length) {
-            skip -= each.length;
+    for (const auto& piece : memory.pieces) {
+        if (skip >= piece.length) {
+            skip -= piece.length;
             continue;
         }
-        const auto part = std::min(each.length - skip, bytes);
+        const auto part = std::min(piece.length - skip, bytes);
         if (count == room || part == 0)
             break;
-        if (!each.here()) {
+        if (!piece.here()) {
             into[count++] = {nowhere.data(), std::min<std::uint64_t>(part, nowhere.size())};
             break;
         }
-        into[count++] = {each.pointer() + skip, part};
+        into[count++] = {piece.pointer() + skip, part};
         bytes -= part;
         skip = 0;
     }
@@ -77,9 +77,9 @@ link::progress link::transmit(outgoing& what, bool holds_queue) {
         auto& body = what.body;
         auto& qp = own->qps[body.qp];
         const endpoint mine{home_.home().self().get(), &qp};
-        bool found = true;
+        bool valid = true;
         if (what.head.length == 0)
-            found = true;
+            valid = true;
         else if (body.from == payload::source::bytes) {
             memory.add(body.bytes.data(), body.bytes.size());
         } else if (body.from == payload::source::request) {
@@ -87,18 +87,18 @@ link::progress link::transmit(outgoing& what, bool holds_queue) {
                 qp.sq.lock.lock();
                 held = &qp.sq.lock;
             }
-            found = qp.in_use.load() != 0 && qp.number == what.head.source_qp && qp.life == body.life &&
+            valid = qp.in_use.load() != 0 && qp.number == what.head.source_qp && qp.life == body.life &&
                     is_outstanding(qp, body.place) &&
                     gather_local(home_.home(), mine, mine.request<send_request>(qp.sq, body.place), memory) ==
                         IBV_WC_SUCCESS;
         } else {
             qp.inbound.lock();
             held = &qp.inbound;
-            found = qp.in_use.load() != 0 &&
+            valid = qp.in_use.load() != 0 &&
                     find_memory(home_.home(), own, body.key, body.address, what.head.length, qp.pd,
                                 IBV_ACCESS_REMOTE_READ, memory) == access_result::fine;
         }
-        if (!found || memory.length < what.head.length) {
+        if (!valid || memory.length < what.head.length) {
             // The region of a read was deregistered before the answer was sent: refuse as for a region that
             // never existed.
             if (body.from == payload::source::region && qp.in_use.load() != 0 && qp.life == body.life)

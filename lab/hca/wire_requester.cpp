@@ -289,8 +289,8 @@ void wire::lose(const std::shared_ptr<link>& gone) {
     gone->lost_ = true;
     {
         const std::lock_guard guard(mutex_);
-        if (const auto found = by_peer_.find(gone->peer_); found != by_peer_.end() && found->second == gone)
-            by_peer_.erase(found);
+        if (const auto entry = by_peer_.find(gone->peer_); entry != by_peer_.end() && entry->second == gone)
+            by_peer_.erase(entry);
         by_fd_.erase(gone->fd_);
     }
     if (gone->has_taken_) // a message that broke off

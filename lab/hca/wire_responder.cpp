@@ -101,11 +101,11 @@ std::uint32_t wire::find_sink(link& from, endpoint target) {
                    ? access_result::fine
                    : find_memory(*home_, home_->own(), head.key, head.address, length, qp.pd, rights, memory);
     };
-    const auto unless_fine = [&](access_result found) {
-        if (found == access_result::fine)
+    const auto unless_fine = [&](access_result access) {
+        if (access == access_result::fine)
             return std::uint32_t{IBV_WC_SUCCESS};
         return refuse(event_access_error,
-                      found == access_result::denied ? IBV_WC_REM_ACCESS_ERR : IBV_WC_REM_OP_ERR);
+                      access == access_result::denied ? IBV_WC_REM_ACCESS_ERR : IBV_WC_REM_OP_ERR);
     };
     switch (head.opcode) {
     case IBV_WR_RDMA_READ:
@@ -160,10 +160,10 @@ access_result wire::run_atomic(link& from, const shared_qp& qp) {
     side cell;
     if ((qp.access & IBV_ACCESS_REMOTE_ATOMIC) == 0)
         return access_result::denied;
-    if (const auto found = find_memory(*home_, home_->own(), head.key, head.address, 8, qp.pd,
-                                       IBV_ACCESS_REMOTE_ATOMIC, cell);
-        found != access_result::fine)
-        return found;
+    if (const auto access = find_memory(*home_, home_->own(), head.key, head.address, 8, qp.pd,
+                                        IBV_ACCESS_REMOTE_ATOMIC, cell);
+        access != access_result::fine)
+        return access;
     const auto sum =
         exchange(home_->own(), cell, {head.opcode, head.compare_or_add, head.swap}, from.before_);
     return sum.fine ? access_result::fine : access_result::denied;

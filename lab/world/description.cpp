@@ -167,14 +167,14 @@ problem at(std::string_view name, unsigned line, std::string_view what) {
 
 template <typename... Devices>
 std::string unknown_key(std::string_view key) {
-    std::set<std::string_view> known;
+    std::set<std::string_view> keys;
     const auto add = [&](const auto& table) {
         for (const auto& entry : table)
-            known.insert(entry.first);
+            keys.insert(entry.first);
     };
     (add(device_settings(Devices{})), ...);
     return fmt::format("unknown key '{}'; known keys: {}{}", key,
-                       sizeof...(Devices) > 1 ? "gaudis, hcas, " : "", fmt::join(known, ", "));
+                       sizeof...(Devices) > 1 ? "gaudis, hcas, " : "", fmt::join(keys, ", "));
 }
 
 template <typename Device>

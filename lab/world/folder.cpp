@@ -67,8 +67,8 @@ result<void> make_file(const fs::path& path, std::string_view text = {}) {
 result<void> make_file_at_once(const fs::path& path, std::string_view text) {
     auto unfinished = path;
     unfinished += ".new";
-    if (auto made = make_file(unfinished, text); !made)
-        return made;
+    if (auto status = make_file(unfinished, text); !status)
+        return status;
     if (::rename(unfinished.c_str(), path.c_str()) != 0)
         return failed("cannot write", path);
     return {};
@@ -97,8 +97,8 @@ result<void> make_sysfs(const fs::path& path, const description& wanted) {
             {nic / "node_type", "1: CA\n"},
             {nic / "hca_type", "VHCA\n"}};
         for (const auto& [file, text] : files)
-            if (auto made = make_file(file, text); !made)
-                return made;
+            if (auto status = make_file(file, text); !status)
+                return status;
     }
     return {};
 }
@@ -107,26 +107,26 @@ result<void> make_contents(const fs::path& path, const description& wanted) try 
     for (const auto& entry : fs::directory_iterator(path))
         if (entry.path().filename() != "lock")
             fs::remove_all(entry.path());
-    if (auto made = make_private_folder(path / "accel"); !made)
-        return made;
+    if (auto status = make_private_folder(path / "accel"); !status)
+        return status;
     for (unsigned i = 0; i < wanted.gaudis.size(); ++i) {
         const auto device = path / fmt::format("gaudi{}", i);
-        if (auto made = make_private_folder(device); !made)
-            return made;
-        if (auto made = make_private_folder(device / "exports"); !made)
-            return made;
+        if (auto status = make_private_folder(device); !status)
+            return status;
+        if (auto status = make_private_folder(device / "exports"); !status)
+            return status;
         for (const auto& node : {fmt::format("accel{}", i), fmt::format("accel_controlD{}", i)})
-            if (auto made = make_file(path / "accel" / node); !made)
-                return made;
+            if (auto status = make_file(path / "accel" / node); !status)
+                return status;
     }
-    if (auto made = make_private_folder(path / "hca"); !made)
-        return made;
-    if (auto made = make_sysfs(path, wanted); !made)
-        return made;
-    if (auto made = make_ports(path, wanted); !made)
-        return made;
-    if (auto made = make_file(path / "topology.xml", topology_xml(wanted)); !made)
-        return made;
+    if (auto status = make_private_folder(path / "hca"); !status)
+        return status;
+    if (auto status = make_sysfs(path, wanted); !status)
+        return status;
+    if (auto status = make_ports(path, wanted); !status)
+        return status;
+    if (auto status = make_file(path / "topology.xml", topology_xml(wanted)); !status)
+        return status;
     // Written last: a lab without a description is unfinished and is made again.
     return make_file_at_once(path / "description", wanted.text());
 } catch (const fs::filesystem_error& error) {
@@ -192,8 +192,8 @@ result<folder> folder::enter(std::string_view name, const std::optional<descript
     for (int tries = 0;; ++tries) {
         if (tries > 0)
             std::this_thread::sleep_for(std::chrono::milliseconds(10));
-        if (auto made = make_private_folder(path); !made)
-            return tl::unexpected(made.error());
+        if (auto status = make_private_folder(path); !status)
+            return tl::unexpected(status.error());
         const auto lock_path = path / "lock";
         const int fd = ::open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
         if (fd < 0 && errno == ENOENT) // another process cleaned the lab in between
@@ -250,8 +250,8 @@ result<fs::path> root() {
     const fs::path path = chosen != nullptr && *chosen != '\0'
                               ? fs::path(chosen)
                               : fs::path(fmt::format("/dev/shm/gaudi-lab-{}", ::geteuid()));
-    if (auto made = make_private_folder(path); !made)
-        return tl::unexpected(made.error());
+    if (auto status = make_private_folder(path); !status)
+        return tl::unexpected(status.error());
     struct statfs system {};
     if (::statfs(path.c_str(), &system) == 0 && system.f_type != TMPFS_MAGIC)
         return tl::unexpected(

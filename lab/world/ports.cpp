@@ -28,13 +28,13 @@ std::filesystem::path port_states::file_of(const std::filesystem::path& lab) {
 }
 
 std::string port_states::text_of(const description& wanted) {
-    contents made{};
+    contents states{};
     for (unsigned i = 0; i < wanted.hcas.size(); ++i)
         for (unsigned port = 1; port <= wanted.hcas[i].ports && !wanted.hcas[i].port_up; ++port) {
-            made.down |= 1ULL << index_of(i, port);
-            made.changes[index_of(i, port)] = 1;
+            states.down |= 1ULL << index_of(i, port);
+            states.changes[index_of(i, port)] = 1;
         }
-    return {reinterpret_cast<const char*>(&made), sizeof(made)};
+    return {reinterpret_cast<const char*>(&states), sizeof(states)};
 }
 
 result<port_states> port_states::open(const std::filesystem::path& lab) {

@@ -257,7 +257,7 @@ result<void> connection_core::send_credits() {
         return {};
     while (!local_credits_.all_sent()) {
         auto [index, words] = local_credits_.next_run();
-        if (link_->theirs.sleeps) {
+        if (link_->remote_hello.sleeps) {
             std::array<std::byte, 16 * 64> body;
             words = words.first(std::min(words.size(), body.size() / 16));
             packer out(body);
@@ -272,8 +272,8 @@ result<void> connection_core::send_credits() {
                 {no_operation, static_cast<std::uint32_t>(words.size_bytes())},
                 {reinterpret_cast<std::uintptr_t>(words.data()), link_->words_region->lkey});
             wr.opcode = IBV_WR_RDMA_WRITE;
-            wr.wr.rdma.remote_addr = link_->theirs.credits_address + offset;
-            wr.wr.rdma.rkey = link_->theirs.credits_key;
+            wr.wr.rdma.remote_addr = link_->remote_hello.credits_address + offset;
+            wr.wr.rdma.rkey = link_->remote_hello.credits_key;
         }
         local_credits_.sent(words.size());
     }
@@ -293,9 +293,9 @@ std::size_t connection_core::read_frames() {
         peer_ended(frames.error());
         return 0;
     }
-    for (auto& each : *frames)
+    for (auto& received : *frames)
         if (!failure_)
-            if (auto handled = handle(each); !handled)
+            if (auto handled = handle(received); !handled)
                 fail(handled.error());
     return frames->size();
 }
@@ -307,8 +307,9 @@ result<void> connection_core::handle(frame& received) {
         return {};
     case frame_kind::goodbye: {
         const std::string reason(reinterpret_cast<const char*>(received.body.data()), received.body.size());
-        peer_ended({errc::peer_gone, reason.empty() ? fmt::format("{} closed the connection", peer())
-                                                    : fmt::format("{} gave up: {}", peer(), reason)});
+        peer_ended({errc::peer_gone, reason.empty()
+                                         ? fmt::format("{} closed the connection", peer())
+                                         : fmt::format("{} closed the connection: {}", peer(), reason)});
         return {};
     }
     case frame_kind::access_request:

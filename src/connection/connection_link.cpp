@@ -35,10 +35,10 @@ connection_link::establish(const std::shared_ptr<gaudi::nic>& through, stream jo
                            const connection_options& options, time_point deadline) {
     if (!core_of(*through)->valid_in_this_process())
         return tl::unexpected(core_of(*through)->forked_error());
-    auto made = std::make_unique<connection_link>(through, std::move(joined), bounded(options));
-    GAUDI_CHECK(made->prepare());
-    GAUDI_CHECK(made->shake_hands(side, deadline));
-    return made;
+    auto link = std::make_unique<connection_link>(through, std::move(joined), bounded(options));
+    GAUDI_CHECK(link->prepare());
+    GAUDI_CHECK(link->shake_hands(side, deadline));
+    return link;
 }
 
 result<void> connection_link::prepare() {
@@ -52,39 +52,39 @@ result<void> connection_link::prepare() {
 }
 
 hello connection_link::greeting() const {
-    hello ours;
-    ours.endpoint = pair.endpoint(std::random_device{}() & 0xffffff);
-    ours.sleeps = options.wait == wait_mode::events;
-    ours.atomics = nic().atomics();
+    hello local;
+    local.endpoint = pair.endpoint(std::random_device{}() & 0xffffff);
+    local.sleeps = options.wait == wait_mode::events;
+    local.atomics = nic().atomics();
     const auto longest = std::max<std::uint64_t>(nic().port().max_msg_sz, 4096);
-    ours.segment = static_cast<std::uint32_t>(std::min<std::uint64_t>(wanted_segment, longest & ~4095ULL));
-    ours.longest_write = std::min<std::uint64_t>(wanted_write, longest & ~4095ULL);
-    ours.credits_address = reinterpret_cast<std::uintptr_t>(&words->from_peer);
-    ours.credits_key = credits_region->rkey;
-    return ours;
+    local.segment = static_cast<std::uint32_t>(std::min<std::uint64_t>(wanted_segment, longest & ~4095ULL));
+    local.longest_write = std::min<std::uint64_t>(wanted_write, longest & ~4095ULL);
+    local.credits_address = reinterpret_cast<std::uintptr_t>(&words->from_peer);
+    local.credits_key = credits_region->rkey;
+    return local;
 }
 
 result<void> connection_link::shake_hands(role side, time_point deadline) {
     const auto& line = control.line();
-    const auto ours = greeting();
+    const auto local = greeting();
     if (side == role::client)
-        GAUDI_CHECK(send_hello(line, ours, deadline));
+        GAUDI_CHECK(send_hello(line, local, deadline));
     const auto received = receive_hello(line, deadline);
     if (side == role::server) // also where the peer's hello is invalid: the peer then learns our version
-        if (auto sent = send_hello(line, ours, deadline); !sent && received)
+        if (auto sent = send_hello(line, local, deadline); !sent && received)
             return sent;
     if (!received)
         return tl::unexpected(received.error());
-    theirs = *received;
-    segment = std::min(ours.segment, theirs.segment);
-    longest_write = std::min(ours.longest_write, theirs.longest_write);
-    atomics = ours.atomics && theirs.atomics;
+    remote_hello = *received;
+    segment = std::min(local.segment, remote_hello.segment);
+    longest_write = std::min(local.longest_write, remote_hello.longest_write);
+    atomics = local.atomics && remote_hello.atomics;
     result<void> joined;
-    if (ours.endpoint.ethernet != theirs.endpoint.ethernet)
+    if (local.endpoint.ethernet != remote_hello.endpoint.ethernet)
         joined =
             tl::unexpected(error(errc::handshake_refused, "one side has InfiniBand, the other Ethernet"));
     else
-        joined = pair.connect(ours.endpoint, theirs.endpoint, options.timeout, options.retries);
+        joined = pair.connect(local.endpoint, remote_hello.endpoint, options.timeout, options.retries);
     GAUDI_CHECK(send_ready(line, joined ? "" : joined.error().message(), deadline));
     if (!joined)
         return joined;

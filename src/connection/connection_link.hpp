@@ -40,7 +40,7 @@ struct connection_link {
     mr_handle words_region;   // local access only
     mr_handle credits_region; // covers only from_peer, which the peer may write
     queue_pair pair;
-    hello theirs;
+    hello remote_hello;
     std::uint32_t segment = 0; // longest part of a message
     std::uint64_t longest_write = 0;
     bool atomics = false;

@@ -26,9 +26,9 @@ result<connection_pool::pooled_connection> connection_pool::take(const std::stri
         std::optional<connection> waiting;
         {
             const std::lock_guard guard(mutex_);
-            if (auto& known = idle_[peer]; !known.empty()) {
-                waiting.emplace(std::move(known.back()));
-                known.pop_back();
+            if (auto& idle_connections = idle_[peer]; !idle_connections.empty()) {
+                waiting.emplace(std::move(idle_connections.back()));
+                idle_connections.pop_back();
             }
         }
         if (!waiting)
@@ -36,8 +36,8 @@ result<connection_pool::pooled_connection> connection_pool::take(const std::stri
         if (core_of(*waiting)->catch_up()) // false where the peer closed the connection while it was idle
             return pooled_connection(*this, peer, std::move(*waiting));
     }
-    GAUDI_TRY(auto made, connect(nic_, peer, options_));
-    return pooled_connection(*this, peer, std::move(made));
+    GAUDI_TRY(auto opened, connect(nic_, peer, options_));
+    return pooled_connection(*this, peer, std::move(opened));
 }
 
 void connection_pool::release(const std::string& peer, connection returned) {
@@ -46,8 +46,8 @@ void connection_pool::release(const std::string& peer, connection returned) {
         return;
     core_of(returned)->offers().clear();
     const std::lock_guard guard(mutex_);
-    if (auto& known = idle_[peer]; known.size() < idle_per_peer_)
-        known.push_back(std::move(returned));
+    if (auto& idle_connections = idle_[peer]; idle_connections.size() < idle_per_peer_)
+        idle_connections.push_back(std::move(returned));
 }
 
 std::size_t connection_pool::idle() const {

@@ -46,45 +46,45 @@ result<hello> hello::decode(std::span<const std::byte> bytes, const std::string&
     unpacker in(bytes);
     if (in.get<std::uint64_t>() != magic)
         return refuse("its first bytes are not a gaudi-direct handshake");
-    hello theirs;
-    theirs.version = in.get<std::uint16_t>();
-    if (theirs.version != protocol_version)
+    hello remote;
+    remote.version = in.get<std::uint16_t>();
+    if (remote.version != protocol_version)
         return tl::unexpected(
             error(errc::version_mismatch, fmt::format("{} has protocol version {}, this side {}", peer,
-                                                      theirs.version, protocol_version)));
+                                                      remote.version, protocol_version)));
     if (const auto length = in.get<std::uint16_t>(); length != encoded_bytes)
         return refuse(fmt::format("its greeting has {} bytes instead of {}", length, encoded_bytes));
     if (in.get<std::uint8_t>() != native_order)
         return refuse("its numbers have the other byte order");
-    theirs.endpoint.ethernet = in.get<std::uint8_t>() != 0;
-    theirs.sleeps = in.get<std::uint8_t>() != 0;
-    theirs.endpoint.mtu = in.get<std::uint8_t>();
-    theirs.endpoint.reads_in_flight = in.get<std::uint8_t>();
-    theirs.atomics = in.get<std::uint8_t>() != 0;
-    theirs.endpoint.lid = in.get<std::uint16_t>();
-    theirs.endpoint.qp_number = in.get<std::uint32_t>();
-    theirs.endpoint.first_psn = in.get<std::uint32_t>();
-    for (auto& byte : theirs.endpoint.gid)
+    remote.endpoint.ethernet = in.get<std::uint8_t>() != 0;
+    remote.sleeps = in.get<std::uint8_t>() != 0;
+    remote.endpoint.mtu = in.get<std::uint8_t>();
+    remote.endpoint.reads_in_flight = in.get<std::uint8_t>();
+    remote.atomics = in.get<std::uint8_t>() != 0;
+    remote.endpoint.lid = in.get<std::uint16_t>();
+    remote.endpoint.qp_number = in.get<std::uint32_t>();
+    remote.endpoint.first_psn = in.get<std::uint32_t>();
+    for (auto& byte : remote.endpoint.gid)
         byte = in.get<std::uint8_t>();
-    theirs.segment = in.get<std::uint32_t>();
-    theirs.longest_write = in.get<std::uint64_t>();
-    theirs.credits_address = in.get<std::uint64_t>();
-    theirs.credits_key = in.get<std::uint32_t>();
-    if (theirs.endpoint.mtu < 1 || theirs.endpoint.mtu > 5)
-        return refuse(fmt::format("MTU code {}", theirs.endpoint.mtu));
-    if (theirs.endpoint.qp_number >= 1U << 24 || theirs.endpoint.first_psn >= 1U << 24)
-        return refuse(fmt::format("queue pair {:#x}, sequence {:#x}", theirs.endpoint.qp_number,
-                                  theirs.endpoint.first_psn));
-    if (theirs.segment < shortest_segment || theirs.segment > longest_segment || theirs.segment % 4096 != 0)
-        return refuse(fmt::format("segments of {} bytes", theirs.segment));
-    if (theirs.longest_write < theirs.segment || theirs.endpoint.reads_in_flight == 0)
-        return refuse(fmt::format("requests of {} bytes, {} reads in flight", theirs.longest_write,
-                                  theirs.endpoint.reads_in_flight));
-    return theirs;
+    remote.segment = in.get<std::uint32_t>();
+    remote.longest_write = in.get<std::uint64_t>();
+    remote.credits_address = in.get<std::uint64_t>();
+    remote.credits_key = in.get<std::uint32_t>();
+    if (remote.endpoint.mtu < 1 || remote.endpoint.mtu > 5)
+        return refuse(fmt::format("MTU code {}", remote.endpoint.mtu));
+    if (remote.endpoint.qp_number >= 1U << 24 || remote.endpoint.first_psn >= 1U << 24)
+        return refuse(fmt::format("queue pair {:#x}, sequence {:#x}", remote.endpoint.qp_number,
+                                  remote.endpoint.first_psn));
+    if (remote.segment < shortest_segment || remote.segment > longest_segment || remote.segment % 4096 != 0)
+        return refuse(fmt::format("segments of {} bytes", remote.segment));
+    if (remote.longest_write < remote.segment || remote.endpoint.reads_in_flight == 0)
+        return refuse(fmt::format("requests of {} bytes, {} reads in flight", remote.longest_write,
+                                  remote.endpoint.reads_in_flight));
+    return remote;
 }
 
-result<void> send_hello(const stream& to, const hello& ours, time_point deadline) {
-    const auto bytes = ours.encode();
+result<void> send_hello(const stream& to, const hello& local, time_point deadline) {
+    const auto bytes = local.encode();
     return to.send_all(bytes, deadline);
 }
 
@@ -113,9 +113,9 @@ result<void> receive_ready(const stream& from, time_point deadline) {
     std::array<std::byte, ready_bytes> bytes;
     GAUDI_CHECK(from.receive_all(bytes, deadline));
     unpacker in(bytes);
-    const bool ours = in.get<std::uint32_t>() == ready_magic;
+    const bool has_magic = in.get<std::uint32_t>() == ready_magic;
     const auto length = in.get<std::uint32_t>();
-    if (!ours || length > ready_bytes - 8)
+    if (!has_magic || length > ready_bytes - 8)
         return tl::unexpected(
             error(errc::handshake_refused,
                   fmt::format("{}: its answer is not a gaudi-direct handshake", from.peer())));

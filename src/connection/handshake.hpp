@@ -31,7 +31,7 @@ struct hello {
     static result<hello> decode(std::span<const std::byte> bytes, const std::string& peer);
 };
 
-result<void> send_hello(const stream& to, const hello& ours, time_point deadline);
+result<void> send_hello(const stream& to, const hello& local, time_point deadline);
 result<hello> receive_hello(const stream& from, time_point deadline);
 
 // The last step: each side reports that its queue pair can receive, or why the connection fails.

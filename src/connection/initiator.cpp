@@ -22,7 +22,7 @@ result<void> initiator::advance() {
         if (!posted)
             return {};
         waiting_.pop();
-        operations_.fully_posted(slot);
+        operations_.mark_fully_posted(slot);
     }
     return {};
 }

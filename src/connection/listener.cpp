@@ -26,8 +26,8 @@ result<pending_connection> listener::next(std::chrono::milliseconds limit) const
 
 result<connection> listener::accept(const std::shared_ptr<nic>& nic, std::chrono::milliseconds limit,
                                     const connection_options& options) const {
-    GAUDI_TRY(auto knocking, next(limit));
-    return knocking.handshake(nic, options);
+    GAUDI_TRY(auto pending, next(limit));
+    return pending.handshake(nic, options);
 }
 
 pending_connection::pending_connection(std::unique_ptr<stream> joined)

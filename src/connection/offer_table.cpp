@@ -25,15 +25,15 @@ offer_table::offer_table(const nic_core& nic, const control_channel& control, st
     : nic_(nic), control_(control), segment_(segment), holder_(next_holder.fetch_add(1)) {}
 
 result<remote_region> offer_table::offer(const local_region& region, remote_access rights) {
-    std::erase_if(offers_, [](const offered_region& each) { return !each.region.allocated(); });
+    std::erase_if(offers_, [](const offered_region& entry) { return !entry.region.allocated(); });
     if (!region.allocated())
         return tl::unexpected(
             error(errc::not_allocated, fmt::format("an offer of {} bytes at {:#x}: the buffer was freed",
                                                    region.length(), region.address())));
-    const auto found = std::find_if(offers_.begin(), offers_.end(), [&](const offered_region& each) {
-        return each.rights == rights && same_bytes(each.region, region);
+    const auto existing = std::find_if(offers_.begin(), offers_.end(), [&](const offered_region& entry) {
+        return entry.rights == rights && same_bytes(entry.region, region);
     });
-    const auto* same = found != offers_.end() ? &*found : nullptr;
+    const auto* same = existing != offers_.end() ? &*existing : nullptr;
     if (region.path() == memory_path::staged)
         return offer_staged(region, rights, same);
     if (same != nullptr && same->key.valid())
@@ -52,13 +52,13 @@ result<remote_region> offer_table::offer_staged(const local_region& region, remo
         return tl::unexpected(error(errc::rights_invalid, "an offer of staged memory"));
     const auto& source = *internals::staging(region);
     if (std::none_of(stagings_.begin(), stagings_.end(),
-                     [&](const auto& each) { return each->memory().serves(source.engine()); })) {
+                     [&](const auto& entry) { return entry->memory().serves(source.engine()); })) {
         const auto send = [this](frame_kind kind, auto body) { return control_.send(kind, body); };
         const auto permitted = [this](const access_request& request) {
             return find(request).map([](const auto*) {});
         };
-        GAUDI_TRY(auto made, remote_staging::make(nic_, source, segment_, send, permitted));
-        stagings_.push_back(std::move(made));
+        GAUDI_TRY(auto staging, remote_staging::make(nic_, source, segment_, send, permitted));
+        stagings_.push_back(std::move(staging));
     }
     const auto number = same != nullptr ? same->number : next_number_++;
     if (same == nullptr)
@@ -68,30 +68,30 @@ result<remote_region> offer_table::offer_staged(const local_region& region, remo
 
 void offer_table::withdraw(const local_region& region) {
     settle();
-    std::erase_if(offers_, [&](const offered_region& each) { return same_bytes(each.region, region); });
+    std::erase_if(offers_, [&](const offered_region& entry) { return same_bytes(entry.region, region); });
 }
 
 result<const offer_table::offered_region*> offer_table::find(const access_request& request) const {
     const auto refuse = [](std::string why) {
         return tl::unexpected(error(errc::remote_access, std::move(why)));
     };
-    const auto found = std::find_if(offers_.begin(), offers_.end(), [&](const offered_region& each) {
-        return each.region.path() == memory_path::staged && each.number == request.key;
+    const auto offered = std::find_if(offers_.begin(), offers_.end(), [&](const offered_region& entry) {
+        return entry.region.path() == memory_path::staged && entry.number == request.key;
     });
-    if (found == offers_.end())
+    if (offered == offers_.end())
         return refuse(fmt::format("no region with key {}", request.key));
-    const auto& region = found->region;
+    const auto& region = offered->region;
     const auto offset = request.address - region.address();
     if (request.address < region.address() || offset > region.length() ||
         request.length > region.length() - offset || request.length == 0)
         return refuse(fmt::format("{} bytes at {:#x} of a region of {} at {:#x}", request.length,
                                   request.address, region.length(), region.address()));
-    if (!allows(found->rights, request.writing ? remote_access::write : remote_access::read))
+    if (!allows(offered->rights, request.writing ? remote_access::write : remote_access::read))
         return refuse(fmt::format("a {} of memory that was offered for: {}",
-                                  request.writing ? "write" : "read", name_of(found->rights)));
+                                  request.writing ? "write" : "read", name_of(offered->rights)));
     if (!region.allocated())
         return refuse(fmt::format("the buffer at {:#x} was freed", region.address()));
-    return &*found;
+    return &*offered;
 }
 
 result<void> offer_table::access_requested(const access_request& request) {
@@ -102,15 +102,15 @@ result<void> offer_table::access_requested(const access_request& request) {
     if (!offered)
         return refuse(offered.error().observed());
     const auto& engine = internals::staging((*offered)->region)->engine();
-    for (const auto& each : stagings_)
-        if (each->memory().serves(engine) && !each->open_access(request))
+    for (const auto& staging : stagings_)
+        if (staging->memory().serves(engine) && !staging->open_access(request))
             return refuse("requested twice, or more requests than this side takes at once");
     return {};
 }
 
 result<void> offer_table::slab_returned(const slab_return& returned) {
-    for (const auto& each : stagings_) {
-        GAUDI_TRY(const bool taken, each->return_slab(returned));
+    for (const auto& staging : stagings_) {
+        GAUDI_TRY(const bool taken, staging->return_slab(returned));
         if (taken)
             return {};
     }
@@ -121,9 +121,9 @@ result<void> offer_table::slab_returned(const slab_return& returned) {
 
 result<std::size_t> offer_table::progress() {
     std::size_t ended = 0;
-    for (const auto& each : stagings_)
-        if (each->busy()) {
-            GAUDI_TRY(const auto count, each->progress());
+    for (const auto& staging : stagings_)
+        if (staging->busy()) {
+            GAUDI_TRY(const auto count, staging->progress());
             ended += count;
         }
     return ended;
@@ -138,13 +138,13 @@ bool offer_table::copying() const {
 }
 
 void offer_table::settle() {
-    for (const auto& each : stagings_)
-        each->settle();
+    for (const auto& staging : stagings_)
+        staging->settle();
 }
 
 void offer_table::abandon() {
-    for (auto& each : stagings_)
-        (void)each.release();
+    for (auto& staging : stagings_)
+        (void)staging.release();
 }
 
 } // namespace gaudi

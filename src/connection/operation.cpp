@@ -58,7 +58,7 @@ void operation_table::part_completed(std::uint32_t slot, std::uint64_t bytes) {
         finish(slot);
 }
 
-void operation_table::fully_posted(std::uint32_t slot) {
+void operation_table::mark_fully_posted(std::uint32_t slot) {
     slots_[slot].fully_posted = true;
     if (slots_[slot].outstanding == 0)
         finish(slot);
@@ -80,10 +80,10 @@ void operation_table::finish(std::uint32_t slot) {
 
 void operation_table::fail_pending(const error& why) {
     for (std::uint32_t slot = 0; slot < slots_.size(); ++slot)
-        if (auto& each = slots_[slot]; each.state == operation::state::pending) {
-            each.failure = why;
-            each.registration_ref.reset();
-            each.state = operation::state::finished;
+        if (auto& entry = slots_[slot]; entry.state == operation::state::pending) {
+            entry.failure = why;
+            entry.registration_ref.reset();
+            entry.state = operation::state::finished;
             free_if_abandoned(slot);
         }
 }

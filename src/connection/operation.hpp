@@ -77,7 +77,7 @@ public:
     [[nodiscard]] std::optional<std::uint32_t> find(std::uint64_t id) const;
 
     void part_completed(std::uint32_t slot, std::uint64_t bytes);
-    void fully_posted(std::uint32_t slot);
+    void mark_fully_posted(std::uint32_t slot);
     void fail_pending(const error& why);
     // The caller dropped the ticket.
     void drop(std::uint32_t slot);

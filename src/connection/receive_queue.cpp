@@ -37,7 +37,7 @@ result<void> receive_queue::advance() {
             ++first.outstanding;
         } while (first.posted < first.length);
         waiting_.pop();
-        operations_.fully_posted(slot);
+        operations_.mark_fully_posted(slot);
     }
     return {};
 }

@@ -43,11 +43,11 @@ result<std::unique_ptr<remote_staging>> remote_staging::make(const nic_core& nic
                                                              std::uint32_t slab_bytes, frame_sender send,
                                                              permission permitted) {
     GAUDI_TRY(auto memory, slab_memory::make(nic, source.engine(), slabs, slab_bytes));
-    std::unique_ptr<remote_staging> made(
+    std::unique_ptr<remote_staging> created(
         new remote_staging(nic, std::move(memory), std::move(send), std::move(permitted)));
-    made->frees_ = std::make_shared<waits_for_copies>(*made);
-    source.heap()->observe(made->frees_);
-    return made;
+    created->frees_ = std::make_shared<waits_for_copies>(*created);
+    source.heap()->observe(created->frees_);
+    return created;
 }
 
 remote_staging::~remote_staging() {
@@ -58,27 +58,27 @@ remote_staging::~remote_staging() {
 
 void remote_staging::wait_for_copies(std::uint64_t address, std::uint64_t length) {
     const std::lock_guard guard(mutex_);
-    for (auto& each : slabs_) {
-        const auto* current = each.copying() ? find(each.id) : nullptr;
+    for (auto& slab : slabs_) {
+        const auto* current = slab.copying() ? find(slab.id) : nullptr;
         if (current == nullptr)
             continue;
-        const auto begin = current->request.address + each.offset;
-        if (begin < address + length && address < begin + each.bytes)
-            (void)each.copy.wait();
+        const auto begin = current->request.address + slab.offset;
+        if (begin < address + length && address < begin + slab.bytes)
+            (void)slab.copy.wait();
     }
 }
 
 void remote_staging::settle() {
     const std::lock_guard guard(mutex_);
-    for (auto& each : slabs_)
-        if (each.copying())
-            (void)each.copy.wait();
+    for (auto& slab : slabs_)
+        if (slab.copying())
+            (void)slab.copy.wait();
 }
 
 remote_staging::access* remote_staging::find(std::uint64_t id) {
-    const auto found = std::find_if(accesses_.begin(), accesses_.end(),
-                                    [&](const access& each) { return each.request.id == id; });
-    return found != accesses_.end() ? &*found : nullptr;
+    const auto position = std::find_if(accesses_.begin(), accesses_.end(),
+                                       [&](const access& entry) { return entry.request.id == id; });
+    return position != accesses_.end() ? &*position : nullptr;
 }
 
 bool remote_staging::open_access(const access_request& request) {
@@ -99,13 +99,13 @@ result<std::uint32_t> remote_staging::key_to(std::uint32_t index, bool writing) 
 }
 
 result<void> remote_staging::grant(std::uint32_t index) {
-    auto& each = slabs_[index];
-    GAUDI_TRY(const auto key, key_to(index, find(each.id)->request.writing));
-    each.state = state::granted;
+    auto& slab = slabs_[index];
+    GAUDI_TRY(const auto key, key_to(index, find(slab.id)->request.writing));
+    slab.state = state::granted;
     slab_grant frame;
-    frame.id = each.id;
-    frame.offset = each.offset;
-    frame.bytes = each.bytes;
+    frame.id = slab.id;
+    frame.offset = slab.offset;
+    frame.bytes = slab.bytes;
     frame.slab = index;
     frame.address = memory_.address_of(index);
     frame.key = key;
@@ -117,58 +117,58 @@ result<bool> remote_staging::return_slab(const slab_return& returned) {
     if (returned.slab >= slabs || slabs_[returned.slab].state != state::granted ||
         slabs_[returned.slab].id != returned.id)
         return false;
-    auto& each = slabs_[returned.slab];
-    const auto* current = find(each.id);
+    auto& slab = slabs_[returned.slab];
+    const auto* current = find(slab.id);
     if (current == nullptr)
         return false;
     if (!current->request.writing) {
-        each.state = state::delivering; // nothing to copy: the next progress() ends it
-        each.copy = {};
+        slab.state = state::delivering; // nothing to copy: the next progress() ends it
+        slab.copy = {};
         return true;
     }
     GAUDI_CHECK(permitted_(current->request));
-    GAUDI_TRY(each.copy, write_step(memory_.engine(), device_address(current->request.address + each.offset),
+    GAUDI_TRY(slab.copy, write_step(memory_.engine(), device_address(current->request.address + slab.offset),
                                     bytes_of(returned.slab)));
-    each.state = state::delivering;
+    slab.state = state::delivering;
     return true;
 }
 
 bool remote_staging::copying() const {
-    return std::any_of(slabs_.begin(), slabs_.end(), [](const slab& each) { return each.copying(); });
+    return std::any_of(slabs_.begin(), slabs_.end(), [](const slab_entry& slab) { return slab.copying(); });
 }
 
 // Starts parts of the oldest access first, then those of the next.
 result<void> remote_staging::start_parts() {
     for (auto& current : accesses_)
         for (std::uint32_t index = 0; index < slabs && current.started < current.request.length; ++index) {
-            auto& each = slabs_[index];
-            if (each.state != state::free)
+            auto& slab = slabs_[index];
+            if (slab.state != state::free)
                 continue;
-            each.id = current.request.id;
-            each.offset = current.started;
-            each.bytes = static_cast<std::uint32_t>(
+            slab.id = current.request.id;
+            slab.offset = current.started;
+            slab.bytes = static_cast<std::uint32_t>(
                 std::min<std::uint64_t>(memory_.slab_bytes(), current.request.length - current.started));
-            current.started += each.bytes;
+            current.started += slab.bytes;
             GAUDI_CHECK(permitted_(current.request));
             if (current.request.writing) {
                 GAUDI_CHECK(grant(index));
                 continue;
             }
-            GAUDI_TRY(each.copy, read_step(memory_.engine(), bytes_of(index),
-                                           device_address(current.request.address + each.offset)));
-            each.state = state::filling;
+            GAUDI_TRY(slab.copy, read_step(memory_.engine(), bytes_of(index),
+                                           device_address(current.request.address + slab.offset)));
+            slab.state = state::filling;
         }
     return {};
 }
 
 result<void> remote_staging::part_done(std::uint32_t index) {
-    auto& each = slabs_[index];
-    each.state = state::free;
-    auto* current = find(each.id);
-    current->done += each.bytes;
+    auto& slab = slabs_[index];
+    slab.state = state::free;
+    auto* current = find(slab.id);
+    current->done += slab.bytes;
     if (current->done < current->request.length)
         return {};
-    const access_end frame{each.id};
+    const access_end frame{slab.id};
     std::erase_if(accesses_, [&](const access& finished) { return finished.request.id == frame.id; });
     return send_(frame_kind::access_end, encode_frame(frame));
 }
@@ -177,12 +177,12 @@ result<std::size_t> remote_staging::progress() {
     const std::lock_guard guard(mutex_);
     std::size_t happened = 0;
     for (std::uint32_t index = 0; index < slabs; ++index) {
-        auto& each = slabs_[index];
-        if (!each.copying() || !each.copy.done())
+        auto& slab = slabs_[index];
+        if (!slab.copying() || !slab.copy.done())
             continue;
         ++happened;
-        GAUDI_CHECK(each.copy.wait());
-        GAUDI_CHECK(each.state == state::filling ? grant(index) : part_done(index));
+        GAUDI_CHECK(slab.copy.wait());
+        GAUDI_CHECK(slab.state == state::filling ? grant(index) : part_done(index));
     }
     GAUDI_CHECK(start_parts());
     return happened;

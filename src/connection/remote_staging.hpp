@@ -49,7 +49,7 @@ public:
 
 private:
     enum class state : std::uint8_t { free, filling, granted, delivering };
-    struct slab {
+    struct slab_entry {
         remote_staging::state state = state::free;
         std::uint64_t id = 0, offset = 0;
         std::uint32_t bytes = 0;
@@ -81,7 +81,7 @@ private:
     slab_memory memory_;
     const frame_sender send_;
     const permission permitted_;
-    std::vector<slab> slabs_;
+    std::vector<slab_entry> slabs_;
     std::deque<access> accesses_;
 };
 

@@ -7,11 +7,11 @@ namespace gaudi {
 
 result<slab_memory> slab_memory::make(const nic_core& nic, const copy_engine& engine, unsigned slabs,
                                       std::uint32_t slab_bytes) {
-    slab_memory made(engine, slab_bytes);
-    GAUDI_TRY(made.memory_, mapping::anonymous(std::size_t{slabs} * slab_bytes));
-    GAUDI_TRY(made.pinned_, made.engine_.pin(made.memory_.bytes()));
-    GAUDI_TRY(made.region_, nic.register_host(made.memory_.bytes()));
-    return made;
+    slab_memory memory(engine, slab_bytes);
+    GAUDI_TRY(memory.memory_, mapping::anonymous(std::size_t{slabs} * slab_bytes));
+    GAUDI_TRY(memory.pinned_, memory.engine_.pin(memory.memory_.bytes()));
+    GAUDI_TRY(memory.region_, nic.register_host(memory.memory_.bytes()));
+    return memory;
 }
 
 } // namespace gaudi

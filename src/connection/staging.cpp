@@ -77,18 +77,18 @@ result<staging::part> staging::take_delivered() {
 
 result<staging*> staging_set::find_or_make(const nic_core& nic, const copy_engine& engine,
                                            std::uint32_t slab_bytes) {
-    for (const auto& each : stagings_)
-        if (each->memory().serves(engine))
-            return each.get();
-    GAUDI_TRY(auto made, staging::make(nic, engine, slab_bytes));
-    return stagings_.emplace_back(std::move(made)).get();
+    for (const auto& entry : stagings_)
+        if (entry->memory().serves(engine))
+            return entry.get();
+    GAUDI_TRY(auto added, staging::make(nic, engine, slab_bytes));
+    return stagings_.emplace_back(std::move(added)).get();
 }
 
 result<std::size_t> staging_set::collect(operation_table& operations) {
     std::size_t collected = 0;
-    for (const auto& each : stagings_)
-        for (; each->delivered(); ++collected) {
-            GAUDI_TRY(const auto part, each->take_delivered());
+    for (const auto& staging : stagings_)
+        for (; staging->delivered(); ++collected) {
+            GAUDI_TRY(const auto part, staging->take_delivered());
             operations.part_completed(part.operation, part.bytes);
         }
     return collected;
@@ -96,21 +96,22 @@ result<std::size_t> staging_set::collect(operation_table& operations) {
 
 bool staging_set::delivering() const {
     return std::any_of(stagings_.begin(), stagings_.end(),
-                       [](const auto& each) { return each->delivering(); });
+                       [](const auto& entry) { return entry->delivering(); });
 }
 
 bool staging_set::copying() const {
-    return std::any_of(stagings_.begin(), stagings_.end(), [](const auto& each) { return each->copying(); });
+    return std::any_of(stagings_.begin(), stagings_.end(),
+                       [](const auto& entry) { return entry->copying(); });
 }
 
 void staging_set::settle() {
-    for (const auto& each : stagings_)
-        each->settle();
+    for (const auto& staging : stagings_)
+        staging->settle();
 }
 
 void staging_set::abandon() {
-    for (auto& each : stagings_)
-        (void)each.release();
+    for (auto& staging : stagings_)
+        (void)staging.release();
 }
 
 } // namespace gaudi

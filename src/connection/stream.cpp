@@ -59,12 +59,12 @@ result<address_list> resolve(const char* host, const std::string& port, int flag
     hints.ai_family = AF_UNSPEC;
     hints.ai_socktype = SOCK_STREAM;
     hints.ai_flags = flags | AI_NUMERICSERV;
-    addrinfo* found = nullptr;
-    if (const int rc = ::getaddrinfo(host, port.c_str(), &hints, &found); rc != 0)
+    addrinfo* addresses = nullptr;
+    if (const int rc = ::getaddrinfo(host, port.c_str(), &hints, &addresses); rc != 0)
         return tl::unexpected(
             error(errc::host_unknown,
                   fmt::format("{}: {}", host != nullptr ? host : "any address", ::gai_strerror(rc))));
-    return address_list(found, &::freeaddrinfo);
+    return address_list(addresses, &::freeaddrinfo);
 }
 
 std::string text_of(const sockaddr_storage& address, socklen_t length) {
@@ -121,11 +121,11 @@ result<stream> stream::connect(const std::string& peer, std::uint16_t default_po
         return tl::unexpected(error(errc::host_unknown, fmt::format("'{}'", peer)));
     GAUDI_TRY(const auto addresses, resolve(parts->host.c_str(), parts->port, AI_ADDRCONFIG));
     int reason = ETIMEDOUT;
-    for (const auto* each = addresses.get(); each != nullptr; each = each->ai_next) {
-        unique_fd fd(::socket(each->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    for (const auto* candidate = addresses.get(); candidate != nullptr; candidate = candidate->ai_next) {
+        unique_fd fd(::socket(candidate->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
         if (!fd)
             return tl::unexpected(system_error("socket"));
-        if (::connect(fd.get(), each->ai_addr, each->ai_addrlen) == 0)
+        if (::connect(fd.get(), candidate->ai_addr, candidate->ai_addrlen) == 0)
             return stream(std::move(fd));
         reason = errno;
         if (reason != EINPROGRESS)
@@ -190,9 +190,10 @@ result<listening> listen_on(const std::string& address, std::uint16_t port) {
               resolve(address.empty() ? nullptr : address.c_str(), std::to_string(port), AI_PASSIVE));
     const auto* chosen = addresses.get();
     // A socket on the IPv6 wildcard address accepts connections of both families.
-    for (const auto* each = chosen; address.empty() && each != nullptr; each = each->ai_next)
-        if (each->ai_family == AF_INET6)
-            chosen = each;
+    for (const auto* candidate = chosen; address.empty() && candidate != nullptr;
+         candidate = candidate->ai_next)
+        if (candidate->ai_family == AF_INET6)
+            chosen = candidate;
     unique_fd fd(::socket(chosen->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (!fd && errno == EAFNOSUPPORT && chosen != addresses.get()) {
         chosen = addresses.get();

@@ -25,22 +25,22 @@ public:
 
     bounce_slab() = default;
     static result<bounce_slab> make(std::size_t pieces) {
-        bounce_slab made;
-        GAUDI_TRY(made.memory_, mapping::anonymous(pieces * piece));
+        bounce_slab slab;
+        GAUDI_TRY(slab.memory_, mapping::anonymous(pieces * piece));
         for (std::size_t i = 0; i < pieces; ++i)
-            made.free_.push_back(static_cast<int>(i));
-        return made;
+            slab.free_.push_back(static_cast<int>(i));
+        return slab;
     }
 
     [[nodiscard]] std::span<std::byte> bytes() const { return memory_.bytes(); }
     // Allocates a piece for `memory` and returns its offset; nullopt: too large, or all pieces are in use.
-    [[nodiscard]] std::optional<std::size_t> take(use& by, std::span<std::byte> memory, bool writes) {
+    [[nodiscard]] std::optional<std::size_t> take(use& by, std::span<std::byte> memory, bool to_device) {
         if (memory.size() > piece || free_.empty())
             return std::nullopt;
         by.index = free_.back();
         free_.pop_back();
         const auto offset = offset_of(by);
-        if (writes)
+        if (to_device)
             std::memcpy(bytes().data() + offset, memory.data(), memory.size());
         else
             by.deliver_to = memory;

@@ -43,15 +43,15 @@ std::byte* command_ring::bytes(unsigned slot) const {
 
 hl_cs_chunk command_ring::chunk(unsigned slot, std::uint32_t offset, std::uint32_t size,
                                 std::uint32_t queue) const {
-    hl_cs_chunk made{};
-    made.queue_index = queue;
-    made.cb_size = size;
+    hl_cs_chunk entry{};
+    entry.queue_index = queue;
+    entry.cb_size = size;
     if (buffers_.empty()) {
-        made.cb_handle = mapped_.address().value() + std::uint64_t{slot} * slot_bytes_ + offset;
-        made.cs_chunk_flags = HL_CS_CHUNK_FLAGS_USER_ALLOC_CB;
+        entry.cb_handle = mapped_.address().value() + std::uint64_t{slot} * slot_bytes_ + offset;
+        entry.cs_chunk_flags = HL_CS_CHUNK_FLAGS_USER_ALLOC_CB;
     } else
-        made.cb_handle = buffers_[slot].buffer->handle; // the driver accepts whole buffers only: offset is 0
-    return made;
+        entry.cb_handle = buffers_[slot].buffer->handle; // the driver accepts whole buffers only: offset is 0
+    return entry;
 }
 
 } // namespace gaudi

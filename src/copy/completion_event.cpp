@@ -15,11 +15,11 @@ result<int> completion_event::open(event_when when, std::function<void()> watch)
         wake();
     }
     if (!descriptor_) {
-        unique_fd made(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-        if (!made)
+        unique_fd event(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+        if (!event)
             return tl::unexpected(system_error("eventfd"));
         thread_ = signal_free_thread(std::move(watch));
-        descriptor_ = std::move(made);
+        descriptor_ = std::move(event);
     }
     return descriptor_.get();
 }

@@ -11,10 +11,10 @@
 namespace gaudi {
 
 result<std::shared_ptr<copy_core>> copy_core::make(const std::shared_ptr<hl_device>& device,
-                                                   const address_map* known, const copy_options& options) {
+                                                   const address_map* map, const copy_options& options) {
     if (!device->owned())
-        return synapse_core::make(device, known);
-    return queue_core::make(device, known, options);
+        return synapse_core::make(device, map);
+    return queue_core::make(device, map, options);
 }
 
 std::uint32_t copy_core::begin_operation(std::uint64_t bytes, const copy_details& details) {

@@ -33,10 +33,10 @@ struct copy_details {
 // detect their completion. An operation is identified by its slot. One mutex guards all state.
 class copy_core : public copy_tracker {
 public:
-    // An engine on the device's queues, or on SynapseAI's call where SynapseAI owns the queues. `known`:
+    // An engine on the device's queues, or on SynapseAI's call where SynapseAI owns the queues. `map`:
     // where addresses are checked; nullptr: the caller has checked them. errc::copies_absent with the reason.
     static result<std::shared_ptr<copy_core>> make(const std::shared_ptr<hl_device>& device,
-                                                   const address_map* known, const copy_options& options);
+                                                   const address_map* map, const copy_options& options);
 
     result<std::uint32_t> write(device_address to, std::span<const std::byte> from,
                                 const copy_details& details);
@@ -98,8 +98,8 @@ protected:
         std::vector<std::uint32_t> free_;
     };
 
-    copy_core(std::shared_ptr<hl_device> device, const address_map* known, bounce_slab slab)
-        : device_(std::move(device)), known_(known), slab_(std::move(slab)) {}
+    copy_core(std::shared_ptr<hl_device> device, const address_map* map, bounce_slab slab)
+        : device_(std::move(device)), map_(map), slab_(std::move(slab)) {}
 
     // What an engine provides, in the order of use: write() and read() call check, new_operation, reach_host
     // and start; poll() calls advance, which calls finish for each copy that has ended.
@@ -113,7 +113,7 @@ protected:
     virtual void release(std::uint32_t slot) = 0;
     // The address at which the engine accesses host memory until the operation ends.
     virtual result<std::uint64_t> reach_host(std::uint32_t slot, std::span<std::byte> memory,
-                                             bool writes) = 0;
+                                             bool to_device) = 0;
     virtual result<std::uint32_t> start(std::uint32_t slot, std::uint64_t source, std::uint64_t destination,
                                         std::uint64_t length, copy_direction direction,
                                         const copy_hints& hints) = 0;
@@ -128,7 +128,7 @@ protected:
     virtual void watch() = 0;
 
     const std::shared_ptr<hl_device> device_;
-    const address_map* const known_;
+    const address_map* const map_;
     std::mutex mutex_;
     bounce_slab slab_;
     engine_statistics statistics_;

@@ -18,7 +18,7 @@ constexpr unsigned most_slots = 64; // more submissions in flight gain nothing a
 } // namespace
 
 result<std::shared_ptr<queue_core>> queue_core::make(const std::shared_ptr<hl_device>& device,
-                                                     const address_map* known, const copy_options& options) {
+                                                     const address_map* map, const copy_options& options) {
     const auto& traits = device->traits();
     if (traits.down_queues.empty())
         return tl::unexpected(error(errc::copies_absent,
@@ -40,14 +40,14 @@ result<std::shared_ptr<queue_core>> queue_core::make(const std::shared_ptr<hl_de
                   static_cast<std::uint32_t>((chosen.batch * sizeof(lin_dma_packet) + 4095) / 4096 * 4096)));
     GAUDI_TRY(auto slab, bounce_slab::make(64));
     GAUDI_TRY(auto mapped, device->map_host(slab.bytes()));
-    auto core = std::make_shared<queue_core>(device, known, chosen, std::move(ring), std::move(slab));
+    auto core = std::make_shared<queue_core>(device, map, chosen, std::move(ring), std::move(slab));
     core->mapped_slab_ = std::move(mapped);
     return core;
 }
 
-queue_core::queue_core(std::shared_ptr<hl_device> device, const address_map* known,
-                       const copy_options& options, command_ring ring, bounce_slab slab)
-    : copy_core(std::move(device), known, std::move(slab)), options_(options), limit_(options.in_flight),
+queue_core::queue_core(std::shared_ptr<hl_device> device, const address_map* map, const copy_options& options,
+                       command_ring ring, bounce_slab slab)
+    : copy_core(std::move(device), map, std::move(slab)), options_(options), limit_(options.in_flight),
       ring_(std::move(ring)) {
     for (unsigned i = 0; i < limit_; ++i)
         free_slots_.push_back(i);

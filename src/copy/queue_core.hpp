@@ -25,10 +25,10 @@ namespace gaudi {
 // short is mapped under it, which takes as long as the kernel needs to pin its pages.
 class queue_core : public copy_core, public std::enable_shared_from_this<queue_core> {
 public:
-    // `known`: where addresses are checked; nullptr: the caller has checked them.
+    // `map`: where addresses are checked; nullptr: the caller has checked them.
     static result<std::shared_ptr<queue_core>> make(const std::shared_ptr<hl_device>& device,
-                                                    const address_map* known, const copy_options& options);
-    queue_core(std::shared_ptr<hl_device> device, const address_map* known, const copy_options& options,
+                                                    const address_map* map, const copy_options& options);
+    queue_core(std::shared_ptr<hl_device> device, const address_map* map, const copy_options& options,
                command_ring ring, bounce_slab slab);
     ~queue_core() override;
 
@@ -75,14 +75,15 @@ private:
     std::size_t advance() override;
     void flush_batch() override { submit_waiting(true); }
     void release(std::uint32_t slot) override { operations_.release(slot); }
-    result<std::uint64_t> reach_host(std::uint32_t slot, std::span<std::byte> memory, bool writes) override;
+    result<std::uint64_t> reach_host(std::uint32_t slot, std::span<std::byte> memory,
+                                     bool to_device) override;
     result<std::uint32_t> start(std::uint32_t slot, std::uint64_t source, std::uint64_t destination,
                                 std::uint64_t length, copy_direction direction,
                                 const copy_hints& hints) override;
     void enqueue(std::uint32_t slot, std::uint64_t source, std::uint64_t destination, std::uint64_t length,
                  copy_direction direction, const copy_hints& hints);
     std::optional<std::uint64_t> pinned_address(const void* begin, std::size_t length) const;
-    result<host_mapping> map_for_copy(queue_operation& begun, std::span<std::byte> memory, bool writes);
+    result<host_mapping> map_for_copy(queue_operation& begun, std::span<std::byte> memory, bool to_device);
     void submit_waiting(bool all);
     bool submit_one();
     std::size_t gather(flight& into, std::vector<hl_cs_chunk>& chunks);

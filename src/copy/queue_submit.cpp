@@ -29,14 +29,14 @@ bool is_mapped(std::span<const std::byte> memory) {
 } // namespace
 
 result<void> queue_core::check(device_address address, std::uint64_t length) const {
-    if (known_ == nullptr)
+    if (map_ == nullptr)
         return {};
-    GAUDI_TRY(const auto known, known_->find(address, length));
-    if (known.device_index != device_->identity().index)
+    GAUDI_TRY(const auto allocation, map_->find(address, length));
+    if (allocation.device_index != device_->identity().index)
         return tl::unexpected(
             error(errc::wrong_device,
                   fmt::format("{} bytes at {:#x} belong to device {}, this engine to {}", length,
-                              address.value(), known.device_index, device_->identity().index)));
+                              address.value(), allocation.device_index, device_->identity().index)));
     return {};
 }
 
@@ -51,19 +51,19 @@ std::uint32_t queue_core::new_operation() {
 
 std::optional<std::uint64_t> queue_core::pinned_address(const void* begin, std::size_t length) const {
     const auto wanted = reinterpret_cast<std::uintptr_t>(begin);
-    auto found = pinned_.upper_bound(wanted);
-    if (found == pinned_.begin())
+    auto range = pinned_.upper_bound(wanted);
+    if (range == pinned_.begin())
         return std::nullopt;
-    --found;
-    if (wanted + length > found->second.end)
+    --range;
+    if (wanted + length > range->second.end)
         return std::nullopt;
-    return found->second.address + (wanted - found->first);
+    return range->second.address + (wanted - range->first);
 }
 
 result<host_mapping> queue_core::map_for_copy(queue_operation& begun, std::span<std::byte> memory,
-                                              bool writes) {
+                                              bool to_device) {
     auto mapped = device_->map_host(memory);
-    if (mapped || !writes || mapped.error().code() != errc::host_range_invalid)
+    if (mapped || !to_device || mapped.error().code() != errc::host_range_invalid)
         return mapped;
     // The driver pins host memory for writing. A source that is only read-only (constants, a mapped file) is
     // duplicated. The kernel copies it, so that an address that is not mapped remains an error and does not
@@ -84,17 +84,18 @@ result<host_mapping> queue_core::map_for_copy(queue_operation& begun, std::span<
     return device_->map_host(begun.duplicate.bytes());
 }
 
-result<std::uint64_t> queue_core::reach_host(std::uint32_t slot, std::span<std::byte> memory, bool writes) {
+result<std::uint64_t> queue_core::reach_host(std::uint32_t slot, std::span<std::byte> memory,
+                                             bool to_device) {
     if (const auto address = pinned_address(memory.data(), memory.size())) {
         ++statistics_.pinned;
         return *address;
     }
     auto& begun = operations_[slot];
-    if (const auto offset = slab_.take(begun.bounce, memory, writes)) {
+    if (const auto offset = slab_.take(begun.bounce, memory, to_device)) {
         ++statistics_.bounced;
         return mapped_slab_.address().value() + *offset;
     }
-    GAUDI_TRY(auto mapped, map_for_copy(begun, memory, writes));
+    GAUDI_TRY(auto mapped, map_for_copy(begun, memory, to_device));
     ++statistics_.mapped;
     begun.mapped = std::move(mapped);
     return begun.mapped.address().value();
@@ -160,9 +161,9 @@ bool queue_core::room_in_flight() {
 // Other processes submit on the same context. Room is left for one submission of each, which may be imminent.
 bool queue_core::room_among_members(const shared_context& shared) {
     const auto latest = shared.latest();
-    const std::uint64_t room = device_->traits().max_in_flight;
-    finished_ = std::max(finished_, latest > room ? latest - room : 0); // the driver accepted the latest
-    while (latest + 1 + shared.participants() - finished_ > room) {
+    const std::uint64_t limit = device_->traits().max_in_flight;
+    finished_ = std::max(finished_, latest > limit ? latest - limit : 0); // the driver accepted the latest
+    while (latest + 1 + shared.participants() - finished_ > limit) {
         std::uint32_t status = HL_WAIT_CS_STATUS_BUSY;
         if (device_->api().wait_for_cs(device_->fd(), finished_ + 1, 0, &status) == 0 &&
             status == HL_WAIT_CS_STATUS_BUSY)

@@ -34,7 +34,7 @@ private:
 } // namespace
 
 result<std::shared_ptr<copy_core>> synapse_core::make(const std::shared_ptr<hl_device>& device,
-                                                      const address_map* known) {
+                                                      const address_map* map) {
     const auto absent = [&](std::string_view why) {
         return tl::unexpected(
             error(errc::copies_absent, fmt::format("the queues of {} belong to SynapseAI in this process, {}",
@@ -45,19 +45,19 @@ result<std::shared_ptr<copy_core>> synapse_core::make(const std::shared_ptr<hl_d
     if (!api)
         return absent("which offers no copies");
     GAUDI_TRY(auto slab, bounce_slab::make(32));
-    auto made = std::make_shared<synapse_core>(device, known, *api, holder.id, std::move(slab));
-    for (auto& stream : made->streams_)
+    auto core = std::make_shared<synapse_core>(device, map, *api, holder.id, std::move(slab));
+    for (auto& stream : core->streams_)
         if (const int status = api->synStreamCreateGeneric(&stream, holder.id, 0); status != 0)
             return absent(fmt::format("and synStreamCreateGeneric answers {}", status));
-    if (const auto mapped = made->map_host(made->slab_.bytes()); !mapped)
+    if (const auto mapped = core->map_host(core->slab_.bytes()); !mapped)
         return absent(fmt::format("and {}", mapped.error().observed()));
-    made->slab_mapped_ = true;
-    return made;
+    core->slab_mapped_ = true;
+    return core;
 }
 
-synapse_core::synapse_core(std::shared_ptr<hl_device> device, const address_map* known, synapse_copies api,
+synapse_core::synapse_core(std::shared_ptr<hl_device> device, const address_map* map, synapse_copies api,
                            std::uint32_t id, bounce_slab slab)
-    : copy_core(std::move(device), known, std::move(slab)), api_(api), id_(id) {}
+    : copy_core(std::move(device), map, std::move(slab)), api_(api), id_(id) {}
 
 synapse_core::~synapse_core() {
     if (!device_->valid_in_this_process()) { // a child of fork: SynapseAI belongs to the parent
@@ -72,13 +72,13 @@ synapse_core::~synapse_core() {
     for (std::uint32_t slot = 0; slot < operations_.size(); ++slot)
         if (auto* const event = operations_[slot].event; event != nullptr)
             api_.synEventDestroy(event);
-    for (auto* const each : spare_events_)
-        api_.synEventDestroy(each);
+    for (auto* const event : spare_events_)
+        api_.synEventDestroy(event);
     if (slab_mapped_)
         api_.synHostUnmap(id_, slab_.bytes().data());
-    for (auto* const each : streams_)
-        if (each != nullptr)
-            api_.synStreamDestroy(each);
+    for (auto* const stream : streams_)
+        if (stream != nullptr)
+            api_.synStreamDestroy(stream);
 }
 
 error synapse_core::failed(std::string_view call, int status) const {
@@ -93,8 +93,8 @@ error synapse_core::failed(std::string_view call, int status) const {
 
 // The allocations in SynapseAI's pool are not known: only its window can be checked.
 result<void> synapse_core::check(device_address address, std::uint64_t length) const {
-    const auto window = known_ != nullptr ? known_->window_at(address, length) : std::nullopt;
-    if (known_ == nullptr || (window && window->device_index == device_->identity().index))
+    const auto window = map_ != nullptr ? map_->window_at(address, length) : std::nullopt;
+    if (map_ == nullptr || (window && window->device_index == device_->identity().index))
         return {};
     return tl::unexpected(
         error(errc::not_allocated, fmt::format("{} bytes at {:#x} of SynapseAI's pool on {}", length,
@@ -123,7 +123,8 @@ result<void> synapse_core::map_host(std::span<std::byte> memory) {
                                                     fmt::ptr(memory.data()), status)));
 }
 
-result<std::uint64_t> synapse_core::reach_host(std::uint32_t slot, std::span<std::byte> memory, bool writes) {
+result<std::uint64_t> synapse_core::reach_host(std::uint32_t slot, std::span<std::byte> memory,
+                                               bool to_device) {
     const auto begin = reinterpret_cast<std::uintptr_t>(memory.data());
     if (auto next = pinned_.upper_bound(begin); next != pinned_.begin())
         if (--next; begin + memory.size() <= next->first + next->second) {
@@ -131,7 +132,7 @@ result<std::uint64_t> synapse_core::reach_host(std::uint32_t slot, std::span<std
             return begin;
         }
     auto& begun = operations_[slot];
-    if (const auto offset = slab_.take(begun.bounce, memory, writes)) {
+    if (const auto offset = slab_.take(begun.bounce, memory, to_device)) {
         ++statistics_.bounced;
         return reinterpret_cast<std::uintptr_t>(slab_.bytes().data()) + *offset;
     }
@@ -195,17 +196,17 @@ std::size_t synapse_core::advance() {
     if (pending_ == 0)
         return count;
     for (std::uint32_t slot = 0; slot < operations_.size(); ++slot) {
-        auto& each = operations_[slot];
-        if (each.state != state::pending)
+        auto& polled = operations_[slot];
+        if (polled.state != state::pending)
             continue;
-        const int status = api_.synEventQuery(each.event);
+        const int status = api_.synEventQuery(polled.event);
         if (status == synapse_copies::busy)
             continue;
         if (status != synapse_copies::success)
-            each.failure = failed("synEventQuery", status);
-        end_operation(each);
+            polled.failure = failed("synEventQuery", status);
+        end_operation(polled);
         ++count;
-        if (each.dropped)
+        if (polled.dropped)
             release(slot);
     }
     return count;
@@ -239,11 +240,11 @@ result<pinned_memory> synapse_core::pin(std::span<std::byte> memory) {
 void synapse_core::unpin(std::span<std::byte> memory) {
     const std::lock_guard guard(mutex_);
     const auto [first, last] = pinned_.equal_range(reinterpret_cast<std::uintptr_t>(memory.data()));
-    const auto found =
-        std::find_if(first, last, [&](const auto& each) { return each.second == memory.size(); });
-    if (found == last)
+    const auto entry =
+        std::find_if(first, last, [&](const auto& range) { return range.second == memory.size(); });
+    if (entry == last)
         return;
-    pinned_.erase(found);
+    pinned_.erase(entry);
     api_.synHostUnmap(id_, memory.data());
 }
 

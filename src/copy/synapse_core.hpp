@@ -14,8 +14,8 @@ namespace gaudi {
 class synapse_core : public copy_core, public std::enable_shared_from_this<synapse_core> {
 public:
     static result<std::shared_ptr<copy_core>> make(const std::shared_ptr<hl_device>& device,
-                                                   const address_map* known);
-    synapse_core(std::shared_ptr<hl_device> device, const address_map* known, synapse_copies api,
+                                                   const address_map* map);
+    synapse_core(std::shared_ptr<hl_device> device, const address_map* map, synapse_copies api,
                  std::uint32_t id, bounce_slab slab);
     ~synapse_core() override;
 
@@ -42,7 +42,8 @@ private:
     operation& at(std::uint32_t slot) override { return operations_[slot]; }
     std::uint32_t new_operation() override;
     void release(std::uint32_t slot) override;
-    result<std::uint64_t> reach_host(std::uint32_t slot, std::span<std::byte> memory, bool writes) override;
+    result<std::uint64_t> reach_host(std::uint32_t slot, std::span<std::byte> memory,
+                                     bool to_device) override;
     result<std::uint32_t> start(std::uint32_t slot, std::uint64_t source, std::uint64_t destination,
                                 std::uint64_t length, copy_direction direction,
                                 const copy_hints& hints) override;

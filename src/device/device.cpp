@@ -22,15 +22,15 @@ device::~device() = default;
 
 device_info device::info() const {
     const auto& identity = core_->identity();
-    device_info made;
-    made.index = identity.index;
-    made.generation = identity.generation;
-    made.bus_id = identity.bus_id;
+    device_info description;
+    description.index = identity.index;
+    description.generation = identity.generation;
+    description.bus_id = identity.bus_id;
     if (auto all = discover(core_->api()))
         for (auto& info : *all)
             if (info.bus_id == identity.bus_id)
-                made = std::move(info);
-    return made;
+                description = std::move(info);
+    return description;
 }
 
 result<copy_engine> device::copies(const copy_options& options) {
@@ -78,13 +78,13 @@ result<dmabuf_export> device::export_pages(device_address address, std::uint64_t
 }
 
 result<dmabuf_export> device::export_foreign(device_address address, std::uint64_t length) {
-    const auto found = core_->synapse_side();
-    if (!found)
+    const auto synapse = core_->synapse_side();
+    if (!synapse)
         return tl::unexpected(
             error(errc::not_allocated,
-                  fmt::format("{} bytes at {:#x}: {}", length, address.value(), found.error().observed())));
+                  fmt::format("{} bytes at {:#x}: {}", length, address.value(), synapse.error().observed())));
     GAUDI_TRY(const auto plan, plan_export({core_->identity().generation, memory_origin::foreign_pool,
-                                            found->pool_base, found->pool_size, address, length}));
+                                            synapse->pool_base, synapse->pool_size, address, length}));
     GAUDI_TRY(auto fd, core_->export_dmabuf(plan));
     return dmabuf_export{fd.release(), plan.dmabuf_offset, plan.iova, plan.length};
 }

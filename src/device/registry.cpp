@@ -25,7 +25,7 @@ constinit context_joiner joiner = nullptr;
 // Users may write a PCI address without its domain, and in capital letters.
 std::string whole_bus_id(std::string text) {
     std::transform(text.begin(), text.end(), text.begin(),
-                   [](unsigned char each) { return static_cast<char>(std::tolower(each)); });
+                   [](unsigned char character) { return static_cast<char>(std::tolower(character)); });
     return text.size() == 7 ? "0000:" + text : text;
 }
 
@@ -129,8 +129,8 @@ result<std::shared_ptr<device>> registry::open(const device_choice& wanted) {
                                     fmt::format("{}{}; there are: {}", text_of(choice), by, listed(all))));
     if (std::holds_alternative<first_free>(choice)) {
         const auto nodes = candidates.size() > 1 ? own_nodes() : std::set<int>{};
-        std::stable_partition(candidates.begin(), candidates.end(), [&](const device_info& each) {
-            return each.numa_node && nodes.contains(*each.numa_node);
+        std::stable_partition(candidates.begin(), candidates.end(), [&](const device_info& candidate) {
+            return candidate.numa_node && nodes.contains(*candidate.numa_node);
         });
         return open_first_free(candidates);
     }
@@ -141,8 +141,8 @@ result<std::shared_ptr<device>> registry::open_first_free(const std::vector<devi
     {
         const std::lock_guard guard(mutex_);
         for (const auto& info : candidates) // prefer a device that is open in this process
-            if (const auto known = open_.find(info.bus_id); known != open_.end())
-                if (auto alive = known->second.whole.lock(); alive && !alive->lost())
+            if (const auto entry = open_.find(info.bus_id); entry != open_.end())
+                if (auto alive = entry->second.whole.lock(); alive && !alive->lost())
                     return alive;
     }
     std::string reasons;
@@ -165,11 +165,11 @@ result<std::shared_ptr<hl_device>> registry::open_or_attach(const std::shared_pt
                                                             const std::shared_ptr<hl_device>& joined) {
     // SynapseAI numbers its devices itself; a process rarely has more than one.
     for (std::uint32_t id = 0; id < most_synapse_devices; ++id)
-        if (const auto found = find_synapse_device(id);
-            found && bus_id_of(*table, found->fd) == info.bus_id) {
-            auto attached = attach(table, found->fd, info, context_owner::synapse);
+        if (const auto synapse = find_synapse_device(id);
+            synapse && bus_id_of(*table, synapse->fd) == info.bus_id) {
+            auto attached = attach(table, synapse->fd, info, context_owner::synapse);
             if (attached)
-                GAUDI_CHECK(map_.add_window(found->pool_base, found->pool_size, info.index));
+                GAUDI_CHECK(map_.add_window(synapse->pool_base, synapse->pool_size, info.index));
             return attached;
         }
     auto opened = joined ? result<std::shared_ptr<hl_device>>(joined) : open_for_compute(table, info);
@@ -195,42 +195,42 @@ result<std::shared_ptr<device>> registry::open_alone(const device_info& info,
                                                      const std::shared_ptr<hl_device>& joined) {
     GAUDI_TRY(const auto table, api());
     const std::lock_guard guard(mutex_);
-    auto& known = open_[info.bus_id];
-    auto context = known.context.lock();
+    auto& entry = open_[info.bus_id];
+    auto context = entry.context.lock();
     if (context && context->lost())
         return tl::unexpected(
             context->loss().describe("opening it again while something of it is still in use here"));
-    if (auto alive = known.whole.lock())
+    if (auto alive = entry.whole.lock())
         return alive;
     if (!context) {
         GAUDI_TRY(context, open_or_attach(table, info, joined));
     }
-    if (known.heap.expired() && context->owned() && !map_.device_of(context->slice().begin()))
+    if (entry.heap.expired() && context->owned() && !map_.device_of(context->slice().begin()))
         GAUDI_CHECK(map_.add_window(context->slice().begin(), context->slice().size(), info.index));
-    return assemble(known, context);
+    return assemble(entry, context);
 }
 
-std::shared_ptr<device> registry::assemble(in_use& known, const std::shared_ptr<hl_device>& context) {
+std::shared_ptr<device> registry::assemble(in_use& entry, const std::shared_ptr<hl_device>& context) {
     // A buffer may have outlived the device object, or a copy engine both: the new object shares what is
     // left.
-    auto heap = known.heap.lock();
+    auto heap = entry.heap.lock();
     if (!heap)
         heap = std::make_shared<heap_core>(context, map_);
-    auto made = internals::wrap_shared<device>(context, heap);
-    known = {context->identity().index, made, context, heap};
-    return made;
+    auto object = internals::wrap_shared<device>(context, heap);
+    entry = {context->identity().index, object, context, heap};
+    return object;
 }
 
 std::shared_ptr<device> registry::find_open(unsigned index) {
     const std::lock_guard guard(mutex_);
-    for (auto& [bus_id, known] : open_) {
-        if (known.index != index)
+    for (auto& [bus_id, entry] : open_) {
+        if (entry.index != index)
             continue;
-        if (auto alive = known.whole.lock())
+        if (auto alive = entry.whole.lock())
             return alive;
-        const auto context = known.context.lock();
-        if (context && !known.heap.expired()) // only buffers are left; they still have memory on the device
-            return assemble(known, context);
+        const auto context = entry.context.lock();
+        if (context && !entry.heap.expired()) // only buffers are left; they still have memory on the device
+            return assemble(entry, context);
     }
     return nullptr;
 }
@@ -239,14 +239,14 @@ std::vector<std::shared_ptr<device>> registry::all_open() {
     std::vector<unsigned> indices;
     {
         const std::lock_guard guard(mutex_);
-        for (const auto& [bus_id, known] : open_)
-            if (!known.context.expired())
-                indices.push_back(known.index);
+        for (const auto& [bus_id, entry] : open_)
+            if (!entry.context.expired())
+                indices.push_back(entry.index);
     }
     std::vector<std::shared_ptr<device>> all;
     for (const auto index : indices)
-        if (auto found = find_open(index))
-            all.push_back(std::move(found));
+        if (auto opened = find_open(index))
+            all.push_back(std::move(opened));
     return all;
 }
 
@@ -259,9 +259,9 @@ std::vector<std::shared_ptr<device>> registry::attach_all() {
     if (!all || !table)
         return attached;
     for (std::uint32_t id = 0; id < most_synapse_devices; ++id)
-        if (const auto found = find_synapse_device(id))
+        if (const auto synapse = find_synapse_device(id))
             for (const auto& info : *all)
-                if (info.bus_id == bus_id_of(**table, found->fd))
+                if (info.bus_id == bus_id_of(**table, synapse->fd))
                     if (auto opened = open_one(info, false))
                         attached.push_back(*opened);
     return attached;

@@ -49,7 +49,7 @@ private:
     // `joined`: the joined context of another process; nullptr: open the device for this process.
     result<std::shared_ptr<device>> open_alone(const device_info& info,
                                                const std::shared_ptr<hl_device>& joined);
-    std::shared_ptr<device> assemble(in_use& known, const std::shared_ptr<hl_device>& context);
+    std::shared_ptr<device> assemble(in_use& entry, const std::shared_ptr<hl_device>& context);
     result<std::shared_ptr<device>> open_first_free(const std::vector<device_info>& candidates);
     result<std::shared_ptr<hl_device>> open_or_attach(const std::shared_ptr<const hlthunk_api>& table,
                                                       const device_info& info,

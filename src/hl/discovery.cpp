@@ -100,9 +100,9 @@ std::string command_of(const std::string& process) {
 std::vector<std::filesystem::path> entries_of(const std::filesystem::path& folder) {
     std::vector<std::filesystem::path> all;
     std::error_code failure;
-    for (std::filesystem::directory_iterator each(folder, failure), end; !failure && each != end;
-         each.increment(failure))
-        all.push_back(each->path());
+    for (std::filesystem::directory_iterator entry(folder, failure), end; !failure && entry != end;
+         entry.increment(failure))
+        all.push_back(entry->path());
     return all;
 }
 
@@ -150,7 +150,7 @@ std::string bus_id_of(const hlthunk_api& api, int fd) {
 }
 
 result<std::vector<device_info>> discover(const hlthunk_api& api) {
-    std::vector<device_info> found;
+    std::vector<device_info> devices;
     int left = api.get_device_count != nullptr ? api.get_device_count(HLTHUNK_DEVICE_DONT_CARE) : max_minor;
     if (left < 0)
         left = max_minor; // the count is not known: try every minor
@@ -166,7 +166,7 @@ result<std::vector<device_info>> discover(const hlthunk_api& api) {
             disabled.bus_id = bus_id_in_sysfs(disabled.index);
             disabled.operational = false;
             disabled.status = "disabled by the driver";
-            found.push_back(std::move(disabled));
+            devices.push_back(std::move(disabled));
         }
         if (control < 0)
             continue;
@@ -174,9 +174,9 @@ result<std::vector<device_info>> discover(const hlthunk_api& api) {
         auto info = inspect(api, control, static_cast<unsigned>(minor), described);
         api.close(control);
         if (info && !info->bus_id.empty())
-            found.push_back(std::move(*info));
+            devices.push_back(std::move(*info));
     }
-    return found;
+    return devices;
 }
 
 std::vector<device_holder> find_holders(const hlthunk_api& api, unsigned index) {

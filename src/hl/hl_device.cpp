@@ -91,62 +91,63 @@ result<device_memory> hl_device::allocate(std::uint64_t size) {
 }
 
 result<device_memory> hl_device::allocate_mapped(std::uint64_t size) {
-    device_memory::allocation made;
-    made.size = round_up(size, page_size());
+    device_memory::allocation allocation;
+    allocation.size = round_up(size, page_size());
     const std::lock_guard guard(mutex_);
     // Contiguous first: one range of the BAR for the NIC. Scattered pages are better than none.
-    made.handle = api_->device_memory_alloc(fd_, made.size, 0, true, false);
-    if (made.handle == 0)
-        made.handle = api_->device_memory_alloc(fd_, made.size, 0, false, false);
-    if (made.handle == 0)
+    allocation.handle = api_->device_memory_alloc(fd_, allocation.size, 0, true, false);
+    if (allocation.handle == 0)
+        allocation.handle = api_->device_memory_alloc(fd_, allocation.size, 0, false, false);
+    if (allocation.handle == 0)
         return tl::unexpected(failed(errc::memory_exhausted,
                                      fmt::format("hlthunk_device_memory_alloc of {} bytes on {}, {} free",
-                                                 made.size, identity_.bus_id, usage().dram_free_mem),
+                                                 allocation.size, identity_.bus_id, usage().dram_free_mem),
                                      errno));
     // The owner of a context allocates addresses from below; each member has a part of the upper half, so
     // that their hints do not collide.
     const auto half = slice_.size() / 2;
     const auto hint =
-        slice_.find_gap(made.size, owner_ == context_owner::other_process
-                                       ? half + half / shared_context::members * sharing_.member()
-                                       : 0);
-    const auto address = api_->device_memory_map(fd_, made.handle, hint);
+        slice_.find_gap(allocation.size, owner_ == context_owner::other_process
+                                             ? half + half / shared_context::members * sharing_.member()
+                                             : 0);
+    const auto address = api_->device_memory_map(fd_, allocation.handle, hint);
     if (address == 0) {
         const int reason = errno;
-        api_->device_memory_free(fd_, made.handle);
+        api_->device_memory_free(fd_, allocation.handle);
         return tl::unexpected(failed(
             errc::map_failed,
-            fmt::format("hlthunk_device_memory_map of {} bytes on {}", made.size, identity_.bus_id), reason));
+            fmt::format("hlthunk_device_memory_map of {} bytes on {}", allocation.size, identity_.bus_id),
+            reason));
     }
-    if (auto noted = note_mapping(address, made.handle); !noted) {
+    if (auto noted = note_mapping(address, allocation.handle); !noted) {
         api_->memory_unmap(fd_, address);
-        api_->device_memory_free(fd_, made.handle);
+        api_->device_memory_free(fd_, allocation.handle);
         return tl::unexpected(noted.error());
     }
-    slice_.take(address, made.size);
-    made.address = device_address(address);
-    made.device = shared_from_this();
-    return device_memory(std::move(made));
+    slice_.take(address, allocation.size);
+    allocation.address = device_address(address);
+    allocation.device = shared_from_this();
+    return device_memory(std::move(allocation));
 }
 
 result<device_memory> hl_device::allocate_physical(std::uint64_t size) {
-    device_memory::allocation made;
-    made.size = round_up(size, page_size());
+    device_memory::allocation allocation;
+    allocation.size = round_up(size, page_size());
     if (owner_ == context_owner::other_process)
         return tl::unexpected(error(errc::memory_exhausted,
                                     fmt::format("{} has no allocator in its driver: only the process that "
                                                 "opened it can allocate its memory",
                                                 identity_.bus_id)));
     const std::lock_guard guard(mutex_);
-    const auto address = slice_.find_gap(made.size);
+    const auto address = slice_.find_gap(allocation.size);
     if (address == 0)
         return tl::unexpected(
             error(errc::memory_exhausted, fmt::format("{} bytes of physical memory on {}: no gap that large",
-                                                      made.size, identity_.bus_id)));
-    slice_.take(address, made.size);
-    made.address = device_address(address);
-    made.device = shared_from_this();
-    return device_memory(std::move(made));
+                                                      allocation.size, identity_.bus_id)));
+    slice_.take(address, allocation.size);
+    allocation.address = device_address(address);
+    allocation.device = shared_from_this();
+    return device_memory(std::move(allocation));
 }
 
 result<void> hl_device::free_memory(std::uint64_t handle, device_address address, std::uint64_t size) {

@@ -48,7 +48,7 @@ private:
         result<void> free() const;
         void close() noexcept { (void)free(); }
     };
-    explicit device_memory(allocation made) : allocation_(std::move(made)) {}
+    explicit device_memory(allocation owned) : allocation_(std::move(owned)) {}
 
     unique_handle<allocation> allocation_;
 };
@@ -71,8 +71,8 @@ public:
 
 private:
     friend class hl_device;
-    host_mapping(device_mapping made, std::span<std::byte> bytes)
-        : mapping_(std::move(made)), bytes_(bytes) {}
+    host_mapping(device_mapping mapping, std::span<std::byte> bytes)
+        : mapping_(std::move(mapping)), bytes_(bytes) {}
 
     unique_handle<device_mapping> mapping_;
     std::span<std::byte> bytes_;
@@ -87,7 +87,7 @@ public:
 
 private:
     friend class hl_device;
-    explicit imported_memory(device_mapping made) : mapping_(std::move(made)) {}
+    explicit imported_memory(device_mapping mapping) : mapping_(std::move(mapping)) {}
 
     unique_handle<device_mapping> mapping_;
 };

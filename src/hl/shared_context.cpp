@@ -9,9 +9,9 @@ namespace gaudi {
 
 result<std::shared_ptr<shared_context>> shared_context::make() {
     GAUDI_TRY(auto memory, shared_memory::make("gaudi-direct context", sizeof(contents)));
-    auto made = std::make_shared<shared_context>(std::move(memory));
-    made->shared().participants = 1;
-    return made;
+    auto context = std::make_shared<shared_context>(std::move(memory));
+    context->shared().participants = 1;
+    return context;
 }
 
 result<std::shared_ptr<shared_context>> shared_context::of(unique_fd descriptor) {

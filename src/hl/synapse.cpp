@@ -45,40 +45,40 @@ std::optional<synapse_device> find_synapse_device(std::uint32_t synapse_id) {
     device_info_v2 info{};
     if (get_info == nullptr || get_info(synapse_id, &info) != 0 || info.fd == 0)
         return std::nullopt;
-    synapse_device found;
-    found.id = synapse_id;
-    found.fd = static_cast<int>(info.fd);
-    found.pool_base = device_address(info.global_hbm_base != 0 ? info.global_hbm_base : info.dram_base);
-    found.pool_size = info.dram_size;
-    return found;
+    synapse_device device;
+    device.id = synapse_id;
+    device.fd = static_cast<int>(info.fd);
+    device.pool_base = device_address(info.global_hbm_base != 0 ? info.global_hbm_base : info.dram_base);
+    device.pool_size = info.dram_size;
+    return device;
 }
 
 std::optional<synapse_device> find_synapse_device_of(int fd) {
     for (std::uint32_t id = 0; id < most_synapse_devices; ++id)
-        if (auto found = find_synapse_device(id); found && found->fd == fd)
-            return found;
+        if (auto device = find_synapse_device(id); device && device->fd == fd)
+            return device;
     return std::nullopt;
 }
 
 std::optional<synapse_copies> find_synapse_copies() {
-    synapse_copies found;
+    synapse_copies copies;
     bool complete = true;
     const auto take = [&](auto& function, const char* name) {
         function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(find_symbol(name));
         complete = complete && function != nullptr;
     };
-    take(found.synStreamCreateGeneric, "synStreamCreateGeneric");
-    take(found.synStreamDestroy, "synStreamDestroy");
-    take(found.synMemCopyAsync, "synMemCopyAsync");
-    take(found.synHostMap, "synHostMap");
-    take(found.synHostUnmap, "synHostUnmap");
-    take(found.synEventCreate, "synEventCreate");
-    take(found.synEventDestroy, "synEventDestroy");
-    take(found.synEventRecord, "synEventRecord");
-    take(found.synEventQuery, "synEventQuery");
+    take(copies.synStreamCreateGeneric, "synStreamCreateGeneric");
+    take(copies.synStreamDestroy, "synStreamDestroy");
+    take(copies.synMemCopyAsync, "synMemCopyAsync");
+    take(copies.synHostMap, "synHostMap");
+    take(copies.synHostUnmap, "synHostUnmap");
+    take(copies.synEventCreate, "synEventCreate");
+    take(copies.synEventDestroy, "synEventDestroy");
+    take(copies.synEventRecord, "synEventRecord");
+    take(copies.synEventQuery, "synEventQuery");
     if (!complete)
         return std::nullopt;
-    return found;
+    return copies;
 }
 
 } // namespace gaudi

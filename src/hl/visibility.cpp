@@ -39,23 +39,23 @@ bool visibility::shows(const device_info& info) const {
 }
 
 result<visibility> visibility::of_environment() {
-    visibility made;
+    visibility selection;
     auto indices = numbers_of("HABANA_VISIBLE_DEVICES");
     auto modules = numbers_of("HABANA_VISIBLE_MODULES");
     auto own = numbers_of("HLS_MODULE_ID");
     for (const auto* parsed : {&indices, &modules, &own})
         if (!*parsed)
             return tl::unexpected(parsed->error());
-    made.indices = *indices;
-    made.modules = *modules;
+    selection.indices = *indices;
+    selection.modules = *modules;
     if (*own) {
         if ((*own)->size() != 1)
             return tl::unexpected(
                 error(errc::selection_malformed,
                       fmt::format("HLS_MODULE_ID={}: one number expected", std::getenv("HLS_MODULE_ID"))));
-        made.own_module = *(*own)->begin();
+        selection.own_module = *(*own)->begin();
     }
-    return made;
+    return selection;
 }
 
 } // namespace gaudi

@@ -38,6 +38,11 @@ bool wait_until(std::chrono::milliseconds limit, F&& condition) {
     return true;
 }
 
+bool is_of_any(const lease_record& lease, const std::vector<shared_allocation*>& allocations) {
+    return std::any_of(allocations.begin(), allocations.end(),
+                       [&](const shared_allocation* each) { return each->is_of(lease); });
+}
+
 } // namespace
 
 broker::broker(poller events, ipc_settings settings)
@@ -252,15 +257,18 @@ result<memory_handle> broker::share(device_address address, std::uint64_t length
     return record.seal();
 }
 
+bool broker::is_shared(const handle_record& handle) {
+    const std::lock_guard guard(mutex_);
+    return handle.owner() == own_identity() && shares_.find(handle);
+}
+
 std::vector<lease_info> broker::leases_of(device_address address, std::uint64_t secret) {
     std::vector<lease_info> all;
     const std::lock_guard guard(mutex_);
-    const auto* const shared = shares_.holding(address);
-    if (shared == nullptr)
-        return all;
+    const auto shared = shares_.holding(address);
     for (const auto& each : clients_.all())
         for (const auto& [slot, lease] : each.leases.all())
-            if (shared->is_of(lease) && lease.opened_with(secret))
+            if (is_of_any(lease, shared) && lease.opened_with(secret))
                 all.push_back(
                     {each.credentials.pid, each.credentials.uid, each.leases.in_flight(slot), lease.revoked});
     return all;
@@ -268,13 +276,22 @@ std::vector<lease_info> broker::leases_of(device_address address, std::uint64_t 
 
 bool broker::revoke(device_address address, std::uint64_t secret) {
     const std::lock_guard guard(mutex_);
-    const auto* const shared = shares_.holding(address);
-    if (shared == nullptr || !shares_.revoke(address, secret))
+    if (!shares_.revoke(address, secret))
         return false;
+    const auto shared = shares_.holding(address);
     for (auto& each : clients_.all())
         each.leases.revoke_if(
-            [&](const lease_record& lease) { return shared->is_of(lease) && lease.opened_with(secret); });
+            [&](const lease_record& lease) { return is_of_any(lease, shared) && lease.opened_with(secret); });
+    for (const auto* const entry : shared)
+        if (entry->pieces.empty() && !is_leased(*entry))
+            shares_.erase(*entry);
     return true;
+}
+
+bool broker::is_leased(const shared_allocation& allocation) const {
+    return std::any_of(clients_.all().begin(), clients_.all().end(), [&](const client& each) {
+        return each.leases.any([&](const lease_record& lease) { return allocation.is_of(lease); });
+    });
 }
 
 bool broker::wait(device_address address, until what, std::chrono::milliseconds limit, std::uint64_t secret) {
@@ -326,7 +343,7 @@ bool broker::memory_goes(device_address base, std::uint64_t length) {
             return lease.dmabuf_given && lease.base == base.value();
         });
     });
-    shares_.erase(base.value());
+    shares_.erase_in(base, length);
     return quiet && !held;
 }
 

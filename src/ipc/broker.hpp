@@ -26,6 +26,7 @@ public:
 
     // `separate`: the handle gets a secret of its own.
     result<memory_handle> share(device_address address, std::uint64_t length, bool separate);
+    bool is_shared(const handle_record& handle);
     // Lets other processes of this user join the device's context.
     result<void> offer(const std::shared_ptr<hl_device>& context);
     // The leases of the allocation that holds the address; with a secret, only those opened with it.
@@ -55,6 +56,7 @@ private:
     void handle(std::span<const int> ready);
     bool end_clients();
     bool finished(client& ended);
+    [[nodiscard]] bool is_leased(const shared_allocation& allocation) const;
     void flush_watchers();
     // How long the thread may sleep, in milliseconds; -1: until the next event.
     [[nodiscard]] int longest_sleep() const;

@@ -2,11 +2,31 @@
 #include "src/device/context_joiner.hpp"
 #include "src/error/try.hpp"
 #include "src/hl/discovery.hpp"
+#include "src/ipc/joined_contexts.hpp"
 #include "src/ipc/owner_link.hpp"
 
+#include <algorithm>
 #include <fmt/format.h>
 
 namespace gaudi {
+
+result<std::shared_ptr<hl_device>> join_context(const std::shared_ptr<const hlthunk_api>& api,
+                                                const opened_context& answer,
+                                                std::array<unique_fd, most_passed>& passed,
+                                                std::shared_ptr<void> host) {
+    GAUDI_TRY(auto shared, shared_context::of(std::move(passed[1])));
+    GAUDI_TRY(const auto devices, discover(*api));
+    const auto bus_id = bus_id_of(*api, passed[0].get());
+    const auto info = std::find_if(devices.begin(), devices.end(),
+                                   [&](const device_info& each) { return each.bus_id == bus_id; });
+    if (info == devices.end())
+        return tl::unexpected(error(errc::no_path, "the owner's device cannot be seen from here"));
+    GAUDI_TRY(auto joined, attach(api, passed[0].get(), *info, context_owner::other_process));
+    (void)passed[0].release(); // the joined context owns it now
+    joined->sharing().join(shared, answer.member, std::move(host));
+    return joined;
+}
+
 namespace {
 
 result<std::shared_ptr<hl_device>> join_shared_context(const std::shared_ptr<const hlthunk_api>& api,

@@ -17,7 +17,7 @@ class hlthunk_api;
 class owner_link;
 
 // Joins the context that an owner's answer passed: the device's descriptor and the shared context. `host` is
-// kept as long as the context.
+// kept as long as the context. In join_context.cpp.
 [[nodiscard]] result<std::shared_ptr<hl_device>> join_context(const std::shared_ptr<const hlthunk_api>& api,
                                                               const opened_context& answer,
                                                               std::array<unique_fd, most_passed>& passed,

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// An importer's lease. Whether it was revoked is one load from memory that the owner writes, so that each
+// copy can ask. What gives access to the memory is created when a path first needs it.
 #include "src/ipc/lease_core.hpp"
 
 #include "src/error/try.hpp"
@@ -16,6 +18,8 @@ lease_resources::~lease_resources() {
             (void)region.second.release(); // in a child of fork the region belongs to the parent
     if (!link || forks != fork_count())
         return;
+    // Registrations and imports hold references to the DMA-BUF: only when all are gone can the owner's device
+    // be closed (gotcha 9), and only then is the owner notified.
     regions.clear();
     imports.clear();
     dmabuf.reset();
@@ -26,12 +30,14 @@ lease_core::lease_core(const handle_record& handle) : handle_(handle), forks_(fo
 
 result<std::shared_ptr<lease_core>> lease_core::open(const std::shared_ptr<owner_link>& link,
                                                      const handle_record& handle) {
+    // The table and the revoke socket come with the first lease of a connection and serve all later ones.
     GAUDI_TRY(auto answer, link->ask(open_lease_request{handle, link->table() == nullptr ? 1U : 0U}));
     const auto [slot, passed] = answer.body;
     if ((passed & opened_lease::table) != 0)
         GAUDI_CHECK(link->set_table(std::move(answer.passed[0])));
     if ((passed & opened_lease::revoke_socket) != 0)
         link->set_revoke_socket(std::move(answer.passed[1]));
+    // The owner chooses the slot: beyond the table it would be an address outside the mapping.
     if (link->table() == nullptr || slot >= leases_per_client)
         return tl::unexpected(error(errc::protocol_violated, fmt::format("lease {} of the owner", slot)));
     auto made = std::make_shared<lease_core>(handle);
@@ -48,15 +54,13 @@ lease_core::~lease_core() {
     link_->post_unanswered(close_lease_request{slot_});
 }
 
-bool lease_core::forked() const {
-    return forks_ != fork_count();
-}
-
 bool lease_core::gone() const {
     if (forks_ != fork_count())
         return true;
     if (link_)
         return link_->gone() || word_->revoked.load(std::memory_order_acquire) != 0;
+    // Memory of this process: without an owner's table the generation tells a later allocation from this one.
+    // SynapseAI's has none.
     const auto known = known_memory().find(base());
     return handle_.generation != 0 && (!known || known->generation != handle_.generation);
 }
@@ -85,9 +89,11 @@ result<std::shared_ptr<const void>> lease_core::begin_copy() {
     // the count. Either the importer sees the revocation, or the owner sees the copy.
     word_->in_flight.fetch_add(1);
     auto counted = std::shared_ptr<const void>(word_, [self = shared_from_this()](const void*) {
+        // In a child of fork the count is the parent's: its own copy still runs.
         if (self->forks_ == fork_count())
             self->word_->in_flight.fetch_sub(1);
     });
+    // Sequentially consistent, as the increment: a weaker order could let both sides miss each other.
     if (word_->revoked.load() != 0)
         return tl::unexpected(gone_error());
     return counted;
@@ -102,6 +108,7 @@ void lease_core::release_resources() {
     // Receives the old resources, which are destroyed after unlocking.
     auto last = std::make_shared<lease_resources>();
     const std::lock_guard guard(mutex_);
+    // Copies that start now get new ones, and fail: the lease is gone. Copies in flight keep the old ones.
     resources_.swap(last);
 }
 
@@ -142,6 +149,7 @@ result<device_address> lease_core::imported_by(lease_resources& resources,
                                                const std::shared_ptr<hl_device>& device) {
     const std::lock_guard guard(resources.mutex);
     GAUDI_CHECK(fetch_dmabuf(resources));
+    // An import keeps its device open, and a lost device can be opened again only when nothing holds it.
     std::erase_if(resources.imports, [](const auto& each) { return each.second.first->lost(); });
     auto found = resources.imports.find(device.get());
     if (found == resources.imports.end()) {
@@ -164,6 +172,7 @@ result<std::uint32_t> lease_core::key_on(lease_resources& resources, const std::
     GAUDI_CHECK(fetch_dmabuf(resources));
     auto found = resources.regions.find(nic.get());
     if (found == resources.regions.end()) {
+        // The key has remote rights: in this domain no connection's queue pair can use it.
         GAUDI_TRY(const auto domain, core_of(*nic)->loopback_pd());
         GAUDI_TRY(auto made, core_of(*nic)->register_dmabuf(
                                  {resources.dmabuf.get(), resources.skip,

@@ -43,7 +43,6 @@ public:
     [[nodiscard]] device_address base() const { return device_address(handle_.base); }
     [[nodiscard]] bool gone() const;
     // Whether the parent opened it, before a fork.
-    [[nodiscard]] bool forked() const;
     // The reason, where gone() is true.
     [[nodiscard]] error gone_error() const;
 

@@ -23,6 +23,7 @@ result<lease_set::slot_number> lease_set::open(const handle_record& handle) {
     next_ = (next_ + 1) % leases_per_client;
     auto& lease = leases_[slot];
     lease.base = handle.base;
+    lease.length = handle.allocated;
     lease.generation = handle.generation;
     lease.secret = handle.secret;
     word(slot).revoked.store(0);

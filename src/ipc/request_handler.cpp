@@ -248,7 +248,8 @@ void request_handler::lease_closed(const lease_record& closed) {
     bool of_piece = false, of_allocation = false;
     for (const auto& each : clients_.all())
         for (const auto& [slot, lease] : each.leases.all())
-            if (lease.base == closed.base && lease.generation == closed.generation) {
+            if (lease.base == closed.base && lease.length == closed.length &&
+                lease.generation == closed.generation) {
                 of_allocation = true;
                 of_piece = of_piece || lease.secret == closed.secret;
             }

@@ -45,6 +45,12 @@ result<memory_handle> share_separately(device_address address, std::uint64_t len
     return service->share(address, length, true);
 }
 
+bool is_shared(const memory_handle& handle) {
+    const auto record = read_handle(handle.bytes);
+    const auto service = broker::running();
+    return record && service && service->is_shared(*record);
+}
+
 result<void> revoke_handle(const memory_handle& handle, std::chrono::milliseconds limit) {
     GAUDI_TRY(const auto record, read_handle(handle.bytes));
     const auto address = device_address(record.base);

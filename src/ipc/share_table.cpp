@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "src/ipc/share_table.hpp"
 
-#include <algorithm>
 #include <chrono>
 #include <fmt/format.h>
 #include <sys/random.h>
@@ -21,25 +20,20 @@ std::uint64_t new_secret() {
 
 std::uint64_t share_table::add(const allocation_view& allocation, std::uint64_t offset, std::uint64_t length,
                                bool separate) {
-    auto& entry = allocations_[allocation.base.value()];
-    if (entry.pieces.empty() || entry.generation != allocation.generation ||
-        entry.length != allocation.length)
+    auto& entry = allocations_[{allocation.base.value(), allocation.length}];
+    if (entry.pieces.empty() || entry.generation != allocation.generation)
         entry = {
             allocation.base.value(), allocation.length, allocation.generation, allocation.device_index, {}};
-    const auto same = [&](const auto& each) {
-        return !separate && !each.second.separate && each.second.offset == offset &&
-               each.second.length == length;
-    };
-    auto piece = std::find_if(entry.pieces.begin(), entry.pieces.end(), same);
-    if (piece == entry.pieces.end())
-        piece = entry.pieces.emplace(new_secret(), shared_piece{offset, length, separate, {}, 0, 0}).first;
-    return piece->first;
+    if (!separate)
+        for (const auto& [secret, piece] : entry.pieces)
+            if (!piece.separate && piece.offset == offset && piece.length == length)
+                return secret;
+    return entry.pieces.emplace(new_secret(), shared_piece{offset, length, separate, {}, 0, 0}).first->first;
 }
 
 result<const shared_allocation*> share_table::find(const handle_record& handle) const {
-    if (const auto entry = allocations_.find(handle.base); entry != allocations_.end() &&
-                                                           entry->second.generation == handle.generation &&
-                                                           entry->second.length == handle.allocated)
+    if (const auto entry = allocations_.find({handle.base, handle.allocated});
+        entry != allocations_.end() && entry->second.generation == handle.generation)
         if (const auto piece = entry->second.pieces.find(handle.secret);
             piece != entry->second.pieces.end() && piece->second.offset == handle.offset &&
             piece->second.length == handle.length)
@@ -50,7 +44,7 @@ result<const shared_allocation*> share_table::find(const handle_record& handle) 
 }
 
 share_table::leased share_table::find(const lease_record& lease) {
-    const auto entry = allocations_.find(lease.base);
+    const auto entry = allocations_.find({lease.base, lease.length});
     if (entry == allocations_.end() || !entry->second.is_of(lease))
         return {};
     const auto piece = entry->second.pieces.find(lease.secret);
@@ -59,36 +53,40 @@ share_table::leased share_table::find(const lease_record& lease) {
     return {&entry->second, &piece->second};
 }
 
-const shared_allocation* share_table::holding(device_address address) const {
-    auto next = allocations_.upper_bound(address.value());
-    if (next == allocations_.begin() || address.value() - (--next)->first >= next->second.length)
-        return nullptr;
-    return &next->second;
+std::vector<shared_allocation*> share_table::holding(device_address address) {
+    std::vector<shared_allocation*> all;
+    for (auto next = allocations_.upper_bound({address.value(), UINT64_MAX}); next != allocations_.begin();) {
+        auto& entry = (--next)->second;
+        if (address.value() - entry.base < entry.length)
+            all.push_back(&entry);
+        if (entry.generation != 0) // nothing that begins before an allocation reaches beyond its begin
+            break;
+    }
+    return all;
 }
 
 bool share_table::any_in(device_address base, std::uint64_t length) const {
-    const auto next = allocations_.lower_bound(base.value());
-    return next != allocations_.end() && next->first - base.value() < length;
+    const auto next = first_from(base);
+    return next != allocations_.end() && next->second.base - base.value() < length;
 }
 
 bool share_table::revoke(device_address address, std::uint64_t secret) {
-    const auto* const held = holding(address);
-    if (held == nullptr)
-        return false;
-    auto& pieces = allocations_.at(held->base).pieces;
-    if (secret == 0) {
-        pieces.clear();
-        return true;
+    bool any = false;
+    for (auto* const entry : holding(address)) {
+        if (secret == 0) {
+            entry->pieces.clear();
+            any = true;
+        } else if (const auto piece = entry->pieces.find(secret);
+                   piece != entry->pieces.end() && piece->second.separate) {
+            entry->pieces.erase(piece);
+            any = true;
+        }
     }
-    const auto piece = pieces.find(secret);
-    if (piece == pieces.end() || !piece->second.separate)
-        return false;
-    pieces.erase(piece);
-    return true;
+    return any;
 }
 
 void share_table::lease_closed(const lease_record& closed, bool last_of_piece, bool last_of_allocation) {
-    const auto entry = allocations_.find(closed.base);
+    const auto entry = allocations_.find({closed.base, closed.length});
     if (entry == allocations_.end() || !entry->second.is_of(closed))
         return;
     auto& pieces = entry->second.pieces;
@@ -100,8 +98,8 @@ void share_table::lease_closed(const lease_record& closed, bool last_of_piece, b
 
 std::vector<std::uint64_t> share_table::bases() const {
     std::vector<std::uint64_t> all;
-    for (const auto& [base, each] : allocations_)
-        all.push_back(base);
+    for (const auto& [where, each] : allocations_)
+        all.push_back(each.base);
     return all;
 }
 

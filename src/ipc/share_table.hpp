@@ -7,12 +7,14 @@
 #include "src/os/unique_fd.hpp"
 
 #include <map>
+#include <vector>
 
 namespace gaudi {
 
 // A lease, as the owner records it.
 struct lease_record {
-    std::uint64_t base = 0, generation = 0, secret = 0; // identify what was shared
+    std::uint64_t base = 0, length = 0, generation = 0; // identify the allocation
+    std::uint64_t secret = 0;                           // identifies what of it was shared
     // The owner relies on this flag only: the importer can write to the lease table, which merely announces
     // it.
     bool revoked = false;
@@ -39,11 +41,13 @@ struct shared_allocation {
     std::map<std::uint64_t, shared_piece> pieces; // by the secret in the handle
 
     [[nodiscard]] bool is_of(const lease_record& lease) const {
-        return lease.base == base && lease.generation == generation;
+        return lease.base == base && lease.length == length && lease.generation == generation;
     }
 };
 
-// The allocations that this process shares. A handle is valid while its secret is in the table.
+// The allocations that this process shares. A handle is valid while its secret is in the table. SynapseAI's
+// allocations are not known: each range of its pool that is shared counts as one, of generation 0, and such
+// ranges may overlap.
 class share_table {
 public:
     // The secret for [offset, offset + length) of an allocation: an existing one is reused, unless it is
@@ -59,24 +63,36 @@ public:
         explicit operator bool() const { return piece != nullptr; }
     };
     [[nodiscard]] leased find(const lease_record& lease);
-    // The allocation that holds the address, or nullptr.
-    [[nodiscard]] const shared_allocation* holding(device_address address) const;
+    // The allocation that holds the address; of SynapseAI's pool, all ranges that do.
+    [[nodiscard]] std::vector<shared_allocation*> holding(device_address address);
     // Whether an allocation begins in the range.
     [[nodiscard]] bool any_in(device_address base, std::uint64_t length) const;
 
-    // Invalidates handles: a separate one, or all of the allocation where the secret is 0. False
-    // where there is no such handle.
+    // Invalidates handles to memory that holds the address: a separate one, or all of them where the secret
+    // is 0. False where there is no such handle. What has no handles stays until its leases are closed.
     bool revoke(device_address address, std::uint64_t secret);
+    void erase(const shared_allocation& allocation) {
+        allocations_.erase({allocation.base, allocation.length});
+    }
     // Called when a lease was closed: drops what was kept for its secret or its allocation, if it was the
     // last.
     void lease_closed(const lease_record& closed, bool last_of_piece, bool last_of_allocation);
-    void erase(std::uint64_t base) { allocations_.erase(base); }
+    // Forgets what begins in the range.
+    void erase_in(device_address base, std::uint64_t length) {
+        allocations_.erase(first_from(base), first_from(base + length));
+    }
     void clear() { allocations_.clear(); }
     [[nodiscard]] std::vector<std::uint64_t> bases() const;
     [[nodiscard]] std::size_t size() const { return allocations_.size(); }
 
 private:
-    std::map<std::uint64_t, shared_allocation> allocations_; // by base
+    using key = std::pair<std::uint64_t, std::uint64_t>; // base, length
+    using allocation_map = std::map<key, shared_allocation>;
+    [[nodiscard]] allocation_map::const_iterator first_from(device_address base) const {
+        return allocations_.lower_bound({base.value(), 0});
+    }
+
+    allocation_map allocations_;
 };
 
 } // namespace gaudi

@@ -78,8 +78,8 @@ struct address_map::impl {
         if (!observed.load(std::memory_order_acquire))
             return alive;
         const std::lock_guard guard(observers_mutex);
-        for (const auto& each : observers)
-            if (auto listener = each.lock())
+        for (const auto& observer : observers)
+            if (auto listener = observer.lock())
                 alive.push_back(std::move(listener));
         return alive;
     }
@@ -182,8 +182,8 @@ result<void> editable_address_map::add_window(device_address base, std::uint64_t
         if (!shown && candidate.base == begin && candidate.size == size && candidate.device == device_index)
             reused = &candidate;
     }
-    auto* made = reused != nullptr ? reused : &impl_->all_windows.emplace_back(begin, size, device_index);
-    impl_->windows[place].store(made, std::memory_order_release);
+    auto* added = reused != nullptr ? reused : &impl_->all_windows.emplace_back(begin, size, device_index);
+    impl_->windows[place].store(added, std::memory_order_release);
     if (place == count)
         impl_->window_count.store(count + 1, std::memory_order_release);
     for (const auto& listener : impl_->listeners())
@@ -233,19 +233,19 @@ result<std::uint64_t> editable_address_map::insert(device_address base, std::uin
     if (impl::touches(where->top.data(), 0, top_shift, offset, end))
         return tl::unexpected(error(
             errc::ranges_overlap, fmt::format("{} bytes at {:#x} overlap a live allocation", length, begin)));
-    record* made = impl_->spare;
-    if (made != nullptr)
-        impl_->spare = made->next_spare;
+    record* entry = impl_->spare;
+    if (entry != nullptr)
+        impl_->spare = entry->next_spare;
     else
-        made = &impl_->records.emplace_back();
+        entry = &impl_->records.emplace_back();
     const auto generation = impl_->next_generation++;
-    made->base.store(begin, std::memory_order_release);
-    made->length.store(length, std::memory_order_release);
-    made->tag.store(tag, std::memory_order_release);
-    made->device.store(where->device, std::memory_order_release);
-    made->generation.store(generation, std::memory_order_release);
+    entry->base.store(begin, std::memory_order_release);
+    entry->length.store(length, std::memory_order_release);
+    entry->tag.store(tag, std::memory_order_release);
+    entry->device.store(where->device, std::memory_order_release);
+    entry->generation.store(generation, std::memory_order_release);
     impl_->cover(const_cast<slot*>(where->top.data()), 0, top_shift, offset, end,
-                 reinterpret_cast<std::uintptr_t>(made) | is_record);
+                 reinterpret_cast<std::uintptr_t>(entry) | is_record);
     impl_->live.fetch_add(1, std::memory_order_relaxed);
     return generation;
 }
@@ -254,14 +254,14 @@ result<void> editable_address_map::erase(device_address base) {
     const std::lock_guard guard(impl_->mutex);
     const auto begin = base.value();
     const auto* where = impl_->window_of(begin);
-    auto* found = where != nullptr ? impl::lookup(*where, begin - where->base) : nullptr;
-    if (found == nullptr || found->base.load(std::memory_order_relaxed) != begin)
+    auto* entry = where != nullptr ? impl::lookup(*where, begin - where->base) : nullptr;
+    if (entry == nullptr || entry->base.load(std::memory_order_relaxed) != begin)
         return tl::unexpected(
             error(errc::not_allocated, fmt::format("no allocation begins at {:#x}", begin)));
     const auto offset = begin - where->base;
     impl_->cover(const_cast<slot*>(where->top.data()), 0, top_shift, offset,
-                 covered_end(offset, found->length.load(std::memory_order_relaxed)), 0);
-    impl_->retire(*found);
+                 covered_end(offset, entry->length.load(std::memory_order_relaxed)), 0);
+    impl_->retire(*entry);
     return {};
 }
 
@@ -278,17 +278,17 @@ std::optional<allocation_view> address_map::find(device_address address) const n
     if (where == nullptr)
         return std::nullopt;
     for (;;) {
-        const auto* found = impl::lookup(*where, wanted - where->base);
-        if (found == nullptr)
+        const auto* entry = impl::lookup(*where, wanted - where->base);
+        if (entry == nullptr)
             return std::nullopt;
         // Acquire for each field: a reader that sees a field of a later allocation also sees that the
         // generation changed.
-        const auto before = found->generation.load(std::memory_order_acquire);
-        const allocation_view seen{device_address(found->base.load(std::memory_order_acquire)),
-                                   found->length.load(std::memory_order_acquire), before,
-                                   found->device.load(std::memory_order_acquire),
-                                   found->tag.load(std::memory_order_acquire)};
-        if (before == 0 || found->generation.load(std::memory_order_acquire) != before)
+        const auto before = entry->generation.load(std::memory_order_acquire);
+        const allocation_view seen{device_address(entry->base.load(std::memory_order_acquire)),
+                                   entry->length.load(std::memory_order_acquire), before,
+                                   entry->device.load(std::memory_order_acquire),
+                                   entry->tag.load(std::memory_order_acquire)};
+        if (before == 0 || entry->generation.load(std::memory_order_acquire) != before)
             continue; // freed, or freed and reused, during the lookup
         if (wanted - seen.base.value() >= seen.length)
             return std::nullopt; // after the end, in the last unit
@@ -297,16 +297,16 @@ std::optional<allocation_view> address_map::find(device_address address) const n
 }
 
 result<allocation_view> address_map::find(device_address address, std::uint64_t length) const {
-    auto found = find(address);
-    if (!found)
+    auto allocation = find(address);
+    if (!allocation)
         return tl::unexpected(
             error(errc::not_allocated, fmt::format("{} bytes at {:#x}", length, address.value())));
-    if (length > found->length - (address - found->base))
+    if (length > allocation->length - (address - allocation->base))
         return tl::unexpected(
             error(errc::range_leaves_allocation,
                   fmt::format("{} bytes at {:#x}, in an allocation of {} bytes at {:#x}", length,
-                              address.value(), found->length, found->base.value())));
-    return *found;
+                              address.value(), allocation->length, allocation->base.value())));
+    return *allocation;
 }
 
 std::uint64_t address_map::newest_generation() const noexcept {
@@ -324,10 +324,10 @@ result<allocation_view> address_map::find_pages(device_address address, std::uin
         const auto last = (candidate.base.value() + candidate.length + page - 1) / page * page;
         return begin >= first && end <= last;
     };
-    auto found = find(address);
-    if (found && fits(*found))
-        return *found;
-    std::optional<allocation_view> nearest = found;
+    auto allocation = find(address);
+    if (allocation && fits(*allocation))
+        return *allocation;
+    std::optional<allocation_view> nearest = allocation;
     for (auto probe = begin / unit * unit; begin % page == 0 && probe < begin + page;) {
         const auto candidate = find(device_address(probe));
         if (candidate && fits(*candidate))

@@ -21,7 +21,7 @@ result<dmabuf_export> device_buffer::dmabuf() const {
 
 device_address device_buffer::release() {
     if (range_)
-        range_->core->give_up(static_cast<heap_core::block*>(range_->block));
+        range_->core->release_buffer(static_cast<heap_core::block*>(range_->block));
     return range_.release().address;
 }
 
@@ -34,8 +34,9 @@ result<device_buffer> device_heap::allocate_pages(std::uint64_t size) {
 }
 
 result<device_buffer> device_heap::allocate(std::uint64_t size, std::uint64_t alignment, bool whole_pages) {
-    GAUDI_TRY(const auto made, core_->allocate(size, alignment, whole_pages));
-    return device_buffer(device_buffer::range{core_, made.where, made.address, size, made.generation});
+    GAUDI_TRY(const auto allocation, core_->allocate(size, alignment, whole_pages));
+    return device_buffer(
+        device_buffer::range{core_, allocation.where, allocation.address, size, allocation.generation});
 }
 
 result<void> device_heap::free(device_address address) {

@@ -15,12 +15,15 @@ namespace {
 constexpr std::uint64_t page = 4096;
 constexpr std::uint64_t max_alignment = 2ULL << 20;
 
-std::atomic<std::uint64_t> next_serial{1};
-
 } // namespace
 
+std::uint64_t new_chunk_serial() {
+    static std::atomic<std::uint64_t> next{1};
+    return next.fetch_add(1);
+}
+
 heap_core::chunk::chunk(device_memory taken)
-    : serial(next_serial.fetch_add(1)), memory(std::move(taken)), ranges(memory.size(), this) {}
+    : serial(new_chunk_serial()), memory(std::move(taken)), ranges(memory.size(), this) {}
 
 heap_core::heap_core(std::shared_ptr<hl_device> device, editable_address_map& map)
     : device_(std::move(device)), map_(map) {}
@@ -37,22 +40,22 @@ heap_core::~heap_core() {
 
 void heap_core::observe(const std::shared_ptr<chunk_observer>& observer) {
     const std::lock_guard guard(mutex_);
-    std::erase_if(observers_, [](const auto& each) { return each.expired(); });
-    const bool known = std::any_of(observers_.begin(), observers_.end(),
-                                   [&](const auto& each) { return each.lock() == observer; });
-    if (!known)
+    std::erase_if(observers_, [](const auto& entry) { return entry.expired(); });
+    const bool registered = std::any_of(observers_.begin(), observers_.end(),
+                                        [&](const auto& entry) { return entry.lock() == observer; });
+    if (!registered)
         observers_.push_back(observer);
 }
 
 template <typename F>
 void heap_core::for_each_observer(F&& call) const {
-    for (const auto& each : observers_)
-        if (const auto observer = each.lock())
+    for (const auto& entry : observers_)
+        if (const auto observer = entry.lock())
             call(*observer);
 }
 
 void heap_core::announce(const chunk& leaving) {
-    for_each_observer([&](chunk_observer& each) { each.chunk_goes(leaving.serial); });
+    for_each_observer([&](chunk_observer& observer) { observer.chunk_goes(leaving.serial); });
 }
 
 result<heap_core::chunk*> heap_core::new_chunk(std::uint64_t at_least) {
@@ -89,23 +92,23 @@ result<heap_core::allocated> heap_core::allocate(std::uint64_t size, std::uint64
         {alignment, device_heap::granule, size >= page || whole_pages ? page : device_heap::granule});
     const auto taken = whole_pages ? round_up(size, page) : size;
     const std::lock_guard guard(mutex_);
-    block* found = nullptr;
+    block* reserved = nullptr;
     for (auto& candidate : chunks_)
-        if (found = candidate.ranges.allocate(taken, alignment); found != nullptr)
+        if (reserved = candidate.ranges.allocate(taken, alignment); reserved != nullptr)
             break;
-    if (found == nullptr) {
+    if (reserved == nullptr) {
         GAUDI_TRY(auto fresh, new_chunk(round_up(taken, alignment)));
-        found = fresh->ranges.allocate(taken, alignment);
+        reserved = fresh->ranges.allocate(taken, alignment);
     }
-    auto* home = static_cast<chunk*>(found->owner);
-    const auto address = home->memory.address() + found->offset;
-    const auto generation = map_.insert(address, size, reinterpret_cast<std::uint64_t>(found));
+    auto* home = static_cast<chunk*>(reserved->owner);
+    const auto address = home->memory.address() + reserved->offset;
+    const auto generation = map_.insert(address, size, reinterpret_cast<std::uint64_t>(reserved));
     if (!generation) {
-        home->ranges.free(found);
+        home->ranges.free(reserved);
         return tl::unexpected(generation.error());
     }
     ++buffers_;
-    return allocated{found, address, *generation};
+    return allocated{reserved, address, *generation};
 }
 
 void heap_core::free_locked(block* returned, bool reusable) {
@@ -117,7 +120,7 @@ void heap_core::free_locked(block* returned, bool reusable) {
         abandoned_ += length;
     (void)map_.erase(address);
     --buffers_;
-    for_each_observer([&](chunk_observer& each) { each.buffer_freed(address, length); });
+    for_each_observer([&](chunk_observer& observer) { observer.buffer_freed(address, length); });
     if (!reusable)
         return;
     home->ranges.free(returned);
@@ -145,18 +148,18 @@ bool heap_core::release_chunk(std::list<chunk>::iterator position) {
 void heap_core::free(block* returned, device_address address, std::uint64_t generation) {
     if (!device_->valid_in_this_process())
         return;
-    const auto found = map_.find(address);
-    if (!found || found->generation != generation)
+    const auto allocation = map_.find(address);
+    if (!allocation || allocation->generation != generation)
         return;
-    const bool reusable = map_.announce(address, found->length);
+    const bool reusable = map_.announce(address, allocation->length);
     const std::lock_guard guard(mutex_);
     if (const auto still = map_.find(address); still && still->generation == generation)
         free_locked(returned, reusable);
 }
 
-void heap_core::give_up(block* released) {
+void heap_core::release_buffer(block* buffer) {
     const std::lock_guard guard(mutex_);
-    released->released = true;
+    buffer->released = true;
 }
 
 error heap_core::wrong_device(device_address address, std::uint64_t length) const {
@@ -164,13 +167,13 @@ error heap_core::wrong_device(device_address address, std::uint64_t length) cons
                                             device_->identity().bus_id)};
 }
 
-result<heap_core::block*> heap_core::given_up(device_address address) {
-    const auto found = map_.find(address);
-    if (!found || found->base != address || found->device_index != device_->identity().index)
+result<heap_core::block*> heap_core::find_released(device_address address) {
+    const auto allocation = map_.find(address);
+    if (!allocation || allocation->base != address || allocation->device_index != device_->identity().index)
         return tl::unexpected(
             error(errc::not_allocated, fmt::format("no buffer of {} begins at {:#x}",
                                                    device_->identity().bus_id, address.value())));
-    auto* where = reinterpret_cast<block*>(found->tag);
+    auto* where = reinterpret_cast<block*>(allocation->tag);
     if (!where->released)
         return tl::unexpected(
             error(errc::not_allocated,
@@ -183,13 +186,13 @@ result<void> heap_core::free(device_address address) {
     std::uint64_t length = 0;
     {
         const std::lock_guard guard(mutex_);
-        GAUDI_CHECK(given_up(address));
+        GAUDI_CHECK(find_released(address));
         length = map_.find(address)->length;
     }
     // Without the lock: an observer may query memory.
     const bool reusable = map_.announce(address, length);
     const std::lock_guard guard(mutex_);
-    GAUDI_TRY(const auto still, given_up(address)); // another thread may have freed it meanwhile
+    GAUDI_TRY(const auto still, find_released(address)); // another thread may have freed it meanwhile
     free_locked(still, reusable);
     return {};
 }
@@ -213,10 +216,10 @@ result<dmabuf_export> heap_core::dmabuf(const block* of, device_address address,
 
 result<dmabuf_export> heap_core::dmabuf(device_address address, std::uint64_t length) {
     const std::lock_guard guard(mutex_);
-    GAUDI_TRY(const auto known, map_.find_pages(address, length));
-    if (known.device_index != device_->identity().index)
+    GAUDI_TRY(const auto allocation, map_.find_pages(address, length));
+    if (allocation.device_index != device_->identity().index)
         return tl::unexpected(wrong_device(address, length));
-    auto* home = static_cast<chunk*>(reinterpret_cast<block*>(known.tag)->owner);
+    auto* home = static_cast<chunk*>(reinterpret_cast<block*>(allocation.tag)->owner);
     const auto offset = address - home->memory.address(); // chunks begin and end at a page
     GAUDI_CHECK(export_chunk(*home));
     return dmabuf_export{home->dmabuf.get(), offset, address, length};
@@ -224,10 +227,10 @@ result<dmabuf_export> heap_core::dmabuf(device_address address, std::uint64_t le
 
 result<dmabuf_export> heap_core::window(device_address address, std::uint64_t length) {
     const std::lock_guard guard(mutex_);
-    GAUDI_TRY(const auto known, map_.find(address, length));
-    if (known.device_index != device_->identity().index)
+    GAUDI_TRY(const auto allocation, map_.find(address, length));
+    if (allocation.device_index != device_->identity().index)
         return tl::unexpected(wrong_device(address, length));
-    const auto& home = static_cast<chunk*>(reinterpret_cast<block*>(known.tag)->owner)->memory;
+    const auto& home = static_cast<chunk*>(reinterpret_cast<block*>(allocation.tag)->owner)->memory;
     GAUDI_TRY(const auto plan, plan_export({device_->identity().generation, memory_origin::own,
                                             home.address(), home.size(), address, length}));
     GAUDI_TRY(auto fd, device_->export_dmabuf(plan));
@@ -246,12 +249,12 @@ result<chunk_view> heap_core::chunk_of(const block* of) {
 
 result<chunk_view> heap_core::chunk_at(device_address address, std::uint64_t length) {
     const std::lock_guard guard(mutex_);
-    GAUDI_TRY(const auto known, map_.find(address, length));
-    if (known.device_index != device_->identity().index)
+    GAUDI_TRY(const auto allocation, map_.find(address, length));
+    if (allocation.device_index != device_->identity().index)
         return tl::unexpected(wrong_device(address, length));
-    auto view = view_of(*static_cast<chunk*>(reinterpret_cast<block*>(known.tag)->owner));
+    auto view = view_of(*static_cast<chunk*>(reinterpret_cast<block*>(allocation.tag)->owner));
     if (view)
-        view->generation = known.generation;
+        view->generation = allocation.generation;
     return view;
 }
 

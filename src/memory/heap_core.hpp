@@ -14,10 +14,14 @@ namespace gaudi {
 
 // A chunk as a NIC registers it: whole, once.
 struct chunk_view {
-    std::uint64_t serial = 0; // never repeats in a process
+    std::uint64_t serial = 0; // of new_chunk_serial()
     dmabuf_export whole;
     std::uint64_t generation = 0; // of the buffer that was looked up by its address
 };
+
+// Identifies a chunk, or a pool of SynapseAI's, to those who register it: never 0, never repeated in a
+// process.
+[[nodiscard]] std::uint64_t new_chunk_serial();
 
 // Is notified by a heap whose memory it has registered. Called with the heap locked.
 class chunk_observer {
@@ -50,8 +54,8 @@ public:
     // Frees a buffer; does nothing if the memory at the address has another generation by now.
     void free(block* returned, device_address address, std::uint64_t generation);
     // The owner releases the buffer: from now on free(address) may free it.
-    void give_up(block* released);
-    // Frees memory that was given up. errc::not_allocated.
+    void release_buffer(block* buffer);
+    // Frees memory that its owner released. errc::not_allocated.
     result<void> free(device_address address);
     result<dmabuf_export> dmabuf(const block* of, device_address address, std::uint64_t length);
     // Any range within the pages of one buffer, by its address.
@@ -88,8 +92,8 @@ private:
     void announce(const chunk& leaving);
     bool release_chunk(std::list<chunk>::iterator position);
     void free_locked(block* returned, bool reusable);
-    // The buffer that begins there and was given up; with the mutex held.
-    result<block*> given_up(device_address address);
+    // The buffer that begins there and that its owner released; with the mutex held.
+    result<block*> find_released(device_address address);
     [[nodiscard]] error wrong_device(device_address address, std::uint64_t length) const;
     bool trim_locked();
 

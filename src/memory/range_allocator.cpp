@@ -109,25 +109,25 @@ range_allocator::block* range_allocator::allocate(std::uint64_t size, std::uint6
     };
     // First the block of this size class that was freed last: programs often allocate the same size again.
     const auto own = class_of(size);
-    block* found = lists_[own.first][own.second];
-    if (!serves(found)) // with room for the worst misalignment, so that any block found serves
-        found = find(size + alignment - granule);
-    if (found == nullptr && alignment > granule) // a block that happens to be aligned
-        found = find(size);
-    if (!serves(found))
+    block* fitting = lists_[own.first][own.second];
+    if (!serves(fitting)) // with room for the worst misalignment, so that any block found serves
+        fitting = find(size + alignment - granule);
+    if (fitting == nullptr && alignment > granule) // a block that happens to be aligned
+        fitting = find(size);
+    if (!serves(fitting))
         return nullptr;
-    unlink(found);
-    if (const auto front = round_up(found->offset, alignment) - found->offset; front != 0) {
-        block* rest = split(found, front);
+    unlink(fitting);
+    if (const auto front = round_up(fitting->offset, alignment) - fitting->offset; front != 0) {
+        block* rest = split(fitting, front);
         unlink(rest);
-        link(found);
-        found = rest;
+        link(fitting);
+        fitting = rest;
     }
-    if (found->size > size)
-        split(found, size);
-    used_ += found->size;
-    found->released = false;
-    return found;
+    if (fitting->size > size)
+        split(fitting, size);
+    used_ += fitting->size;
+    fitting->released = false;
+    return fitting;
 }
 
 void range_allocator::free(block* returned) {

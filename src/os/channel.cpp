@@ -30,10 +30,10 @@ struct abstract_name {
 };
 
 result<unique_fd> new_socket(int flags) {
-    unique_fd made(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | flags, 0));
-    if (!made)
+    unique_fd fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | flags, 0));
+    if (!fd)
         return tl::unexpected(system_error("socket"));
-    return made;
+    return fd;
 }
 
 // Whether the socket became ready before the deadline.
@@ -58,30 +58,30 @@ bool is_gone(int reason) {
 } // namespace
 
 result<unique_fd> listen_on(std::string_view name) {
-    auto made = new_socket(SOCK_NONBLOCK);
-    if (!made)
-        return made;
+    auto fd = new_socket(SOCK_NONBLOCK);
+    if (!fd)
+        return fd;
     const abstract_name where(name);
-    if (::bind(made->get(), where.get(), where.length) != 0 || ::listen(made->get(), 128) != 0)
+    if (::bind(fd->get(), where.get(), where.length) != 0 || ::listen(fd->get(), 128) != 0)
         return tl::unexpected(system_error(fmt::format("listening on @{}", name)));
-    return made;
+    return fd;
 }
 
 result<unique_fd> connect_to(std::string_view name) {
-    auto made = new_socket(0);
-    if (!made)
-        return made;
+    auto fd = new_socket(0);
+    if (!fd)
+        return fd;
     const abstract_name where(name);
     // connect() to an abstract name returns at once or waits for room in the backlog; the timeout bounds
     // that.
     const timeval connect_timeout{2, 0};
-    ::setsockopt(made->get(), SOL_SOCKET, SO_SNDTIMEO, &connect_timeout, sizeof(connect_timeout));
+    ::setsockopt(fd->get(), SOL_SOCKET, SO_SNDTIMEO, &connect_timeout, sizeof(connect_timeout));
     int rc;
     do
-        rc = ::connect(made->get(), where.get(), where.length);
+        rc = ::connect(fd->get(), where.get(), where.length);
     while (rc != 0 && errno == EINTR);
     if (rc == 0)
-        return made;
+        return fd;
     const int reason = errno;
     return tl::unexpected(error(reason == EAGAIN ? errc::peer_silent : errc::peer_gone,
                                 fmt::format("no process answers on @{} in this network namespace", name),

@@ -19,10 +19,10 @@ template <typename T>
     static std::atomic<holder*> instance{nullptr};
     auto* current = instance.load(std::memory_order_acquire);
     while (current == nullptr || current->forks != fork_count()) {
-        auto* const made = new holder;
-        if (instance.compare_exchange_strong(current, made, std::memory_order_acq_rel))
-            return made->value;
-        delete made; // another thread was faster
+        auto* const candidate = new holder;
+        if (instance.compare_exchange_strong(current, candidate, std::memory_order_acq_rel))
+            return candidate->value;
+        delete candidate; // another thread was faster
     }
     return current->value;
 }

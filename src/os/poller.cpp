@@ -11,13 +11,13 @@
 namespace gaudi {
 
 result<poller> poller::make() {
-    poller made;
-    made.epoll_ = fork_private_fd(unique_fd(::epoll_create1(EPOLL_CLOEXEC)));
-    made.event_ = fork_private_fd(unique_fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)));
-    if (!made.epoll_ || !made.event_)
+    poller created;
+    created.epoll_ = fork_private_fd(unique_fd(::epoll_create1(EPOLL_CLOEXEC)));
+    created.event_ = fork_private_fd(unique_fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)));
+    if (!created.epoll_ || !created.event_)
         return tl::unexpected(error(errc::descriptors_exhausted, "epoll and eventfd", errno));
-    GAUDI_CHECK(made.add(made.event_.get(), EPOLLIN));
-    return made;
+    GAUDI_CHECK(created.add(created.event_.get(), EPOLLIN));
+    return created;
 }
 
 result<void> poller::add(int fd, std::uint32_t events) const {

@@ -18,7 +18,6 @@ public:
     [[nodiscard]] bool empty() const { return head_ == tail_; }
     [[nodiscard]] bool full() const { return size() >= capacity_; }
     [[nodiscard]] std::size_t size() const { return head_ - tail_; }
-    [[nodiscard]] std::size_t capacity() const { return capacity_; }
     T& front() { return places_[tail_ & (places_.size() - 1)]; }
     void push(T value) { places_[head_++ & (places_.size() - 1)] = std::move(value); }
     T pop() { return std::move(places_[tail_++ & (places_.size() - 1)]); }

@@ -13,16 +13,16 @@
 namespace gaudi {
 
 result<shared_memory> shared_memory::make(const char* name, std::size_t size) {
-    shared_memory made;
-    made.descriptor_ = unique_fd(::memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
-    if (!made.descriptor_)
+    shared_memory segment;
+    segment.descriptor_ = unique_fd(::memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    if (!segment.descriptor_)
         return tl::unexpected(system_error(fmt::format("memfd_create of {}", name)));
-    if (::ftruncate(made.descriptor(), static_cast<off_t>(size)) != 0 ||
-        ::fcntl(made.descriptor(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
+    if (::ftruncate(segment.descriptor(), static_cast<off_t>(size)) != 0 ||
+        ::fcntl(segment.descriptor(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
         return tl::unexpected(
             error(errc::system_call_failed, fmt::format("{} bytes of shared memory", size), errno));
-    GAUDI_TRY(made.memory_, mapping::of_file(made.descriptor(), 0, size));
-    return made;
+    GAUDI_TRY(segment.memory_, mapping::of_file(segment.descriptor(), 0, size));
+    return segment;
 }
 
 result<shared_memory> shared_memory::of(unique_fd descriptor, std::size_t size) {
@@ -34,10 +34,10 @@ result<shared_memory> shared_memory::of(unique_fd descriptor, std::size_t size) 
             errc::protocol_violated,
             fmt::format("shared memory of {} bytes that cannot shrink, expected {}", status.st_size, size)));
     GAUDI_TRY(auto mapped, mapping::of_file(descriptor.get(), 0, size));
-    shared_memory made;
-    made.descriptor_ = std::move(descriptor);
-    made.memory_ = std::move(mapped);
-    return made;
+    shared_memory segment;
+    segment.descriptor_ = std::move(descriptor);
+    segment.memory_ = std::move(mapped);
+    return segment;
 }
 
 } // namespace gaudi

@@ -24,17 +24,17 @@ int first_node(hwloc_topology_t machine, hwloc_obj_t device) {
 // hwloc_get_common_ancestor_obj() compares depths, which I/O objects do not have, and crashes.
 hwloc_obj_t joint_ancestor(hwloc_obj_t one, hwloc_obj_t other) {
     for (auto* above = one->parent; above != nullptr; above = above->parent)
-        for (auto* each = other->parent; each != nullptr; each = each->parent)
-            if (each == above)
-                return each;
+        for (auto* other_above = other->parent; other_above != nullptr; other_above = other_above->parent)
+            if (other_above == above)
+                return other_above;
     return nullptr;
 }
 
 struct bitmap {
     bitmap() : bits(hwloc_bitmap_alloc()) {}
     explicit bitmap(const std::vector<unsigned>& members) : bitmap() {
-        for (const auto each : members)
-            hwloc_bitmap_set(bits, each);
+        for (const auto member : members)
+            hwloc_bitmap_set(bits, member);
     }
     ~bitmap() { hwloc_bitmap_free(bits); }
     bitmap(const bitmap&) = delete;
@@ -43,13 +43,13 @@ struct bitmap {
 };
 
 std::vector<unsigned> own_processors() {
-    std::vector<unsigned> found;
+    std::vector<unsigned> processors;
     cpu_set_t allowed;
     if (::sched_getaffinity(0, sizeof(allowed), &allowed) == 0) // fails with more processors than fit
         for (unsigned i = 0; i < CPU_SETSIZE; ++i)
             if (CPU_ISSET(i, &allowed))
-                found.push_back(i);
-    return found;
+                processors.push_back(i);
+    return processors;
 }
 
 } // namespace
@@ -59,12 +59,12 @@ void topology::deleter::operator()(hwloc_topology* loaded) const {
 }
 
 topology::topology() {
-    hwloc_topology_t made = nullptr;
-    if (hwloc_topology_init(&made) != 0)
+    hwloc_topology_t loaded = nullptr;
+    if (hwloc_topology_init(&loaded) != 0)
         return;
-    loaded_.reset(made);
-    hwloc_topology_set_io_types_filter(made, HWLOC_TYPE_FILTER_KEEP_ALL);
-    if (hwloc_topology_load(made) != 0)
+    loaded_.reset(loaded);
+    hwloc_topology_set_io_types_filter(loaded, HWLOC_TYPE_FILTER_KEEP_ALL);
+    if (hwloc_topology_load(loaded) != 0)
         loaded_.reset();
 }
 
@@ -81,33 +81,33 @@ std::optional<int> topology::numa_node(const std::string& bus_id) const {
 }
 
 std::set<int> topology::nodes_of(const std::vector<unsigned>& processors) const {
-    std::set<int> found;
+    std::set<int> nodes;
     const bitmap wanted(processors);
     for (hwloc_obj_t node = nullptr;
          loaded_ && (node = hwloc_get_next_obj_by_type(loaded_.get(), HWLOC_OBJ_NUMANODE, node)) != nullptr;)
         if (hwloc_bitmap_intersects(node->cpuset, wanted.bits) != 0)
-            found.insert(static_cast<int>(node->os_index));
-    return found;
+            nodes.insert(static_cast<int>(node->os_index));
+    return nodes;
 }
 
 std::set<int> own_nodes() {
     const auto processors = own_processors();
     if (const auto machine = topology::described())
         return machine->nodes_of(processors);
-    std::set<int> found;
+    std::set<int> nodes;
     const bitmap own(processors), local;
     std::error_code missing;
-    for (const auto& each : std::filesystem::directory_iterator("/sys/devices/system/node", missing)) {
-        const auto name = each.path().filename().string();
+    for (const auto& entry : std::filesystem::directory_iterator("/sys/devices/system/node", missing)) {
+        const auto name = entry.path().filename().string();
         std::string list;
         int node = -1;
         if (std::sscanf(name.c_str(), "node%d", &node) == 1 &&
-            std::getline(std::ifstream(each.path() / "cpulist") >> std::ws, list) &&
+            std::getline(std::ifstream(entry.path() / "cpulist") >> std::ws, list) &&
             hwloc_bitmap_list_sscanf(local.bits, list.c_str()) == 0 &&
             hwloc_bitmap_intersects(local.bits, own.bits) != 0)
-            found.insert(node);
+            nodes.insert(node);
     }
-    return found;
+    return nodes;
 }
 
 nic_distance topology::between(const std::string& bus_id, const std::string& other_bus_id) const {
@@ -130,7 +130,7 @@ nic_distance topology::between(const std::string& bus_id, const std::string& oth
 
 std::string_view name_of(nic_distance distance) {
     constexpr std::string_view names[] = {
-        "behind the PCI switch of the Gaudi", "on the NUMA node of the Gaudi",
+        "on the same PCI switch as the Gaudi", "on the NUMA node of the Gaudi",
         "on another NUMA node than the Gaudi", "at an unknown distance from the Gaudi"};
     return names[static_cast<std::size_t>(distance)];
 }

@@ -32,7 +32,7 @@ std::string nic::gid_text() const {
 }
 
 result<local_region> nic::region(device& owner, const device_buffer& buffer, path_policy policy) {
-    std::string reason = "asked for";
+    std::string reason = "staged by policy";
     if (policy != path_policy::staged_only) {
         auto direct = cache_->find_or_register(buffer);
         if (direct)

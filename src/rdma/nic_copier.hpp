@@ -41,7 +41,6 @@ public:
     void end(error why);
     // Why no copy can complete any more; empty while the copier works.
     [[nodiscard]] const std::optional<error>& broken() const { return broken_; }
-    [[nodiscard]] const std::shared_ptr<nic>& opened_nic() const { return opened_nic_; }
 
 private:
     result<void> connect();

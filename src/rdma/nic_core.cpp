@@ -36,8 +36,8 @@ int rank(const ibv_gid& gid, bool version_2) {
 
 std::string listed(const std::vector<nic_info>& all) {
     std::string text;
-    for (const auto& each : all)
-        text += fmt::format("{}{} port {}", text.empty() ? "" : ", ", each.name, each.port);
+    for (const auto& info : all)
+        text += fmt::format("{}{} port {}", text.empty() ? "" : ", ", info.name, info.port);
     return text.empty() ? "none" : text;
 }
 
@@ -50,11 +50,11 @@ result<chosen_port> choose(const std::vector<nic_info>& all, const nic_choice& c
     if (all.empty())
         return tl::unexpected(error(errc::no_nic, "libibverbs lists no device"));
     std::vector<nic_info> fitting;
-    for (const auto& each : all)
+    for (const auto& candidate : all)
         // A Gaudi's own ports are not used as a NIC for its memory, unless chosen by name.
-        if ((choice.name.empty() ? !each.of_gaudi : each.name == choice.name) &&
-            (choice.port == 0 || each.port == choice.port))
-            fitting.push_back(each);
+        if ((choice.name.empty() ? !candidate.of_gaudi : candidate.name == choice.name) &&
+            (choice.port == 0 || candidate.port == choice.port))
+            fitting.push_back(candidate);
     if (fitting.empty() && choice.name.empty() && choice.port == 0)
         return tl::unexpected(error(errc::no_nic, fmt::format("only Gaudis' own ports: {}", listed(all))));
     if (fitting.empty())
@@ -64,12 +64,12 @@ result<chosen_port> choose(const std::vector<nic_info>& all, const nic_choice& c
                               choice.port != 0 ? fmt::format(" port {}", choice.port) : "", listed(all))));
     const auto first = fitting.front();
     if (choice.needs_dmabuf)
-        std::erase_if(fitting, [](const auto& each) { return !each.dmabuf; });
+        std::erase_if(fitting, [](const auto& candidate) { return !candidate.dmabuf; });
     if (fitting.empty())
         return tl::unexpected(error(errc::dmabuf_unsupported, fmt::format("{} port {}: {}", first.name,
                                                                           first.port, first.why_no_dmabuf)));
     const auto active =
-        std::find_if(fitting.begin(), fitting.end(), [](const auto& each) { return each.active; });
+        std::find_if(fitting.begin(), fitting.end(), [](const auto& candidate) { return candidate.active; });
     if (active == fitting.end())
         return tl::unexpected(error(errc::port_down, fmt::format("{} port {} is {}", fitting[0].name,
                                                                  fitting[0].port, fitting[0].state)));
@@ -88,23 +88,23 @@ result<chosen_port> choose(const std::vector<nic_info>& all, const nic_choice& c
 result<std::shared_ptr<nic_core>> nic_core::open(const nic_choice& choice) {
     GAUDI_TRY(const auto seen, enumerate_nics(choice.near_to));
     GAUDI_TRY(auto chosen, choose(seen.ports, choice));
-    std::shared_ptr<nic_core> made(new nic_core);
-    made->api_ = seen.api;
-    made->info_ = chosen.info;
-    made->why_chosen_ = chosen.why;
-    made->forks_ = fork_count();
-    GAUDI_TRY(made->context_, open_by_name(made->api_, made->info_.name));
-    made->pd_ = {made->api_->ibv_alloc_pd(made->context_.get()), {made->api_}};
-    if (!made->pd_)
+    std::shared_ptr<nic_core> core(new nic_core);
+    core->api_ = seen.api;
+    core->info_ = chosen.info;
+    core->why_chosen_ = chosen.why;
+    core->forks_ = fork_count();
+    GAUDI_TRY(core->context_, open_by_name(core->api_, core->info_.name));
+    core->pd_ = {core->api_->ibv_alloc_pd(core->context_.get()), {core->api_}};
+    if (!core->pd_)
         return tl::unexpected(
-            error(errc::registration_refused, fmt::format("ibv_alloc_pd on {}", made->info_.name), errno));
-    if (const int rc = made->api_->ibv_query_device(made->context_.get(), &made->limits_); rc != 0)
+            error(errc::registration_refused, fmt::format("ibv_alloc_pd on {}", core->info_.name), errno));
+    if (const int rc = core->api_->ibv_query_device(core->context_.get(), &core->limits_); rc != 0)
         return tl::unexpected(
-            error(errc::no_nic, fmt::format("ibv_query_device of {}", made->info_.name), rc));
-    if (const int rc = query_port(*made->api_, made->context_.get(), made->info_.port, made->port_); rc != 0)
-        return tl::unexpected(error(errc::no_nic, fmt::format("ibv_query_port of {}", made->info_.name), rc));
-    GAUDI_CHECK(made->choose_gid(choice.gid_index));
-    return made;
+            error(errc::no_nic, fmt::format("ibv_query_device of {}", core->info_.name), rc));
+    if (const int rc = query_port(*core->api_, core->context_.get(), core->info_.port, core->port_); rc != 0)
+        return tl::unexpected(error(errc::no_nic, fmt::format("ibv_query_port of {}", core->info_.name), rc));
+    GAUDI_CHECK(core->choose_gid(choice.gid_index));
+    return core;
 }
 
 result<void> nic_core::choose_gid(const std::optional<unsigned>& wanted) {
@@ -174,12 +174,12 @@ error nic_core::forked_error() const {
 result<mr_handle> nic_core::register_range(void* begin, std::size_t length, int flags, ibv_pd* domain) const {
     if (!valid_in_this_process())
         return tl::unexpected(forked_error());
-    mr_handle made(api_->ibv_reg_mr(domain != nullptr ? domain : pd_.get(), begin, length, flags), {api_});
-    if (!made)
+    mr_handle mr(api_->ibv_reg_mr(domain != nullptr ? domain : pd_.get(), begin, length, flags), {api_});
+    if (!mr)
         return tl::unexpected(
             error(errc::registration_refused,
                   fmt::format("ibv_reg_mr of {} bytes at {} on {}", length, begin, info_.name), errno));
-    return made;
+    return mr;
 }
 
 result<mr_handle> nic_core::register_host(std::span<std::byte> memory, remote_access rights,
@@ -187,9 +187,9 @@ result<mr_handle> nic_core::register_host(std::span<std::byte> memory, remote_ac
     return register_range(memory.data(), memory.size(), access_flags(rights), domain);
 }
 
-result<mr_handle> nic_core::register_source(std::span<const std::byte> memory, ibv_pd* domain) const {
-    return register_range(const_cast<std::byte*>(memory.data()), memory.size(), IBV_ACCESS_REMOTE_READ,
-                          domain);
+result<mr_handle> nic_core::register_source(std::span<const std::byte> memory, ibv_pd* loopback) const {
+    return register_range(const_cast<std::byte*>(memory.data()), memory.size(),
+                          loopback != nullptr ? IBV_ACCESS_REMOTE_READ : 0, loopback);
 }
 
 result<mr_handle> nic_core::register_dmabuf(const dmabuf_export& window, remote_access rights,
@@ -199,17 +199,16 @@ result<mr_handle> nic_core::register_dmabuf(const dmabuf_export& window, remote_
     if (!info_.dmabuf)
         return tl::unexpected(
             error(errc::dmabuf_unsupported, fmt::format("{}: {}", info_.name, info_.why_no_dmabuf)));
-    mr_handle made(api_->ibv_reg_dmabuf_mr(domain != nullptr ? domain : pd_.get(), window.offset,
-                                           window.length, window.iova.value(), window.fd,
-                                           access_flags(rights)),
-                   {api_});
-    if (!made)
+    mr_handle mr(api_->ibv_reg_dmabuf_mr(domain != nullptr ? domain : pd_.get(), window.offset, window.length,
+                                         window.iova.value(), window.fd, access_flags(rights)),
+                 {api_});
+    if (!mr)
         return tl::unexpected(
             error(errc::registration_refused,
                   fmt::format("ibv_reg_dmabuf_mr of {} bytes at offset {}, iova {:#x}, on {}", window.length,
                               window.offset, window.iova.value(), info_.name),
                   errno));
-    return made;
+    return mr;
 }
 
 } // namespace gaudi

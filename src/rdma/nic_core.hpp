@@ -46,9 +46,10 @@ public:
     [[nodiscard]] result<mr_handle> register_host(std::span<std::byte> memory,
                                                   remote_access rights = remote_access::none,
                                                   ibv_pd* domain = nullptr) const;
-    // Host memory that the NIC only reads, also where it cannot be written: for the NIC's transfers to
-    // itself.
-    [[nodiscard]] result<mr_handle> register_source(std::span<const std::byte> memory, ibv_pd* domain) const;
+    // Host memory that the NIC only reads, also where it cannot be written, for the NIC's transfers to
+    // itself: their remote end in the loopback domain, or without a domain their local end.
+    [[nodiscard]] result<mr_handle> register_source(std::span<const std::byte> memory,
+                                                    ibv_pd* loopback = nullptr) const;
     // errc::dmabuf_unsupported, registration_refused
     [[nodiscard]] result<mr_handle> register_dmabuf(const dmabuf_export& window,
                                                     remote_access rights = remote_access::none,

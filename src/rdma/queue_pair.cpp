@@ -27,46 +27,46 @@ result<queue_pair> queue_pair::make(const std::shared_ptr<nic_core>& nic, unsign
                                     remote_access rights, ibv_pd* domain) {
     const auto& api = nic->api();
     const auto limit = static_cast<unsigned>(std::max(nic->limits().max_qp_wr, 16));
-    queue_pair made;
-    made.nic_ = nic;
-    made.rights_ = rights;
-    made.sends_ = std::min(sends, limit);
-    made.receives_ = std::min(receives, limit);
-    made.channel_ = {api.ibv_create_comp_channel(nic->context()), {nic->table()}};
-    if (!made.channel_)
+    queue_pair pair;
+    pair.nic_ = nic;
+    pair.rights_ = rights;
+    pair.sends_ = std::min(sends, limit);
+    pair.receives_ = std::min(receives, limit);
+    pair.channel_ = {api.ibv_create_comp_channel(nic->context()), {nic->table()}};
+    if (!pair.channel_)
         return tl::unexpected(refused("ibv_create_comp_channel", *nic, errno));
-    ::fcntl(made.channel_->fd, F_SETFL, ::fcntl(made.channel_->fd, F_GETFL) | O_NONBLOCK);
-    made.cq_ = {api.ibv_create_cq(nic->context(), static_cast<int>(made.sends_ + made.receives_), nullptr,
-                                  made.channel_.get(), 0),
+    ::fcntl(pair.channel_->fd, F_SETFL, ::fcntl(pair.channel_->fd, F_GETFL) | O_NONBLOCK);
+    pair.cq_ = {api.ibv_create_cq(nic->context(), static_cast<int>(pair.sends_ + pair.receives_), nullptr,
+                                  pair.channel_.get(), 0),
                 {nic->table()}};
-    if (!made.cq_)
+    if (!pair.cq_)
         return tl::unexpected(refused("ibv_create_cq", *nic, errno));
     ibv_qp_init_attr wanted{};
-    wanted.send_cq = wanted.recv_cq = made.cq_.get();
+    wanted.send_cq = wanted.recv_cq = pair.cq_.get();
     wanted.qp_type = IBV_QPT_RC;
-    for (const unsigned room : {wanted_inline, 0U}) { // not every NIC supports inline data
-        wanted.cap = {made.sends_, made.receives_, 1, 1, room};
-        made.qp_ = {api.ibv_create_qp(domain != nullptr ? domain : nic->pd(), &wanted), {nic->table()}};
-        if (made.qp_)
+    for (const unsigned inline_bytes : {wanted_inline, 0U}) { // not every NIC supports inline data
+        wanted.cap = {pair.sends_, pair.receives_, 1, 1, inline_bytes};
+        pair.qp_ = {api.ibv_create_qp(domain != nullptr ? domain : nic->pd(), &wanted), {nic->table()}};
+        if (pair.qp_)
             break;
     }
-    if (!made.qp_)
+    if (!pair.qp_)
         return tl::unexpected(refused("ibv_create_qp", *nic, errno));
-    made.longest_inline_ = wanted.cap.max_inline_data;
-    return made;
+    pair.longest_inline_ = wanted.cap.max_inline_data;
+    return pair;
 }
 
 qp_endpoint queue_pair::endpoint(std::uint32_t first_psn) const {
-    qp_endpoint ours;
-    ours.first_psn = first_psn;
-    ours.ethernet = nic_->info().link_layer == link_layer::ethernet;
-    ours.mtu = static_cast<std::uint8_t>(nic_->port().active_mtu);
-    ours.reads_in_flight = static_cast<std::uint8_t>(
+    qp_endpoint local;
+    local.first_psn = first_psn;
+    local.ethernet = nic_->info().link_layer == link_layer::ethernet;
+    local.mtu = static_cast<std::uint8_t>(nic_->port().active_mtu);
+    local.reads_in_flight = static_cast<std::uint8_t>(
         std::clamp(std::min(nic_->limits().max_qp_rd_atom, nic_->limits().max_qp_init_rd_atom), 1, 16));
-    ours.lid = nic_->port().lid;
-    ours.qp_number = qp_->qp_num;
-    std::copy(std::begin(nic_->gid().raw), std::end(nic_->gid().raw), ours.gid.begin());
-    return ours;
+    local.lid = nic_->port().lid;
+    local.qp_number = qp_->qp_num;
+    std::copy(std::begin(nic_->gid().raw), std::end(nic_->gid().raw), local.gid.begin());
+    return local;
 }
 
 result<void> queue_pair::connect(const qp_endpoint& local, const qp_endpoint& remote, unsigned timeout,

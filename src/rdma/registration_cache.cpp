@@ -208,19 +208,27 @@ result<local_region> registration_cache::find_or_register_pool(device& owner, de
                                                                std::uint64_t length) {
     if (!nic_->valid_in_this_process())
         return tl::unexpected(nic_->forked_error());
+    const auto& context = core_of(owner);
     const auto pool = known_memory().window_at(address, length);
-    if (!pool || pool->device_index != core_of(owner)->identity().index)
+    if (!pool || pool->device_index != context->identity().index)
         return tl::unexpected(error(errc::not_allocated, fmt::format("{} bytes at {:#x} of SynapseAI's pool",
                                                                      length, address.value())));
     const std::lock_guard guard(mutex_);
-    auto& known = pools_[pool->base.value()];
-    if (!known) {
+    forget_lost_pools();
+    if (context->lost())
+        return tl::unexpected(context->loss().describe("registration of SynapseAI's pool"));
+    auto& serial = pools_[context];
+    auto found = chunks_.find(serial);
+    if (found == chunks_.end()) { // a new one, or one that was evicted
         GAUDI_TRY(const auto whole, owner.export_foreign(pool->base, pool->size));
-        GAUDI_TRY(known, add(
-                             pool->size, [&] { return nic_->register_dmabuf(whole, rights_, domain_); },
-                             registration::descriptor{unique_fd(whole.fd), whole}));
+        GAUDI_TRY(auto what, add(
+                                 pool->size, [&] { return nic_->register_dmabuf(whole, rights_, domain_); },
+                                 registration::descriptor{unique_fd(whole.fd), whole}));
+        serial = new_chunk_serial();
+        found = chunks_.emplace(serial, kept{std::move(what), 0, whole}).first;
     }
-    return region_of(known, address.value(), length, memory_path::zero_copy);
+    found->second.last_use = ++uses_;
+    return region_of(found->second.what, address.value(), length, memory_path::zero_copy);
 }
 
 result<local_region> registration_cache::find_or_register(const dmabuf_export& window) {
@@ -347,12 +355,26 @@ void registration_cache::drop(const exposed_range& range, const registration* la
 
 void registration_cache::chunk_goes(std::uint64_t serial) {
     const std::lock_guard guard(mutex_);
+    forget_chunk(serial);
+}
+
+void registration_cache::forget_chunk(std::uint64_t serial) {
     forget_last_chunk();
     chunks_.erase(serial);
     // Keys to memory whose chunk is released although the buffer was never freed.
     for (const auto& [range, entry] : exposed_)
         if (entry.chunk == serial)
             entry.what->end();
+}
+
+void registration_cache::forget_lost_pools() {
+    std::erase_if(pools_, [&](const auto& entry) {
+        const auto context = entry.first.lock();
+        const bool gone = context == nullptr || context->lost();
+        if (gone)
+            forget_chunk(entry.second);
+        return gone;
+    });
 }
 
 void registration_cache::buffer_freed(device_address base, std::uint64_t length) {
@@ -367,6 +389,7 @@ void registration_cache::trim() {
     if (!nic_->valid_in_this_process())
         return;
     const std::lock_guard guard(mutex_);
+    forget_lost_pools();
     while (evict_one()) {
     }
 }

@@ -135,6 +135,9 @@ private:
     result<std::unique_ptr<const registration>> add(std::uint64_t bytes, Register&& register_it,
                                                     std::optional<registration::descriptor> own = {});
     void forget_expired();
+    void forget_chunk(std::uint64_t serial);
+    // The pools of devices that were closed or lost.
+    void forget_lost_pools();
     bool evict_one();
 
     const std::shared_ptr<nic_core> nic_;
@@ -144,8 +147,8 @@ private:
     std::mutex mutex_;
     std::unordered_map<std::uint64_t, kept> chunks_; // by serial
     std::map<host_range, std::weak_ptr<const registration>> host_;
-    // SynapseAI's pools, each registered as a whole, by base.
-    std::map<std::uint64_t, std::shared_ptr<const registration>> pools_;
+    // SynapseAI's pools, each registered as a whole: the serial in chunks_ by the device's context.
+    std::map<std::weak_ptr<hl_device>, std::uint64_t, std::owner_less<>> pools_;
     std::map<exposed_range, exposed> exposed_;
     struct last_chunk {
         std::uint64_t base = 0, length = 0;

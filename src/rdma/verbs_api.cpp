@@ -17,6 +17,8 @@ std::string candidate() {
 } // namespace
 
 result<std::shared_ptr<const verbs_api>> verbs_api::load() {
+    // Loaded by name and not linked, so that the library works on machines without libibverbs. dlsym on this
+    // handle does not see a preloaded library (gotcha V4): the lab's has to be named.
     auto api = std::make_shared<verbs_api>();
     std::vector<std::string> tried;
     const std::string candidates[] = {candidate()};
@@ -29,7 +31,6 @@ result<std::shared_ptr<const verbs_api>> verbs_api::load() {
 #define GAUDI_TAKE(name, need, signature) symbols.take(api->name, #name, #need);
     GAUDI_VERBS_SYMBOLS(GAUDI_TAKE)
 #undef GAUDI_TAKE
-    api->missing_ = std::move(symbols.missing);
     if (!symbols.lacking.empty())
         return tl::unexpected(error(
             errc::verbs_missing, fmt::format("{} has no {}", api->path_, fmt::join(symbols.lacking, ", "))));

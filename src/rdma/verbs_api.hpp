@@ -41,12 +41,11 @@
     X(ibv_destroy_qp, required, int(ibv_qp*))                                                                \
     X(ibv_reg_dmabuf_mr, optional, ibv_mr*(ibv_pd*, std::uint64_t, std::size_t, std::uint64_t, int, int))    \
     X(_ibv_query_gid_ex, optional,                                                                           \
-      int(ibv_context*, std::uint32_t, std::uint32_t, ibv_gid_entry*, std::uint32_t, std::size_t))           \
-    X(ibv_fork_init, optional, int(void))
+      int(ibv_context*, std::uint32_t, std::uint32_t, ibv_gid_entry*, std::uint32_t, std::size_t))
 
 namespace gaudi {
 
-// libibverbs as a table. An optional function that is missing is nullptr and named in missing().
+// libibverbs as a table. An optional function that is missing is nullptr.
 class verbs_api {
 public:
     // Loads $GAUDI_DIRECT_VERBS if it is set, and nothing else then; otherwise libibverbs.so.1 from the
@@ -60,14 +59,10 @@ public:
     [[nodiscard]] const std::string& path() const {
         return path_;
     }
-    [[nodiscard]] const std::vector<std::string>& missing() const {
-        return missing_;
-    }
 
 private:
     std::shared_ptr<dynamic_library> library_;
     std::string path_;
-    std::vector<std::string> missing_;
 };
 
 // Owners of verbs objects. Each deleter carries the table, so that the library outlives the handle.

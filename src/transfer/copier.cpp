@@ -156,13 +156,13 @@ result<copy_ticket> copier_core::copy(const place& to, const place& from, const 
 result<copy_ticket> copier_core::try_paths(const copy_job& job, const copy_policy& policy, bool nic_first) {
     std::vector<std::pair<copy_path, error>> failures;
     for (std::size_t i = nic_first ? 0 : 1; i <= copy_paths; ++i) {
-        auto& each = i == 0 ? static_cast<path&>(*small_) : *paths_[i - 1];
-        if (!allows(policy, each.which()) || each.unsuited(job) != nullptr)
+        auto& candidate = i == 0 ? static_cast<path&>(*small_) : *paths_[i - 1];
+        if (!allows(policy, candidate.which()) || candidate.unsuited(job) != nullptr)
             continue;
-        auto started = each.start(job);
+        auto started = candidate.start(job);
         if (started || is_final(started.error()) || policy.only)
             return started;
-        failures.emplace_back(each.which(), started.error());
+        failures.emplace_back(candidate.which(), started.error());
     }
     return tl::unexpected(nothing_viable(job, policy, failures));
 }
@@ -184,10 +184,10 @@ error copier_core::nothing_viable(const copy_job& job, const copy_policy& policy
     if (failures.size() == 1 && !policy.zero_copy)
         return failures.front().second;
     if (failures.empty())
-        for (const auto& each : paths_)
-            if (allows(policy, each->which()))
-                if (const char* const why = each->unsuited(job); why != nullptr)
-                    say(each->which(), why);
+        for (const auto& candidate : paths_)
+            if (allows(policy, candidate->which()))
+                if (const char* const why = candidate->unsuited(job); why != nullptr)
+                    say(candidate->which(), why);
     return {policy.zero_copy ? errc::zero_copy_impossible : errc::no_path, std::move(text)};
 }
 
@@ -197,13 +197,13 @@ std::vector<path_verdict> copier_core::paths(const place& to, const place& from)
     auto ready = look_up(to, from, job);
     if (ready && job.lease)
         ready = job.lease->begin_copy().map([&](auto kept) { job.kept = std::move(kept); });
-    for (const auto& each : paths_) {
-        path_verdict verdict{each->which(), std::nullopt};
+    for (const auto& candidate : paths_) {
+        path_verdict verdict{candidate->which(), std::nullopt};
         if (!ready) {
             verdict.why_not = ready.error();
-        } else if (const char* const why = each->unsuited(job); why != nullptr) {
+        } else if (const char* const why = candidate->unsuited(job); why != nullptr) {
             verdict.why_not = error(errc::no_path, why);
-        } else if (const auto prepared = each->prepare(job); !prepared) {
+        } else if (const auto prepared = candidate->prepare(job); !prepared) {
             verdict.why_not = prepared.error();
         }
         verdicts.push_back(std::move(verdict));
@@ -212,7 +212,7 @@ std::vector<path_verdict> copier_core::paths(const place& to, const place& from)
 }
 
 void copier_core::poll() {
-    devices_.for_each_engine([](copy_core& each) { each.poll(); });
+    devices_.for_each_engine([](copy_core& engine) { engine.poll(); });
     pending_.poll();
 }
 
@@ -232,8 +232,8 @@ result<int> copier_core::event_fd() {
     if (events_)
         return events_.descriptor();
     GAUDI_TRY(events_, event_set::make("the event descriptor of a copier"));
-    devices_.when_new([this](copy_core& each) { watch(each); });
-    devices_.for_each_engine([this](copy_core& each) { watch(each); });
+    devices_.when_new([this](copy_core& engine) { watch(engine); });
+    devices_.for_each_engine([this](copy_core& engine) { watch(engine); });
     pending_.when_added([this] { events_.set_timer(poll_interval); }); // a thread may be asleep already
     return events_.descriptor();
 }
@@ -245,22 +245,22 @@ void copier_core::arm() {
     if (!events_)
         return;
     events_.discard(); // the engines are polled below
-    devices_.for_each_engine([](copy_core& each) {
-        each.arm();
-        each.poll();
+    devices_.for_each_engine([](copy_core& engine) {
+        engine.arm();
+        engine.poll();
     });
     events_.set_timer(pending_.any() || unwatched_ ? poll_interval : std::chrono::microseconds(0));
 }
 
 void copier_core::forget(unsigned device_index) {
-    for (const auto& each : paths_)
-        each->forget(device_index);
+    for (const auto& path : paths_)
+        path->forget(device_index);
     devices_.forget(device_index);
 }
 
 void copier_core::drop_lost() {
-    for (const auto& each : paths_)
-        each->drop_lost();
+    for (const auto& path : paths_)
+        path->drop_lost();
     devices_.drop_lost();
 }
 

@@ -18,40 +18,41 @@ device_table::entry& device_table::at(unsigned index) {
 
 result<std::shared_ptr<copy_core>> device_table::engine_of(unsigned index) {
     const std::lock_guard guard(mutex_);
-    auto& known = at(index);
-    if (auto core = known.kept ? known.kept : known.known.lock(); core && !core->device().lost())
+    auto& entry_of_device = at(index);
+    if (auto core = entry_of_device.kept ? entry_of_device.kept : entry_of_device.engine.lock();
+        core && !core->device().lost())
         return core;
     const auto owner = find_open_device(index);
     if (!owner)
         return tl::unexpected(
             error(errc::not_allocated, fmt::format("device {} is not open in this process", index)));
-    if (known.why_none && known.without_engine.lock() == core_of(*owner))
-        return tl::unexpected(*known.why_none);
+    if (entry_of_device.why_none && entry_of_device.without_engine.lock() == core_of(*owner))
+        return tl::unexpected(*entry_of_device.why_none);
     const auto engine = owner->copies(options_.engines);
     if (!engine) {
         if (engine.error().code() == errc::copies_absent) {
-            known.without_engine = core_of(*owner);
-            known.why_none = engine.error();
+            entry_of_device.without_engine = core_of(*owner);
+            entry_of_device.why_none = engine.error();
         }
         return tl::unexpected(engine.error());
     }
     const auto& core = core_of(*engine);
     if (options_.keep)
-        known.kept = core;
-    if (when_new_ && known.known.lock() != core)
+        entry_of_device.kept = core;
+    if (when_new_ && entry_of_device.engine.lock() != core)
         when_new_(*core);
-    known.known = core;
+    entry_of_device.engine = core;
     return core;
 }
 
 result<std::shared_ptr<device>> device_table::device_of(const copy_end& end, std::uint64_t length) {
-    auto found = find_open_device(end.device);
-    if (!found)
+    auto owner = find_open_device(end.device);
+    if (!owner)
         return tl::unexpected(
             error(errc::not_allocated, fmt::format("{} bytes at {:#x}", length, end.address.value())));
     auto index = end.device;
     // The allocations within SynapseAI's pool are not known: its window is checked instead.
-    if (found->attached()) {
+    if (owner->attached()) {
         const auto window = known_memory().window_at(end.address, length);
         if (!window)
             return tl::unexpected(
@@ -59,21 +60,21 @@ result<std::shared_ptr<device>> device_table::device_of(const copy_end& end, std
                       fmt::format("{} bytes at {:#x} of SynapseAI's pool", length, end.address.value())));
         index = window->device_index;
     } else {
-        GAUDI_TRY(const auto known, known_memory().find(end.address, length));
-        index = known.device_index;
+        GAUDI_TRY(const auto allocation, known_memory().find(end.address, length));
+        index = allocation.device_index;
     }
     if (index != end.device)
         return tl::unexpected(
             error(errc::wrong_device, fmt::format("{} bytes at {:#x} are not memory of {}", length,
-                                                  end.address.value(), core_of(*found)->identity().bus_id)));
-    return found;
+                                                  end.address.value(), core_of(*owner)->identity().bus_id)));
+    return owner;
 }
 
 std::shared_ptr<copy_core> device_table::find_joined(const owner_link* link, std::uint64_t node) {
     const std::lock_guard guard(mutex_);
-    for (const auto& each : joined_)
-        if (each.link == link && each.node == node)
-            if (auto engine = each.engine.lock())
+    for (const auto& joined : joined_)
+        if (joined.link == link && joined.node == node)
+            if (auto engine = joined.engine.lock())
                 return engine;
     return nullptr;
 }
@@ -92,8 +93,8 @@ result<std::shared_ptr<copy_core>> device_table::engine_on_context(const lease_c
     GAUDI_TRY(const auto joined, lease.link()->contexts().engine(*lease.link(), node, lease.slot()));
     const auto& engine = core_of(joined);
     const std::lock_guard guard(mutex_);
-    std::erase_if(joined_, [&](const auto& each) {
-        return each.engine.expired() || (each.link == link && each.node == node);
+    std::erase_if(joined_, [&](const auto& other) {
+        return other.engine.expired() || (other.link == link && other.node == node);
     });
     if (when_new_)
         when_new_(*engine);
@@ -104,7 +105,7 @@ result<std::shared_ptr<copy_core>> device_table::engine_on_context(const lease_c
 void device_table::forget(unsigned index) {
     std::shared_ptr<copy_core> gone; // destroyed after unlocking: an engine may wait for its copies
     const std::lock_guard guard(mutex_);
-    auto& entry_of_device = at(index); // `known` stays, so that copies in flight are still polled
+    auto& entry_of_device = at(index); // `engine` stays, so that copies in flight are still polled
     gone = std::move(entry_of_device.kept);
     entry_of_device.why_none.reset();
 }
@@ -112,9 +113,9 @@ void device_table::forget(unsigned index) {
 void device_table::drop_lost() {
     std::vector<std::shared_ptr<copy_core>> gone;
     const std::lock_guard guard(mutex_);
-    for (auto& each : entries_)
-        if (each.kept && each.kept->device().lost())
-            gone.push_back(std::move(each.kept));
+    for (auto& entry_of_device : entries_)
+        if (entry_of_device.kept && entry_of_device.kept->device().lost())
+            gone.push_back(std::move(entry_of_device.kept));
 }
 
 void device_table::when_new(std::function<void(copy_core&)> visit) {

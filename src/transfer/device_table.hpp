@@ -30,13 +30,13 @@ public:
     template <typename F>
     void for_each_engine(F&& visit) {
         const std::lock_guard guard(mutex_);
-        for (const auto& each : entries_)
-            if (each.kept)
-                visit(*each.kept);
-            else if (const auto core = each.known.lock())
+        for (const auto& entry_of_device : entries_)
+            if (entry_of_device.kept)
+                visit(*entry_of_device.kept);
+            else if (const auto core = entry_of_device.engine.lock())
                 visit(*core);
-        for (const auto& each : joined_)
-            if (const auto core = each.engine.lock())
+        for (const auto& joined : joined_)
+            if (const auto core = joined.engine.lock())
                 visit(*core);
     }
     // `visit` is called for each engine that is used for the first time after this call.
@@ -45,7 +45,7 @@ public:
 private:
     struct entry {
         std::shared_ptr<copy_core> kept;
-        std::weak_ptr<copy_core> known;
+        std::weak_ptr<copy_core> engine;
         std::weak_ptr<hl_device> without_engine; // the device has no engine: not asked again
         std::optional<error> why_none;
     };

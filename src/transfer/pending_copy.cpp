@@ -91,16 +91,16 @@ void pending_copies::poll() {
         const std::lock_guard guard(mutex_);
         if (all_.empty())
             return;
-        std::erase_if(all_, [&](const auto& each) {
-            auto copy = each.lock();
+        std::erase_if(all_, [&](const auto& entry) {
+            auto copy = entry.lock();
             const bool over = !copy || copy->finished(0);
             if (!over)
                 alive.push_back(std::move(copy));
             return over;
         });
     }
-    for (const auto& each : alive)
-        each->drive();
+    for (const auto& entry : alive)
+        entry->drive();
 }
 
 bool pending_copies::any() {

@@ -10,9 +10,9 @@
 
 namespace gaudi {
 
-pipeline::pipeline(copy_path path, std::uint64_t bytes, std::shared_ptr<const void> kept, room slabs,
+pipeline::pipeline(copy_path path, std::uint64_t bytes, std::shared_ptr<const void> kept, slab_set slabs,
                    std::unique_ptr<pipeline_step> source, std::unique_ptr<pipeline_step> destination)
-    : pending_copy(path, bytes, std::move(kept)), room_(std::move(slabs)), source_(std::move(source)),
+    : pending_copy(path, bytes, std::move(kept)), slabs_(std::move(slabs)), source_(std::move(source)),
       destination_(std::move(destination)), length_(bytes) {}
 
 pipeline::~pipeline() {
@@ -22,59 +22,61 @@ pipeline::~pipeline() {
 void pipeline::release_resources() {
     source_.reset();
     destination_.reset();
-    if (const auto release = std::exchange(room_.release, nullptr))
+    if (const auto release = std::exchange(slabs_.release, nullptr))
         release();
 }
 
 void pipeline::sleep(std::chrono::milliseconds limit) {
-    if (room_.sleep)
-        room_.sleep(limit);
+    if (slabs_.sleep)
+        slabs_.sleep(limit);
     else
         std::this_thread::yield();
 }
 
-bool pipeline::settle(piece& each, const std::optional<result<void>>& seen, stage then) {
+bool pipeline::settle(piece& current, const std::optional<result<void>>& seen, stage then) {
     if (!seen)
         return false;
-    each.stage = then;
+    current.stage = then;
     if (!*seen) {
         failure_ = failure_.value_or(seen->error());
-        each.stage = stage::empty;
+        current.stage = stage::empty;
     }
     return true;
 }
 
 // Moves a slab to its next stage; false where it cannot advance yet.
 bool pipeline::advance(unsigned slab) {
-    auto& each = pieces_[slab];
-    switch (each.stage) {
+    auto& current = pieces_[slab];
+    switch (current.stage) {
     case stage::empty: {
         if (begun_ == length_ || failure_)
             return false;
-        each.offset = begun_;
-        each.length = std::min<std::uint64_t>(length_ - begun_, room_.slab[slab].size());
-        begun_ += each.length;
-        each.stage = stage::filling;
-        if (auto started = source_->start(slab, room_.slab[slab].first(each.length), each.offset); !started)
-            return settle(each, started, stage::empty);
+        current.offset = begun_;
+        current.length = std::min<std::uint64_t>(length_ - begun_, slabs_.memory[slab].size());
+        begun_ += current.length;
+        current.stage = stage::filling;
+        if (auto started = source_->start(slab, slabs_.memory[slab].first(current.length), current.offset);
+            !started)
+            return settle(current, started, stage::empty);
         return true;
     }
     case stage::filling:
-        return settle(each, source_->check(slab), stage::full);
+        return settle(current, source_->check(slab), stage::full);
     case stage::full:
         if (failure_) {
-            each.stage = stage::empty;
+            current.stage = stage::empty;
             return true;
         }
-        each.stage = stage::draining;
-        if (auto started = destination_->start(slab, room_.slab[slab].first(each.length), each.offset);
+        current.stage = stage::draining;
+        if (auto started =
+                destination_->start(slab, slabs_.memory[slab].first(current.length), current.offset);
             !started)
-            return settle(each, started, stage::empty);
+            return settle(current, started, stage::empty);
         return true;
     case stage::draining:
-        if (!settle(each, destination_->check(slab), stage::empty))
+        if (!settle(current, destination_->check(slab), stage::empty))
             return false;
-        ended_ += each.length;
+        ended_ += current.length;
         return true;
     }
     return false;
@@ -83,7 +85,7 @@ bool pipeline::advance(unsigned slab) {
 std::optional<result<void>> pipeline::check() {
     for (bool moved = true; moved;) {
         moved = false;
-        for (unsigned slab = 0; slab < room_.count; ++slab)
+        for (unsigned slab = 0; slab < slabs_.count; ++slab)
             moved = advance(slab) || moved;
     }
     const bool idle = std::all_of(pieces_.begin(), pieces_.end(),
@@ -118,8 +120,8 @@ public:
                 std::vector<pinned_memory> pins)
         : engine_(std::move(engine)), base_(base), source_(source), pins_(std::move(pins)) {}
     ~engine_side() override {
-        for (auto& each : tickets_)
-            (void)each.wait();
+        for (auto& ticket : tickets_)
+            (void)ticket.wait();
     }
     result<void> start(unsigned slab, std::span<std::byte> bytes, std::uint64_t offset) override {
         const copy_details details{{}, std::nullopt, nullptr, false};

@@ -28,13 +28,13 @@ class pipeline final : public pending_copy {
 public:
     static constexpr unsigned most_slabs = slab_pool::slabs;
     // The host memory of this copy.
-    struct room {
-        std::array<std::span<std::byte>, most_slabs> slab;
+    struct slab_set {
+        std::array<std::span<std::byte>, most_slabs> memory;
         unsigned count = 0;                                   // slabs in use
         std::function<void()> release;                        // called after the steps are destroyed
         std::function<void(std::chrono::milliseconds)> sleep; // none: yield
     };
-    pipeline(copy_path path, std::uint64_t bytes, std::shared_ptr<const void> kept, room slabs,
+    pipeline(copy_path path, std::uint64_t bytes, std::shared_ptr<const void> kept, slab_set slabs,
              std::unique_ptr<pipeline_step> source, std::unique_ptr<pipeline_step> destination);
     ~pipeline() override;
 
@@ -49,9 +49,9 @@ private:
     void sleep(std::chrono::milliseconds limit) override;
     bool advance(unsigned slab);
     // Applies the result of a step, if there is one: moves the piece to `then`, or records the failure.
-    bool settle(piece& each, const std::optional<result<void>>& seen, stage then);
+    bool settle(piece& current, const std::optional<result<void>>& seen, stage then);
 
-    room room_;
+    slab_set slabs_;
     std::unique_ptr<pipeline_step> source_, destination_;
     std::array<piece, most_slabs> pieces_;
     const std::uint64_t length_;

@@ -38,10 +38,10 @@ heap_statistics& heap_statistics::operator+=(const heap_statistics& other) {
 statistics process_statistics() {
     statistics counted;
     counted.copies = count_copies();
-    for (const auto& each : registry::self().all_open()) {
-        if (const auto engine = each->copies_in_use())
+    for (const auto& device : registry::self().all_open()) {
+        if (const auto engine = device->copies_in_use())
             counted.engines += engine->statistics();
-        counted.heaps += each->heap().statistics();
+        counted.heaps += device->heap().statistics();
     }
     if (const auto service = broker::running())
         service->count(counted.ipc);

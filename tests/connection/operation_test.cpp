@@ -21,7 +21,7 @@ TEST_F(operations, have_slots_of_their_own_until_the_ticket_is_dropped) {
     const std::set<std::uint32_t> slots{add(), add(), add()};
     EXPECT_EQ(slots.size(), 3U);
     EXPECT_TRUE(table.full());
-    table.fully_posted(1);
+    table.mark_fully_posted(1);
     EXPECT_EQ(table[1].state, operation::state::finished);
     EXPECT_TRUE(table.full()) << "its ticket may still ask";
     table.drop(1);
@@ -33,7 +33,7 @@ TEST_F(operations, finish_with_the_last_part_that_was_posted) {
     const auto slot = add();
     table[slot].outstanding = 2;
     table.part_completed(slot, 100);
-    table.fully_posted(slot);
+    table.mark_fully_posted(slot);
     EXPECT_EQ(table[slot].state, operation::state::pending);
     table.part_completed(slot, 20);
     EXPECT_EQ(table[slot].state, operation::state::finished);
@@ -52,7 +52,7 @@ TEST_F(operations, do_not_finish_while_more_is_to_be_posted) {
 TEST_F(operations, without_a_ticket_free_their_slot_when_they_finish) {
     const auto slot = add();
     table[slot].outstanding = 1;
-    table.fully_posted(slot);
+    table.mark_fully_posted(slot);
     table.drop(slot);
     EXPECT_FALSE(table.empty());
     table.part_completed(slot, 8);
@@ -63,14 +63,14 @@ TEST_F(operations, without_a_ticket_free_their_slot_when_they_finish) {
 TEST_F(operations, that_failed_do_not_count) {
     const auto slot = add();
     table[slot].failure = error(errc::message_too_long, "too long");
-    table.fully_posted(slot);
+    table.mark_fully_posted(slot);
     EXPECT_EQ(table[slot].state, operation::state::finished);
     EXPECT_EQ(table.traffic().by(memory_path::host).operations, 0U);
 }
 
 TEST_F(operations, fail_together_when_the_connection_ends) {
     const auto finished = add(), pending = add(), dropped = add();
-    table.fully_posted(finished);
+    table.mark_fully_posted(finished);
     table[dropped].outstanding = 1;
     table.drop(dropped);
     table.fail_pending({errc::peer_gone, "gone"});
@@ -89,7 +89,7 @@ TEST_F(operations, on_staged_memory_of_the_peer_have_names_that_never_repeat) {
         EXPECT_TRUE(names.insert(table.id_of(slot)).second);
         EXPECT_EQ(table.find(table.id_of(slot)), slot);
         EXPECT_FALSE(table.find(table.id_of(slot) + (1ULL << 32))) << "another operation in its slot";
-        table.fully_posted(slot);
+        table.mark_fully_posted(slot);
         EXPECT_FALSE(table.find(table.id_of(slot))) << "it has finished";
         table.drop(slot);
     }

@@ -337,7 +337,8 @@ TEST_F(ipc_test, a_handle_of_a_part_opens_that_part_alone) {
 
 // An importer that ignores the revocation: each request fails at the owner, for the old lease, the
 // old handle, and a new connection.
-TEST_F(ipc_test, a_hostile_importer_gets_nothing_after_revocation_or_free) {
+// One that has asked for the device's context before has the whole device: docs/security.md.
+TEST_F(ipc_test, a_hostile_importer_without_a_context_gets_nothing_after_a_free) {
     const auto own = expect(open_device(by_index{0}));
     auto engine = expect(own->copies());
     for (const bool frees : {false, true}) {

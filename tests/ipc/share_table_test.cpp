@@ -29,6 +29,7 @@ struct share_table_test : ::testing::Test {
     static lease_record lease(std::uint64_t secret) {
         lease_record record;
         record.base = base;
+        record.length = length;
         record.generation = generation;
         record.secret = secret;
         return record;
@@ -73,10 +74,10 @@ TEST_F(share_table_test, forgets_the_handles_of_memory_that_was_allocated_anew) 
 
 TEST_F(share_table_test, finds_the_allocation_that_holds_an_address) {
     (void)table.add(allocation(), 0, length, false);
-    EXPECT_EQ(table.holding(device_address(base - 1)), nullptr);
-    EXPECT_NE(table.holding(device_address(base)), nullptr);
-    EXPECT_NE(table.holding(device_address(base + length - 1)), nullptr);
-    EXPECT_EQ(table.holding(device_address(base + length)), nullptr);
+    EXPECT_TRUE(table.holding(device_address(base - 1)).empty());
+    EXPECT_EQ(table.holding(device_address(base)).size(), 1U);
+    EXPECT_EQ(table.holding(device_address(base + length - 1)).size(), 1U);
+    EXPECT_TRUE(table.holding(device_address(base + length)).empty());
     EXPECT_TRUE(table.any_in(device_address(base - 0x1000), 0x1001));
     EXPECT_FALSE(table.any_in(device_address(base - 0x1000), 0x1000));
     EXPECT_FALSE(table.any_in(device_address(base + 1), 0x10000));
@@ -92,7 +93,30 @@ TEST_F(share_table_test, revokes_one_separate_handle_or_all) {
     EXPECT_TRUE(table.find(handle(common)));
     EXPECT_TRUE(table.revoke(device_address(base), 0));
     EXPECT_FALSE(table.find(handle(common)));
-    EXPECT_NE(table.holding(device_address(base)), nullptr) << "until its leases are closed";
+    EXPECT_FALSE(table.holding(device_address(base)).empty()) << "until its leases are closed";
+}
+
+// SynapseAI's allocations are not known: ranges of its pool are shared as they are, and may overlap.
+TEST_F(share_table_test, keeps_ranges_of_a_pool_apart) {
+    const auto pool = [](std::uint64_t begin, std::uint64_t bytes) {
+        return allocation_view{device_address(base + begin), bytes, 0, 2, 0};
+    };
+    const auto before = table.add(allocation(), 0, 0x100, false); // an allocation below the pool
+    const auto little = table.add(pool(length, 0x1000), 0, 0x1000, true);
+    const auto large = table.add(pool(length, 0x4000), 0, 0x4000, true);
+    const auto inner = table.add(pool(length + 0x2000, 0x1000), 0, 0x1000, true);
+    EXPECT_EQ(table.size(), 4U);
+    EXPECT_EQ(table.holding(device_address(base + length)).size(), 2U);
+    EXPECT_EQ(table.holding(device_address(base + length + 0x2800)).size(), 2U);
+    EXPECT_EQ(table.holding(device_address(base + length + 0x1800)).size(), 1U);
+    EXPECT_TRUE(table.revoke(device_address(base + length), little));
+    EXPECT_FALSE(table.revoke(device_address(base + length), little)) << "it is revoked already";
+    EXPECT_TRUE(table.revoke(device_address(base + length), large));
+    EXPECT_TRUE(table.revoke(device_address(base + length + 0x2000), 0)) << "all that hold the address";
+    EXPECT_FALSE(table.revoke(device_address(base + length + 0x2000), inner));
+    EXPECT_TRUE(table.find(handle(before, 0, 0x100)));
+    table.erase_in(device_address(base + length), 0x4000);
+    EXPECT_EQ(table.size(), 1U);
 }
 
 TEST_F(share_table_test, closes_a_dmabuf_with_the_last_lease_of_its_piece) {

@@ -257,8 +257,8 @@ TEST_F(keys_test, are_bounded_like_other_registrations) {
 TEST_F(keys_test, of_the_handshake_reach_the_credits_and_no_more) {
     for (const bool reading : {false, true}) {
         make_pair(memory_path::host, memory_path::host, one_page);
-        const auto& theirs = core_of(*left.link)->link().theirs;
-        remote_region at{theirs.credits_address, sizeof(credit::ring), theirs.credits_key};
+        const auto& remote_hello = core_of(*left.link)->link().remote_hello;
+        remote_region at{remote_hello.credits_address, sizeof(credit::ring), remote_hello.credits_key};
         const auto mine = expect(left.nic->region(std::span(left.host).first(8)));
         if (!reading)
             at.address += at.length;
@@ -293,7 +293,7 @@ TEST_F(keys_test, end_with_the_connection) {
     const std::array<std::pair<std::uint64_t, std::uint32_t>, 3> keys{
         std::pair{direct.address, direct.key},
         std::pair{slab->address, slab->key},
-        std::pair{wire.theirs.credits_address, wire.theirs.credits_key},
+        std::pair{wire.remote_hello.credits_address, wire.remote_hello.credits_key},
     };
     const auto outcome = [&](std::size_t index) {
         return access(core_of(*right.nic), write_it, keys[index].first, keys[index].second);
@@ -346,7 +346,7 @@ TEST_F(keys_test, of_copies_in_loopback_are_out_of_reach_for_connections) {
     const auto memory = expect(
         loop->remote_memory->find_or_register(*core_of(left.gaudi->heap()), left.buffer.address(), one_page));
     const std::pair<std::uint64_t, std::uint32_t> keys[] = {
-        {reinterpret_cast<std::uintptr_t>(loop->room.bytes().data()), loop->room_region->rkey},
+        {reinterpret_cast<std::uintptr_t>(loop->bounce.bytes().data()), loop->bounce_region->rkey},
         {left.buffer.address().value(), internals::registration(memory)->remote_key()}};
     for (const auto& [address, key] : keys)
         for (const auto kind : {read_it, write_it}) {

@@ -85,6 +85,11 @@ int main(void) {
     gaudi_dmabuf dmabuf = {.struct_size = sizeof(dmabuf)};
     EXPECT(gaudi_export(device, one + 4096, 8192, &dmabuf) == GAUDI_OK);
     EXPECT(dmabuf.fd >= 0 && dmabuf.iova == one + 4096 && dmabuf.length == 8192 && dmabuf.offset % 4096 == 0);
+    EXPECT(lseek(dmabuf.fd, 0, SEEK_END) > 8192); /* the whole chunk */
+    close(dmabuf.fd);
+    EXPECT(gaudi_export_pages(device, one + 4100, 8192, &dmabuf) == GAUDI_OK);
+    EXPECT(dmabuf.iova == one + 4100 && dmabuf.length == 8192 && dmabuf.offset == 4);
+    EXPECT(lseek(dmabuf.fd, 0, SEEK_END) == 3 * 4096); /* the pages around the range */
     close(dmabuf.fd);
     EXPECT(gaudi_export(device, one, 0, &dmabuf) == GAUDI_INVALID &&
            strstr(gaudi_last_error(), "0 bytes") != NULL);
@@ -107,6 +112,8 @@ int main(void) {
     EXPECT(gaudi_copy_within(NULL, two, one, 1) == GAUDI_INVALID);
     EXPECT(gaudi_export(NULL, one, 4096, &dmabuf) == GAUDI_INVALID &&
            gaudi_export(device, one, 4096, NULL) == GAUDI_INVALID);
+    EXPECT(gaudi_export_pages(device, one, 0, &dmabuf) == GAUDI_INVALID &&
+           gaudi_export_pages(NULL, one, 4096, &dmabuf) == GAUDI_INVALID);
 
     EXPECT(gaudi_free(device, one) == GAUDI_OK && gaudi_free(device, two) == GAUDI_OK);
     EXPECT(gaudi_free(device, two) == GAUDI_INVALID);

@@ -450,10 +450,10 @@ TEST_F(rdma_tools, unknown_clients_and_silence_do_not_stop_the_server) {
 
 // These programs enter the lab without `lab run`, which would clean up after them.
 TEST_F(rdma_tools, memory_of_killed_programs_is_released_by_the_next_user) {
-    const std::vector<std::vector<std::string>> looks{
+    const std::vector<std::vector<std::string>> commands{
         {GAUDI_DIRECT_TOOL, "lab", "list"}, {GAUDI_DIRECT_TOOL, "lab", "show"}, {GAUDI_DIRECT_TOOL, "info"}};
-    for (const auto& look : looks) {
-        SCOPED_TRACE(look.back());
+    for (const auto& command : commands) {
+        SCOPED_TRACE(command.back());
         const auto port = std::to_string(free_port());
         running_program server({server_program, "--port", port}, without_hlthunk);
         ASSERT_TRUE(server.wait_for_output("listening on port")) << server.output();
@@ -470,7 +470,7 @@ TEST_F(rdma_tools, memory_of_killed_programs_is_released_by_the_next_user) {
             EXPECT_EQ(each->wait().status, 128 + SIGKILL);
         }
         EXPECT_GE(stored_bytes(root()), 100U << 20) << "no program has entered the lab since";
-        EXPECT_EQ(run_program(look, without_hlthunk).status, 0);
+        EXPECT_EQ(run_program(command, without_hlthunk).status, 0);
         EXPECT_LT(stored_bytes(root()), 16U << 20);
     }
 }
@@ -554,7 +554,7 @@ TEST_F(rdma_tools, the_nearest_nic_is_chosen_and_the_choice_explained) {
     EXPECT_HAS(first, "vhca1 port 1: InfiniBand 400 Gbit/s"); // the port of vhca0 is down
     EXPECT_HAS(first, "chosen: on the NUMA node of the Gaudi");
     EXPECT_HAS(second, "vhca2 port 1");
-    EXPECT_HAS(second, "chosen: behind the PCI switch of the Gaudi");
+    EXPECT_HAS(second, "chosen: on the same PCI switch as the Gaudi");
     EXPECT_HAS(chosen("--device 0 --ib-dev vhca3"), "vhca3 port 1: InfiniBand 800 Gbit/s");
     EXPECT_HAS(chosen("--memory host"), "vhca3 port 1"); // the fastest
 }

@@ -2,6 +2,7 @@
 // Copies by a NIC in loopback: small ones complete inside the call, large ones later; and what it refuses.
 #include "src/ipc/lease_core.hpp"
 #include "src/os/internals.hpp"
+#include "src/os/unique_fd.hpp"
 #include "tests/rdma/peer_access.hpp"
 #include "tests/transfer/ends.hpp"
 
@@ -144,6 +145,14 @@ TEST_F(nic_loopback_test, a_source_may_be_read_only) {
     ASSERT_TRUE(started->wait());
     std::vector<std::byte> seen(mebibyte);
     expect(expect(expect(opened_device->copies()).read(seen, buffer.address())).wait());
+    EXPECT_TRUE(seen == sent);
+
+    // The NIC sends to a foreign DMA-BUF from its local end.
+    const auto foreign = expect(opened_device->heap().allocate(mebibyte));
+    const auto window = expect(opened_device->export_pages(foreign.address(), mebibyte));
+    const unique_fd own(window.fd);
+    expect(expect(copies->copy(place(window), source, {copy_path::nic_loopback})).wait());
+    expect(expect(expect(opened_device->copies()).read(seen, foreign.address())).wait());
     EXPECT_TRUE(seen == sent);
     ::munmap(mapped, mebibyte);
 }

@@ -18,8 +18,8 @@ namespace fs = std::filesystem;
 
 json counters_json(const lab::hca::traffic_counters& from) {
     json shown;
-    for (const auto& each : lab::hca::traffic_counters::all())
-        shown[each.name] = (from.*each.counter).load();
+    for (const auto& entry : lab::hca::traffic_counters::all())
+        shown[entry.name] = (from.*entry.counter).load();
     return shown;
 }
 
@@ -82,8 +82,9 @@ std::uint64_t stored_bytes(const fs::path& path) {
 std::vector<fs::path> entries_of(const fs::path& folder) {
     std::vector<fs::path> all;
     std::error_code failure;
-    for (fs::directory_iterator each(folder, failure), end; !failure && each != end; each.increment(failure))
-        all.push_back(each->path());
+    for (fs::directory_iterator entry(folder, failure), end; !failure && entry != end;
+         entry.increment(failure))
+        all.push_back(entry->path());
     return all;
 }
 

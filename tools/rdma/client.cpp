@@ -14,7 +14,7 @@ using namespace tools::rdma;
 constexpr const char* program_name = "rdma_client";
 
 struct run {
-    options given;
+    tools::rdma::options options;
     job work;
     std::string peer;
     double wait_for_server_seconds = 0;
@@ -22,14 +22,14 @@ struct run {
     setup_costs costs;
     json report;
 
-    [[nodiscard]] bool talks() const { return !given.quiet && !given.as_json; }
+    [[nodiscard]] bool talks() const { return !options.quiet && !options.as_json; }
 };
 
 // A server that was started at the same time may not listen yet.
 gaudi::result<gaudi::connection> connect_when_listening(run& all, const endpoint& home) {
     for (const stopwatch waiting;;) {
         const stopwatch connecting;
-        auto link = gaudi::connect(home.nic, all.peer, all.given.connection());
+        auto link = gaudi::connect(home.nic, all.peer, all.options.connection());
         all.costs.connect = connecting.seconds();
         if (link || link.error().code() != gaudi::errc::connection_refused || stop_requested ||
             waiting.seconds() >= all.wait_for_server_seconds)
@@ -56,18 +56,18 @@ outcome<json> agree(run& all, gaudi::connection& link, const buffer& memory) {
     words.update(memory.to_json());
     if (auto sent = send_note(link, words); !sent)
         return tl::unexpected(sent.error());
-    return receive_note(link, all.given.deadline_seconds);
+    return receive_note(link, all.options.deadline_seconds);
 }
 
 outcome<void> work_through(run& all) {
-    auto home = endpoint::open(all.given);
+    auto home = endpoint::open(all.options);
     if (!home)
         return tl::unexpected(home.error());
     all.costs.open = home->open_seconds;
     all.report["endpoint"] = home->to_json();
     if (all.talks())
         print_head(program_name, *home, all.lab_reason);
-    auto memory = buffer::make(*home, all.work.size, all.given);
+    auto memory = buffer::make(*home, all.work.size, all.options);
     if (!memory)
         return tl::unexpected(memory.error());
     all.report["memory"] = memory->to_json();
@@ -83,7 +83,7 @@ outcome<void> work_through(run& all) {
     if (all.talks())
         fmt::print("  server   {}: {} on {}, {}\n", link->peer(), peer->value("path", "?"),
                    peer->value("device", "?"), peer->value("nic", "?"));
-    session both(*link, *memory, all.work, all.given, *peer);
+    session both(*link, *memory, all.work, all.options, *peer);
     progress_bar bar(all.talks(), all.work.iterations * 4);
     auto went = both.run_as_client(bar);
     if (!went) {
@@ -114,23 +114,23 @@ int main(int argc, char** argv) {
     if (line.completed)
         return *line.completed;
     run all;
-    all.given = line.given;
+    all.options = line.options;
     all.work = line.work;
     all.peer = line.peer;
     all.wait_for_server_seconds = line.wait_for_server_seconds;
-    all.lab_reason = tools::go_to_lab_without_hardware(all.given.no_lab);
+    all.lab_reason = tools::go_to_lab_without_hardware(all.options.no_lab);
     stop_on_signals();
     all.report = {{"program", program_name}, {"version", gaudi::version()}};
     const auto went = work_through(all);
     const int status = went ? right : went.error().status;
-    if (all.given.as_json) {
+    if (all.options.as_json) {
         all.report["status"] = status;
         all.report["problem"] = went ? json(nullptr) : json(went.error().text);
         fmt::print("{}\n", all.report.dump(2));
     }
     if (!went)
         fmt::print(stderr, "{}: {}\n", program_name, went.error().text);
-    else if (!all.given.as_json)
+    else if (!all.options.as_json)
         fmt::print("all data right\n");
     return status;
 }

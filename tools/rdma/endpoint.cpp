@@ -24,19 +24,19 @@ outcome<gaudi::device_choice> device_choice_of(const std::string& text) {
     return *choice;
 }
 
-outcome<gaudi::nic_choice> nic_choice_of(const options& given) {
+outcome<gaudi::nic_choice> nic_choice_of(const options& options) {
     gaudi::nic_choice choice;
-    choice.name = given.nic;
-    choice.gid_index = given.gid_index;
-    if (const auto colon = given.nic.find(':'); colon != given.nic.npos) {
-        choice.name = given.nic.substr(0, colon);
-        const auto port = given.nic.substr(colon + 1);
+    choice.name = options.nic;
+    choice.gid_index = options.gid_index;
+    if (const auto colon = options.nic.find(':'); colon != options.nic.npos) {
+        choice.name = options.nic.substr(0, colon);
+        const auto port = options.nic.substr(colon + 1);
         const auto* end = port.data() + port.size();
         if (const auto [rest, wrong] = std::from_chars(port.data(), end, choice.port);
             wrong != std::errc{} || rest != end || choice.port == 0 || choice.name.empty())
             return tl::unexpected(
                 failure{usage, fmt::format("--ib-dev '{}': expected NAME or NAME:PORT, ports count from 1",
-                                           given.nic)});
+                                           options.nic)});
     }
     return choice;
 }
@@ -103,20 +103,20 @@ failure failed(const gaudi::error& why, int status) {
     return {status, why.message()};
 }
 
-outcome<endpoint> endpoint::open(const options& given) {
-    const auto device_choice = device_choice_of(given.device);
+outcome<endpoint> endpoint::open(const options& options) {
+    const auto device_choice = device_choice_of(options.device);
     if (!device_choice)
         return tl::unexpected(device_choice.error());
-    auto nic_choice = nic_choice_of(given);
+    auto nic_choice = nic_choice_of(options);
     if (!nic_choice)
         return tl::unexpected(nic_choice.error());
     endpoint home;
     const stopwatch opening;
-    if (given.memory != "host") {
+    if (options.memory != "host") {
         auto opened = gaudi::open_device(*device_choice);
         if (opened)
             home.device = *opened;
-        else if (given.memory == "gaudi" || !given.device.empty() || !given.require.empty() ||
+        else if (options.memory == "gaudi" || !options.device.empty() || !options.require.empty() ||
                  !means_none(opened.error()))
             return tl::unexpected(failed(opened.error(), no_setup));
         else
@@ -176,7 +176,7 @@ json endpoint::to_json() const {
     return report;
 }
 
-outcome<buffer> buffer::make(const endpoint& home, std::uint64_t size, const options& given) {
+outcome<buffer> buffer::make(const endpoint& home, std::uint64_t size, const options& options) {
     buffer result;
     result.size_ = size;
     result.nic_ = home.nic;
@@ -203,13 +203,13 @@ outcome<buffer> buffer::make(const endpoint& home, std::uint64_t size, const opt
     result.memory_ = std::move(*memory);
     result.allocate_seconds = allocating.seconds();
     result.copies_.emplace();
-    if (given.policy() != gaudi::path_policy::staged_only) {
+    if (options.policy() != gaudi::path_policy::staged_only) {
         const stopwatch exporting;
         (void)result.memory_.dmabuf(); // region() below reports a failure
         result.export_seconds = exporting.seconds();
     }
     const stopwatch registering;
-    auto region = home.nic->region(*home.device, result.memory_, given.policy());
+    auto region = home.nic->region(*home.device, result.memory_, options.policy());
     if (!region)
         return tl::unexpected(failed(region.error(), no_setup));
     result.register_seconds = registering.seconds();

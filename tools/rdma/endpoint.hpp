@@ -43,7 +43,7 @@ struct endpoint {
     bool is_virtual = false;
     double open_seconds = 0;
 
-    static outcome<endpoint> open(const options& given);
+    static outcome<endpoint> open(const options& options);
     [[nodiscard]] std::string device_text() const;
     [[nodiscard]] std::string nic_text() const;
     [[nodiscard]] json to_json() const;
@@ -52,7 +52,7 @@ struct endpoint {
 // A buffer of one session, in device or host memory, and what it cost.
 class buffer {
 public:
-    static outcome<buffer> make(const endpoint& home, std::uint64_t size, const options& given);
+    static outcome<buffer> make(const endpoint& home, std::uint64_t size, const options& options);
 
     [[nodiscard]] const gaudi::local_region& region() const { return region_; }
     [[nodiscard]] std::string path_text() const;

@@ -45,28 +45,28 @@ void add_job(CLI::App& program, job& into) {
         ->capture_default_str();
 }
 
-std::string check(const options& given) {
+std::string check(const options& options) {
     const auto one_of = [](std::string_view option, const std::string& value,
                            std::initializer_list<std::string_view> allowed) -> std::string {
         if (std::find(allowed.begin(), allowed.end(), value) != allowed.end())
             return {};
         return fmt::format("{} '{}': expected {}", option, value, fmt::join(allowed, ", "));
     };
-    std::string problem = one_of("--memory", given.memory, {"gaudi", "host", "auto"});
-    if (problem.empty() && !given.require.empty())
-        problem = one_of("--require", given.require, {"zero-copy"});
+    std::string problem = one_of("--memory", options.memory, {"gaudi", "host", "auto"});
+    if (problem.empty() && !options.require.empty())
+        problem = one_of("--require", options.require, {"zero-copy"});
     if (problem.empty())
-        problem = one_of("--wait", given.wait, {"poll", "events"});
-    if (problem.empty() && given.memory == "host")
-        for (const auto& [option, contradicts] : {std::pair{"--device", !given.device.empty()},
-                                                  {"--require zero-copy", !given.require.empty()},
-                                                  {"--stage", given.stage}})
+        problem = one_of("--wait", options.wait, {"poll", "events"});
+    if (problem.empty() && options.memory == "host")
+        for (const auto& [option, contradicts] : {std::pair{"--device", !options.device.empty()},
+                                                  {"--require zero-copy", !options.require.empty()},
+                                                  {"--stage", options.stage}})
             if (contradicts)
                 return fmt::format("{} is about Gaudi memory and contradicts --memory host: leave out one",
                                    option);
-    if (problem.empty() && given.stage && !given.require.empty())
+    if (problem.empty() && options.stage && !options.require.empty())
         return "--stage and --require zero-copy contradict each other: leave out one";
-    if (problem.empty() && given.deadline_seconds == 0)
+    if (problem.empty() && options.deadline_seconds == 0)
         return "--deadline 0: expected at least 1 second";
     return problem;
 }
@@ -128,16 +128,16 @@ std::optional<std::uint64_t> parse_size(const std::string& text) {
     return number << shift;
 }
 
-std::string complete(job& given) {
-    const auto size = parse_size(given.size_text);
+std::string complete(job& work) {
+    const auto size = parse_size(work.size_text);
     if (!size)
-        return fmt::format("--size '{}': expected a number of bytes such as 4096, 4M or 1G", given.size_text);
+        return fmt::format("--size '{}': expected a number of bytes such as 4096, 4M or 1G", work.size_text);
     if (*size == 0)
         return "--size 0: expected at least 1 byte";
-    given.size = *size;
-    if (given.iterations == 0 || given.iterations > most_iterations)
-        return fmt::format("--iterations {}: expected 1 to {}", given.iterations, most_iterations);
-    for (const auto& test : given.tests)
+    work.size = *size;
+    if (work.iterations == 0 || work.iterations > most_iterations)
+        return fmt::format("--iterations {}: expected 1 to {}", work.iterations, most_iterations);
+    for (const auto& test : work.tests)
         if (std::find(std::begin(known_tests), std::end(known_tests), test) == std::end(known_tests))
             return fmt::format("--test '{}': expected {}", test, fmt::join(known_tests, ", "));
     return {};
@@ -156,10 +156,10 @@ client_line parse_client(int argc, char** argv) {
                     "Seconds to go on trying while no server listens")
         ->capture_default_str();
     add_job(program, line.work);
-    add_options(program, line.given);
+    add_options(program, line.options);
     line.completed = parse(program, argc, argv);
     if (!line.completed)
-        line.completed = complain(program, check(line.given));
+        line.completed = complain(program, check(line.options));
     if (!line.completed)
         line.completed = complain(program, complete(line.work));
     const auto colons = std::count(line.peer.begin(), line.peer.end(), ':');
@@ -180,10 +180,10 @@ server_line parse_server(int argc, char** argv) {
     program.add_flag("--once", line.once, "End after one client, with its result as exit status");
     program.add_option("--max-size", line.most_text, "Largest buffer that a client may request")
         ->capture_default_str();
-    add_options(program, line.given);
+    add_options(program, line.options);
     line.completed = parse(program, argc, argv);
     if (!line.completed)
-        line.completed = complain(program, check(line.given));
+        line.completed = complain(program, check(line.options));
     const auto most = parse_size(line.most_text);
     if (!line.completed && (!most || *most == 0))
         line.completed = complain(

@@ -49,14 +49,14 @@ struct job {
 // The two command lines. `completed` holds the exit status if the program must exit now: after help, version,
 // or an invalid option, which was reported.
 struct client_line {
-    options given;
+    rdma::options options;
     job work;
     std::string peer; // always with a port
     double wait_for_server_seconds = 2;
     std::optional<int> completed;
 };
 struct server_line {
-    options given;
+    rdma::options options;
     std::uint16_t port = gaudi::default_port;
     std::string address;
     bool once = false;
@@ -67,7 +67,7 @@ struct server_line {
 [[nodiscard]] client_line parse_client(int argc, char** argv);
 [[nodiscard]] server_line parse_server(int argc, char** argv);
 // Sets the size; returns an empty text, or what is wrong.
-[[nodiscard]] std::string complete(job& given);
+[[nodiscard]] std::string complete(job& work);
 // "4M", "1G", "4096"; empty if the text is no size.
 [[nodiscard]] std::optional<std::uint64_t> parse_size(const std::string& text);
 

@@ -69,8 +69,8 @@ void print_results(const std::vector<operation_result>& results, const setup_cos
 
 json results_json(const std::vector<operation_result>& results) {
     auto list = json::array();
-    for (const auto& each : results)
-        list.push_back(each.to_json());
+    for (const auto& result : results)
+        list.push_back(result.to_json());
     return list;
 }
 

@@ -18,8 +18,8 @@ constexpr unsigned most_clients = 256;
 
 class server {
 public:
-    server(options given, const endpoint& home, std::uint64_t most_bytes)
-        : given_(std::move(given)), home_(home), most_bytes_(most_bytes) {}
+    server(options options, const endpoint& home, std::uint64_t most_bytes)
+        : options_(std::move(options)), home_(home), most_bytes_(most_bytes) {}
 
     // Runs until Ctrl-C, or until one client is served. Returns the exit status.
     int serve(const gaudi::listener& door, bool once);
@@ -36,7 +36,7 @@ private:
     int attend(gaudi::pending_connection peer_connection);
     void say(const std::string& line, bool important = false);
 
-    const options given_;
+    const options options_;
     const endpoint& home_;
     const std::uint64_t most_bytes_;
     std::mutex mutex_; // guards the members below, and the terminal
@@ -48,7 +48,7 @@ void server::say(const std::string& line, bool important) {
     const std::lock_guard guard(mutex_);
     if (important)
         fmt::print(stderr, "{}: {}\n", program_name, line);
-    else if (!given_.quiet && !given_.as_json)
+    else if (!options_.quiet && !options_.as_json)
         fmt::print("{}\n", line);
 }
 
@@ -70,15 +70,15 @@ outcome<job> server::understand(const json& words) const {
 
 outcome<void> server::receive(gaudi::pending_connection& peer_connection, json& entry) {
     std::optional<buffer> memory; // outlives the connection, whose nic may still write to it
-    auto link = peer_connection.handshake(home_.nic, given_.connection());
+    auto link = peer_connection.handshake(home_.nic, options_.connection());
     if (!link)
         return tl::unexpected(failed(link.error(), peer_lost));
-    auto words = receive_note(*link, given_.deadline_seconds);
+    auto words = receive_note(*link, options_.deadline_seconds);
     if (!words)
         return tl::unexpected(words.error());
     auto work = understand(*words);
     auto allocated =
-        work.and_then([&](const job& wanted) { return buffer::make(home_, wanted.size, given_); });
+        work.and_then([&](const job& wanted) { return buffer::make(home_, wanted.size, options_); });
     if (!allocated) {
         (void)tools::rdma::send_note(
             *link, {{"failed", allocated.error().text}, {"status", allocated.error().status}});
@@ -93,7 +93,7 @@ outcome<void> server::receive(gaudi::pending_connection& peer_connection, json& 
     answer["nic"] = home_.nic->info().name;
     if (auto said = tools::rdma::send_note(*link, answer); !said)
         return tl::unexpected(said.error());
-    session both(*link, *memory, *work, given_, *words);
+    session both(*link, *memory, *work, options_, *words);
     auto went = both.run_as_server();
     if (!went) {
         send_failure(*link, went.error());
@@ -122,7 +122,7 @@ int server::attend(gaudi::pending_connection peer_connection) {
                 : fmt::format("{}: {}", peer_connection.peer(), went.error().text),
             true);
     const std::lock_guard guard(mutex_);
-    if (given_.as_json)
+    if (options_.as_json)
         sessions_.push_back(entry);
     any_wrong_ = any_wrong_ || status == wrong;
     return status;
@@ -171,32 +171,32 @@ int main(int argc, char** argv) {
     const auto line = parse_server(argc, argv);
     if (line.completed)
         return *line.completed;
-    const auto& given = line.given;
-    const char* lab_reason = tools::go_to_lab_without_hardware(given.no_lab);
+    const auto& options = line.options;
+    const char* lab_reason = tools::go_to_lab_without_hardware(options.no_lab);
     stop_on_signals();
     const auto complain = [](const std::string& text, int status) {
         fmt::print(stderr, "{}: {}\n", program_name, text);
         return status;
     };
-    auto home = endpoint::open(given);
+    auto home = endpoint::open(options);
     if (!home)
         return complain(home.error().text, home.error().status);
     // Report now, and not to the first client, what cannot work for any client.
-    if (const auto trial = buffer::make(*home, 4096, given); !trial)
+    if (const auto trial = buffer::make(*home, 4096, options); !trial)
         return complain(trial.error().text, trial.error().status);
-    else if (!given.quiet && !given.as_json) {
+    else if (!options.quiet && !options.as_json) {
         print_head(program_name, *home, lab_reason);
         fmt::print("  memory   {}\n", trial->path_text());
     }
     const auto door = gaudi::listener::open(line.port, line.address);
     if (!door)
         return complain(door.error().message(), no_setup);
-    if (!given.quiet && !given.as_json) {
+    if (!options.quiet && !options.as_json) {
         fmt::print("listening on port {}; Ctrl-C ends\n", door->port());
     }
-    server running(given, *home, line.most_bytes);
+    server running(options, *home, line.most_bytes);
     const int status = running.serve(*door, line.once);
-    if (given.as_json)
+    if (options.as_json)
         fmt::print("{}\n", json{{"program", program_name},
                                 {"version", gaudi::version()},
                                 {"endpoint", home->to_json()},

@@ -146,8 +146,8 @@ outcome<json> receive_note(gaudi::connection& link, unsigned limit_seconds) {
     }
 }
 
-session::session(gaudi::connection& link, buffer& memory, const job& work, const options& given, json peer)
-    : link_(link), memory_(memory), work_(work), options_(given), peer_(std::move(peer)) {}
+session::session(gaudi::connection& link, buffer& memory, const job& work, const options& options, json peer)
+    : link_(link), memory_(memory), work_(work), options_(options), peer_(std::move(peer)) {}
 
 // Why the peer disconnected, if it sent a reason.
 std::optional<failure> session::peer_failure() {

@@ -48,7 +48,7 @@ private:
 // checks in full.
 class session {
 public:
-    session(gaudi::connection& link, buffer& memory, const job& work, const options& given, json peer);
+    session(gaudi::connection& link, buffer& memory, const job& work, const options& options, json peer);
 
     outcome<void> run_as_client(progress_bar& bar);
     outcome<void> run_as_server();

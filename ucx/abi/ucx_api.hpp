@@ -33,7 +33,7 @@ namespace gaudi_ucx {
     required(uct_md_query_empty_md_resource) required(uct_md_query_single_md_resource) required(uct_single_device_resource)     \
     required(uct_tl_register)                                                                                                   \
     required(ucm_event_dispatch) required(ucm_event_enter) required(ucm_event_leave)                                            \
-    optional(ucs_topo_sys_device_set_class) optional(ucs_topo_sys_device_enable_aux_path)
+    optional(ucs_topo_sys_device_set_class)
 // clang-format on
 
 // The UCX that loaded the plugin, as a table. The plugin cannot link UCX: its libraries may be invisible to

@@ -82,10 +82,15 @@ public:
         if (const auto status = check_key(module(), rkey, remote, local.length); status != UCS_OK)
             return status;
         const auto mine = number(local.buffer), to = put ? remote : mine, from = put ? mine : remote;
-        auto started = start({to, from, local.length, local.length > nic_max_ ? &local : nullptr});
+        const bool has_key = rkey != UCT_INVALID_RKEY;
+        if (has_key && outstanding().others_wait())
+            return UCS_ERR_NO_RESOURCE;
+        auto started = start({to, from, local.length, local.length > nic_max_ ? &local : nullptr}, has_key);
+        if (!started && has_key && started.error().code() == gaudi::errc::too_many_operations)
+            return UCS_ERR_NO_RESOURCE;
         if (!started) {
             const auto status = refused(started.error(), local.length, to, from);
-            if (rkey == UCT_INVALID_RKEY)
+            if (!has_key)
                 log_consequence();
             return status;
         }
@@ -101,7 +106,7 @@ public:
         if (const auto status = check_key(module(), rkey, remote, length); status != UCS_OK)
             return status;
         const auto mine = number(buffer), to = put ? remote : mine, from = put ? mine : remote;
-        auto started = start({to, from, length});
+        auto started = start({to, from, length}, false);
         if (!started)
             return refused(started.error(), length, to, from);
         if (const auto done = started->wait(); !done) // it may have completed with an error
@@ -112,17 +117,18 @@ public:
         count_loopback(*started);
         return UCS_OK;
     }
-    // Operations are never refused with NO_RESOURCE, so that none is pending.
-    ucs_status_t pending_add(uct_ep_h, uct_pending_req_t*) override { return UCS_ERR_BUSY; }
 
 private:
-    gaudi::result<gaudi::copy_ticket> start(const copied_range& range) {
+    // Where a NIC's queue is full: errc::too_many_operations to a caller that can retry. UCX's own staging,
+    // which has no key, cannot (gotcha U13): its copies wait for all earlier ones.
+    gaudi::result<gaudi::copy_ticket> start(const copied_range& range, bool can_retry) {
         if (range.length == 0)
             return gaudi::copy_ticket();
         keep_fence();
         auto started = copy_in_process(md_, copies(), range, policy_);
-        if (!started && started.error().code() == gaudi::errc::too_many_operations) {
-            wait_for_all(); // UCX's own staging cannot retry (gotcha U13)
+        if (!started && started.error().code() == gaudi::errc::too_many_operations &&
+            !(can_retry && !outstanding().none_running())) {
+            wait_for_all();
             started = copy_in_process(md_, copies(), range, policy_);
         }
         return started;

@@ -73,7 +73,9 @@ void fill_mem_ops(uct_md_ops_t& ops);
 ucs_status_t uct_gaudi_copy_rkey_unpack(uct_component_t* component, const void* rkey_buffer,
                                         const uct_rkey_unpack_params_t*, uct_rkey_t* rkey_p, void** handle_p);
 
-// The bytes of one copy within this process, by UCX's addresses of host or device memory.
+// Copies within this process, in process_copy.cpp.
+
+// The bytes of one copy, by UCX's addresses of host or device memory.
 struct copied_range {
     std::uint64_t to = 0, from = 0;
     std::size_t length = 0;

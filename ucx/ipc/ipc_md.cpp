@@ -22,12 +22,12 @@ struct uct_gaudi_ipc_md_config_t {
     int statistics;
 };
 
-// Registered memory, with the handles to it that can be revoked.
+// Registered memory, with the handles in the keys that were packed of it.
 struct uct_gaudi_ipc_memh_t {
-    gaudi::device_address base; // of the allocation
-    std::uint64_t length = 0;
+    shared_handles::memory memory;
     std::mutex mutex;
-    std::vector<gaudi::memory_handle> separate;
+    bool uses_common = false;      // of the domain's shared_handles
+    gaudi::memory_handle separate; // in keys that UCX may invalidate
 };
 
 // As sent to the peer: the handle, and the address at which it begins in the owner.
@@ -61,11 +61,9 @@ ucs_status_t uct_gaudi_ipc_mem_reg(uct_md_h tl_md, void* address, size_t length,
         const auto pool = gaudi::known_memory().window_at(at);
         const auto device = pool ? gaudi::find_open_device(pool->device_index) : nullptr;
         if (known) {
-            made->base = known->base;
-            made->length = known->length;
+            made->memory = {known->base, known->length, known->generation};
         } else if (device && device->attached()) { // SynapseAI's: its allocations are not known
-            made->base = at;
-            made->length = length;
+            made->memory = {at, length, 0};
         } else {
             return failed(module, known.error(), level_of(flags), "registration for other processes");
         }
@@ -79,13 +77,18 @@ ucs_status_t uct_gaudi_ipc_mem_dereg(uct_md_h tl_md, const uct_md_mem_dereg_para
         if ((params->field_mask & UCT_MD_MEM_DEREG_FIELD_MEMH) == 0 || params->memh == nullptr)
             return UCS_ERR_INVALID_PARAM;
         const std::unique_ptr<uct_gaudi_ipc_memh_t> gone(static_cast<uct_gaudi_ipc_memh_t*>(params->memh));
+        auto& md = ipc_md(tl_md);
         auto status = UCS_OK;
-        for (const auto& each : gone->separate)
-            if (const auto taken = gaudi::revoke_handle(each);
-                !taken && taken.error().code() == gaudi::errc::leased) {
-                gaudi_log(*ipc_md(tl_md).module, ERROR, "taking memory back: {}", taken.error().message());
-                status = UCS_ERR_TIMED_OUT;
-            }
+        const auto expect_no_copies = [&](const gaudi::result<void>& ended) {
+            if (ended || ended.error().code() != gaudi::errc::leased)
+                return;
+            gaudi_log(*md.module, ERROR, "deregistration of memory: {}", ended.error().message());
+            status = UCS_ERR_TIMED_OUT;
+        };
+        if (gaudi::is_shared(gone->separate))
+            expect_no_copies(gaudi::revoke_handle(gone->separate));
+        if (gone->uses_common)
+            expect_no_copies(md.handles.release(gone->memory));
         const bool invalidate = (params->field_mask & UCT_MD_MEM_DEREG_FIELD_FLAGS) != 0 &&
                                 (params->flags & UCT_MD_MEM_DEREG_FLAG_INVALIDATE) != 0;
         if (invalidate && (params->field_mask & UCT_MD_MEM_DEREG_FIELD_COMPLETION) != 0)
@@ -101,19 +104,16 @@ ucs_status_t uct_gaudi_ipc_mkey_pack(uct_md_h tl_md, uct_mem_h tl_memh, void*, s
         const bool separate = params != nullptr && (params->field_mask & UCT_MD_MKEY_PACK_FIELD_FLAGS) != 0 &&
                               (params->flags & UCT_MD_MKEY_PACK_FLAG_INVALIDATE_RMA) != 0;
         const std::lock_guard guard(memh.mutex);
-        if (separate &&
-            !memh.separate.empty()) { // one handle for all messages: UCX packs the key for each of them
-            const ipc_key again{memh.separate.front(), memh.base.value()};
-            std::memcpy(buffer, &again, sizeof(again));
-            return UCS_OK;
-        }
-        const auto handle =
-            separate ? gaudi::share_separately(memh.base, memh.length) : gaudi::share(memh.base, memh.length);
+        auto handle = gaudi::result<gaudi::memory_handle>(memh.separate);
+        if (!separate)
+            handle = ipc_md(tl_md).handles.acquire(memh.memory, memh.uses_common);
+        else if (!gaudi::is_shared(memh.separate)) // the first key, or the owner has revoked the handle
+            handle = gaudi::share_separately(memh.memory.base, memh.memory.length);
         if (!handle)
             return failed(*ipc_md(tl_md).module, handle.error(), UCS_LOG_LEVEL_ERROR, "sharing memory");
         if (separate)
-            memh.separate.push_back(*handle);
-        const ipc_key key{*handle, memh.base.value()};
+            memh.separate = *handle;
+        const ipc_key key{*handle, memh.memory.base.value()};
         std::memcpy(buffer, &key, sizeof(key));
         return UCS_OK;
     });
@@ -265,6 +265,38 @@ ucs_status_t uct_gaudi_ipc_md_open(uct_component_t* component, const char*, cons
 }
 
 } // namespace
+
+gaudi::result<gaudi::memory_handle> shared_handles::acquire(const memory& wanted, bool& used) {
+    const std::lock_guard guard(mutex_);
+    auto& entry = entries_[wanted];
+    if (!gaudi::is_shared(entry.handle)) {
+        auto handle = gaudi::share_separately(wanted.base, wanted.length);
+        if (!handle) {
+            if (entry.users == 0)
+                entries_.erase(wanted);
+            return handle;
+        }
+        entry.handle = *handle;
+    }
+    if (!used)
+        ++entry.users;
+    used = true;
+    return entry.handle;
+}
+
+gaudi::result<void> shared_handles::release(const memory& registered) {
+    gaudi::memory_handle last;
+    {
+        const std::lock_guard guard(mutex_);
+        const auto entry = entries_.find(registered);
+        if (entry == entries_.end() || --entry->second.users != 0)
+            return {};
+        last = entry->second.handle;
+        entries_.erase(entry);
+    }
+    // Without the mutex: this may wait for copies. The handles of memory that was freed have ended already.
+    return gaudi::is_shared(last) ? gaudi::revoke_handle(last) : gaudi::result<void>();
+}
 
 void register_ipc_md(uct_gaudi_module& module) {
     constexpr auto vfs_init = [](uct_md_h md) {

@@ -5,14 +5,40 @@
 
 #include "ucx/base/module.hpp"
 
+#include <map>
 #include <mutex>
 
 namespace gaudi_ucx {
+
+// The handles in keys that are packed for any peer. Registrations of the same memory share one handle, which
+// ends with the last of them.
+class shared_handles {
+public:
+    struct memory { // an allocation; of SynapseAI's pool, the registered range, of generation 0
+        gaudi::device_address base;
+        std::uint64_t length = 0, generation = 0;
+        auto operator<=>(const memory&) const = default;
+    };
+    // `used`: whether the caller's registration is counted; set to true.
+    gaudi::result<gaudi::memory_handle> acquire(const memory& wanted, bool& used);
+    // Call it once for each registration that is counted. The last one revokes the handle and waits for the
+    // peers' copies; errc::leased: one is still in flight.
+    gaudi::result<void> release(const memory& registered);
+
+private:
+    struct counted_handle {
+        gaudi::memory_handle handle;
+        unsigned users = 0;
+    };
+    std::mutex mutex_;
+    std::map<memory, counted_handle> entries_;
+};
 
 struct uct_gaudi_ipc_md_t {
     uct_md_t super;
     uct_gaudi_module* module;
     bool statistics;
+    shared_handles handles;
 };
 
 inline uct_gaudi_ipc_md_t& ipc_md(uct_md_h md) {

@@ -16,7 +16,7 @@ namespace {
 
 using kind = copy_end::kind;
 
-constexpr std::size_t room_bytes = 16 * 1024;
+constexpr std::size_t bounce_bytes = 16 * 1024;
 constexpr auto both_rights = remote_access::read | remote_access::write;
 
 // Keeps a memory region; a child of fork does not deregister it.
@@ -31,17 +31,17 @@ std::shared_ptr<const void> keep(const std::shared_ptr<nic>& opened_nic, mr_hand
 
 class nic_copy final : public pending_copy {
 public:
-    nic_copy(const copy_job& job, std::shared_ptr<nic_loopback::shared_state> state,
-             nic_loopback::ready prepared, std::uint64_t number)
-        : pending_copy(copy_path::nic_loopback, job.length, job.kept), state_(std::move(state)),
+    nic_copy(const copy_job& job, std::shared_ptr<std::atomic<bool>> failed, nic_loopback::ready prepared,
+             std::uint64_t number)
+        : pending_copy(copy_path::nic_loopback, job.length, job.kept), failed_(std::move(failed)),
           prepared_(std::move(prepared)), number_(number) {}
 
 private:
     using clock = std::chrono::steady_clock;
 
     std::optional<result<void>> check() override {
-        const std::lock_guard guard(state_->mutex);
-        auto& copier = *prepared_.copier;
+        const std::lock_guard guard(prepared_.copier->mutex);
+        auto& copier = *prepared_.copier->copies;
         const auto completed = copier.poll();
         if (completed >= number_)
             return result<void>();
@@ -54,7 +54,7 @@ private:
             copier.end(error(errc::connection_broken, "the NIC does not complete a transfer to itself"));
         if (!copier.broken())
             return std::nullopt;
-        state_->failed.store(true, std::memory_order_relaxed);
+        failed_->store(true, std::memory_order_relaxed);
         return result<void>(tl::unexpected(*copier.broken()));
     }
     void release_resources() override {
@@ -63,7 +63,7 @@ private:
     }
     void sleep(std::chrono::milliseconds) override { std::this_thread::yield(); }
 
-    std::shared_ptr<nic_loopback::shared_state> state_;
+    std::shared_ptr<std::atomic<bool>> failed_;
     nic_loopback::ready prepared_;
     const std::uint64_t number_;
     std::uint64_t seen_ = 0;
@@ -75,9 +75,9 @@ result<std::shared_ptr<nic_loop>> nic_loop::make(const std::shared_ptr<nic>& ope
     made->opened_nic = opened_nic;
     GAUDI_TRY(made->small, nic_copier::make(opened_nic));
     GAUDI_TRY(made->domain, core_of(*opened_nic)->loopback_pd());
-    GAUDI_TRY(made->room, mapping::anonymous(room_bytes));
-    GAUDI_TRY(made->room_region,
-              core_of(*opened_nic)->register_host(made->room.bytes(), both_rights, made->domain));
+    GAUDI_TRY(made->bounce, mapping::anonymous(bounce_bytes));
+    GAUDI_TRY(made->bounce_region,
+              core_of(*opened_nic)->register_host(made->bounce.bytes(), both_rights, made->domain));
     made->remote_memory = std::make_shared<registration_cache>(core_of(*opened_nic), registration_limits{},
                                                                both_rights, made->domain);
     return made;
@@ -86,7 +86,7 @@ result<std::shared_ptr<nic_loop>> nic_loop::make(const std::shared_ptr<nic>& ope
 nic_loop::~nic_loop() {
     // In a child of fork the region belongs to the parent.
     if (opened_nic && !core_of(*opened_nic)->valid_in_this_process())
-        (void)room_region.release();
+        (void)bounce_region.release();
 }
 
 nic_loopback::nic_loopback(const path_tools& tools) : devices_(tools.devices), pending_(tools.pending) {}
@@ -148,60 +148,69 @@ result<void> nic_loopback::move_small(nic_loop& loop, device& owner, const copy_
     const bool to_device = job.to.is(kind::device);
     const auto& there = to_device ? job.to : job.from;
     auto* const here = to_device ? job.from.host : job.to.host;
-    const auto room = loop.room.bytes();
-    const nic_copier::region remote{reinterpret_cast<std::uintptr_t>(room.data()), loop.room_region->rkey};
+    const auto bounce = loop.bounce.bytes();
+    const nic_copier::region remote{reinterpret_cast<std::uintptr_t>(bounce.data()),
+                                    loop.bounce_region->rkey};
     for (std::size_t done = 0; done < job.length;) {
-        const auto bytes = std::min<std::size_t>(job.length - done, room.size());
+        const auto bytes = std::min<std::size_t>(job.length - done, bounce.size());
         // The device is the local end, addressed by its local key: this needs no remote key to its memory.
         GAUDI_TRY(const auto region, loop.opened_nic->region(owner, there.address + done, bytes));
         if (to_device)
-            std::memcpy(room.data(), here + done, bytes);
+            std::memcpy(bounce.data(), here + done, bytes);
         GAUDI_CHECK(
             loop.small->carry_out(!to_device, {region.address(), region.local_key(), true}, remote, bytes));
         if (!to_device)
-            std::memcpy(here + done, room.data(), bytes);
+            std::memcpy(here + done, bounce.data(), bytes);
         done += bytes;
     }
     return {};
 }
 
 result<copy_ticket> nic_loopback::copy_now(const copy_job& job) {
-    const std::lock_guard guard(state_->mutex);
+    const std::lock_guard guard(mutex_);
     std::shared_ptr<device> owner;
     GAUDI_TRY(auto* const known, entry_for(job, owner));
     if (const auto moved = move_small(*known->loop, *owner, job); !moved) {
         const auto kind = moved.error().kind();
         if (kind != error_kind::invalid && kind != error_kind::exhausted)
-            state_->failed.store(true, std::memory_order_relaxed);
+            failed_->store(true, std::memory_order_relaxed);
         return tl::unexpected(moved.error());
     }
     count_copy(which(), job.length);
     return internals::wrap<copy_ticket>(nullptr, 0U, which(), job.length);
 }
 
-result<nic_loopback::reached> nic_loopback::local_end(nic_loop& loop, const copy_job& job,
-                                                      const copy_end& end) {
+result<nic_loopback::registered_end> nic_loopback::local_end(nic_loop& loop, const copy_job& job,
+                                                             const copy_end& end) {
     const auto& opened_nic = loop.opened_nic;
     if (end.is(kind::dmabuf)) {
         GAUDI_TRY(auto region,
                   core_of(*opened_nic)
                       ->register_dmabuf({end.fd, end.offset, device_address(end.offset), job.length}));
         const auto key = region->lkey;
-        return reached{{end.offset, key, true}, keep(opened_nic, std::move(region))};
+        return registered_end{{end.offset, key, true}, keep(opened_nic, std::move(region))};
     }
     const bool on_device = end.is(kind::device);
     std::shared_ptr<device> owner;
     if (on_device) {
         GAUDI_TRY(owner, devices_.device_of(end, job.length));
     }
-    GAUDI_TRY(auto region, on_device ? opened_nic->region(*owner, end.address, job.length)
-                                     : opened_nic->region(job.host_of(end)));
-    const nic_copier::region at{region.address(), region.local_key(), on_device};
-    return reached{at, std::make_shared<const local_region>(std::move(region))};
+    auto region = on_device ? opened_nic->region(*owner, end.address, job.length)
+                            : opened_nic->region(job.host_of(end));
+    if (!region && end.is(kind::host) && &end == &job.from) { // perhaps it is read-only
+        const auto host = job.host_of(end);
+        GAUDI_TRY(auto source, core_of(*opened_nic)->register_source(host));
+        const auto key = source->lkey;
+        return registered_end{{reinterpret_cast<std::uintptr_t>(host.data()), key, false},
+                              keep(opened_nic, std::move(source))};
+    }
+    GAUDI_CHECK(region);
+    const nic_copier::region at{region->address(), region->local_key(), on_device};
+    return registered_end{at, std::make_shared<const local_region>(std::move(*region))};
 }
 
-result<nic_loopback::reached> nic_loopback::remote_end(nic_loop& loop, const copy_job& job,
-                                                       const copy_end& end) {
+result<nic_loopback::registered_end> nic_loopback::remote_end(nic_loop& loop, const copy_job& job,
+                                                              const copy_end& end) {
     const auto& opened_nic = loop.opened_nic;
     switch (end.what) {
     case kind::host: {
@@ -210,8 +219,8 @@ result<nic_loopback::reached> nic_loopback::remote_end(nic_loop& loop, const cop
                                    ? core_of(*opened_nic)->register_source(host, loop.domain)
                                    : core_of(*opened_nic)->register_host(host, both_rights, loop.domain));
         const auto key = region->rkey;
-        return reached{{reinterpret_cast<std::uintptr_t>(host.data()), key, false},
-                       keep(opened_nic, std::move(region))};
+        return registered_end{{reinterpret_cast<std::uintptr_t>(host.data()), key, false},
+                              keep(opened_nic, std::move(region))};
     }
     case kind::device: {
         GAUDI_TRY(const auto owner, devices_.device_of(end, job.length));
@@ -221,13 +230,13 @@ result<nic_loopback::reached> nic_loopback::remote_end(nic_loop& loop, const cop
                 ? loop.remote_memory->find_or_register_pool(*owner, end.address, job.length)
                 : loop.remote_memory->find_or_register(*core_of(owner->heap()), end.address, job.length));
         const auto key = internals::registration(region)->remote_key();
-        return reached{{end.address.value(), key, true},
-                       std::make_shared<const local_region>(std::move(region))};
+        return registered_end{{end.address.value(), key, true},
+                              std::make_shared<const local_region>(std::move(region))};
     }
     case kind::leased: {
         auto resources = job.lease->resources(); // the copy keeps them, also if the owner ends
         GAUDI_TRY(const auto key, job.lease->key_on(*resources, opened_nic));
-        return reached{{end.address.value(), key, true}, std::move(resources)};
+        return registered_end{{end.address.value(), key, true}, std::move(resources)};
     }
     case kind::dmabuf: {
         GAUDI_TRY(auto region,
@@ -235,7 +244,7 @@ result<nic_loopback::reached> nic_loopback::remote_end(nic_loop& loop, const cop
                       ->register_dmabuf({end.fd, end.offset, device_address(end.offset), job.length},
                                         both_rights, loop.domain));
         const auto key = region->rkey;
-        return reached{{end.offset, key, true}, keep(opened_nic, std::move(region))};
+        return registered_end{{end.offset, key, true}, keep(opened_nic, std::move(region))};
     }
     }
     return tl::unexpected(error(errc::no_path, "an unknown kind of place"));
@@ -243,16 +252,17 @@ result<nic_loopback::reached> nic_loopback::remote_end(nic_loop& loop, const cop
 
 // The remote end is the one that has a remote key anyway; the local end is registered for this process
 // anyway.
-result<nic_loopback::ready> nic_loopback::reach_both(const copy_job& job) {
+result<nic_loopback::ready> nic_loopback::register_both(const copy_job& job) {
     ready made;
     std::shared_ptr<nic_loop> loop;
     {
-        const std::lock_guard guard(state_->mutex);
+        const std::lock_guard guard(mutex_);
         std::shared_ptr<device> owner;
         GAUDI_TRY(const auto* const known, entry_for(job, owner));
         loop = known->loop;
         if (!loop->large || loop->large->broken()) {
-            GAUDI_TRY(loop->large, nic_copier::make(loop->opened_nic));
+            GAUDI_TRY(auto copies, nic_copier::make(loop->opened_nic));
+            loop->large = std::make_shared<shared_copier>(std::move(copies));
         }
         made.copier = loop->large;
     }
@@ -267,17 +277,17 @@ result<nic_loopback::ready> nic_loopback::reach_both(const copy_job& job) {
 }
 
 result<void> nic_loopback::prepare(const copy_job& job) {
-    return reach_both(job).map([](const ready&) {});
+    return register_both(job).map([](const ready&) {});
 }
 
 result<copy_ticket> nic_loopback::start(const copy_job& job) {
-    GAUDI_TRY(auto made, reach_both(job));
+    GAUDI_TRY(auto made, register_both(job));
     std::uint64_t number = 0;
     {
-        const std::lock_guard guard(state_->mutex);
-        GAUDI_TRY(number, made.copier->start(made.write, made.local.at, made.remote.at, job.length));
+        const std::lock_guard guard(made.copier->mutex);
+        GAUDI_TRY(number, made.copier->copies->start(made.write, made.local.at, made.remote.at, job.length));
     }
-    return pending_.add(std::make_shared<nic_copy>(job, state_, std::move(made), number));
+    return pending_.add(std::make_shared<nic_copy>(job, failed_, std::move(made), number));
 }
 
 // Drops whole NICs: a NIC may serve several devices and keeps the registrations of each.
@@ -292,7 +302,7 @@ void nic_loopback::drop_loops(const std::function<bool(const entry&)>& of) {
 }
 
 void nic_loopback::forget(unsigned device_index) {
-    const std::lock_guard guard(state_->mutex);
+    const std::lock_guard guard(mutex_);
     const auto index = device_index + std::size_t{1};
     if (index >= entries_.size())
         return;
@@ -301,7 +311,7 @@ void nic_loopback::forget(unsigned device_index) {
 }
 
 void nic_loopback::drop_lost() {
-    const std::lock_guard guard(state_->mutex);
+    const std::lock_guard guard(mutex_);
     const auto is_gone = [&](const entry& each) {
         if (&each == &entries_.front()) // the entry for copies without a device
             return false;

@@ -12,6 +12,18 @@
 
 namespace gaudi {
 
+// The queue pairs of copies that complete later. Nothing waits with the mutex held: callers of done() and
+// poll() take it.
+struct shared_copier {
+    explicit shared_copier(std::unique_ptr<nic_copier> copier) : copies(std::move(copier)) {}
+    [[nodiscard]] bool broken() {
+        const std::lock_guard guard(mutex);
+        return copies->broken().has_value();
+    }
+    std::mutex mutex;
+    const std::unique_ptr<nic_copier> copies;
+};
+
 // A NIC of this process that sends to itself.
 struct nic_loop {
     // Members are destroyed in reverse order: this order is required.
@@ -20,11 +32,11 @@ struct nic_loop {
     std::shared_ptr<registration_cache> remote_memory;
     ibv_pd* domain = nullptr;
     // Small copies go through host memory that is registered once.
-    mapping room;
-    mr_handle room_region;
+    mapping bounce;
+    mr_handle bounce_region;
     std::unique_ptr<nic_copier> small;
     // Made on first use; separate, so that small copies do not queue after large ones.
-    std::shared_ptr<nic_copier> large;
+    std::shared_ptr<shared_copier> large;
 
     nic_loop() = default;
     ~nic_loop();
@@ -47,7 +59,7 @@ public:
     // bytes. After a failure other than of its memory, works() returns false.
     result<copy_ticket> copy_now(const copy_job& job);
     // Whether no transfer has failed so far; only then the NIC may be preferred.
-    [[nodiscard]] bool works() const { return !state_->failed.load(std::memory_order_relaxed); }
+    [[nodiscard]] bool works() const { return !failed_->load(std::memory_order_relaxed); }
     void forget(unsigned device_index) override;
     void drop_lost() override;
 
@@ -59,13 +71,13 @@ private:
         std::optional<error> why_none;
     };
     // An end as the NIC addresses it, and what keeps it registered.
-    struct reached {
+    struct registered_end {
         nic_copier::region at;
         std::shared_ptr<const void> kept;
     };
     struct ready {
-        std::shared_ptr<nic_copier> copier;
-        reached local, remote;
+        std::shared_ptr<shared_copier> copier;
+        registered_end local, remote;
         bool write = false; // from local to remote
     };
 
@@ -76,19 +88,16 @@ private:
     void drop_loops(const std::function<bool(const entry&)>& of);
 
     // The caller does not hold the mutex: these may send a request to an owner, or pin much memory.
-    result<ready> reach_both(const copy_job& job);
-    result<reached> local_end(nic_loop& loop, const copy_job& job, const copy_end& end);
-    result<reached> remote_end(nic_loop& loop, const copy_job& job, const copy_end& end);
+    result<ready> register_both(const copy_job& job);
+    result<registered_end> local_end(nic_loop& loop, const copy_job& job, const copy_end& end);
+    result<registered_end> remote_end(nic_loop& loop, const copy_job& job, const copy_end& end);
 
     device_table& devices_;
     pending_copies& pending_;
-    // Shared with copies that outlive this object.
-    struct shared_state {
-        std::mutex mutex; // guards everything here, and the NIC's queue pairs
-        std::atomic<bool> failed{false};
-    };
     friend class nic_copy;
-    const std::shared_ptr<shared_state> state_ = std::make_shared<shared_state>();
+    // Shared with copies that outlive this object.
+    const std::shared_ptr<std::atomic<bool>> failed_ = std::make_shared<std::atomic<bool>>(false);
+    std::mutex mutex_;           // guards what follows, and small copies; held while a NIC is opened
     std::vector<entry> entries_; // by device index + 1; the first entry is for copies without a device
     std::vector<std::weak_ptr<nic_loop>> loops_;
 };

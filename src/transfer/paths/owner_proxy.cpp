@@ -60,8 +60,8 @@ struct copy_slabs {
     copy_slabs(const copy_slabs&) = delete;
     copy_slabs& operator=(const copy_slabs&) = delete;
     ~copy_slabs() {
-        for (const auto& each : slabs)
-            link->slabs().release(each.offset);
+        for (const auto& slab : slabs)
+            link->slabs().release(slab.offset);
     }
 };
 
@@ -93,18 +93,18 @@ public:
         GAUDI_TRY(const auto acquired, acquire(job, enough_slabs));
         GAUDI_TRY(auto here, local_step(job, to_owner, *acquired));
         std::array<std::uint64_t, pipeline::most_slabs> offsets{};
-        pipeline::room room;
-        for (const auto& each : acquired->slabs) {
-            offsets[room.count] = each.offset;
-            room.slab[room.count++] = each.bytes;
+        pipeline::slab_set slabs;
+        for (const auto& slab : acquired->slabs) {
+            offsets[slabs.count] = slab.offset;
+            slabs.memory[slabs.count++] = slab.bytes;
         }
-        room.release = [kept = acquired]() mutable { kept.reset(); };
-        room.sleep = [link = acquired->link](std::chrono::milliseconds limit) {
+        slabs.release = [kept = acquired]() mutable { kept.reset(); };
+        slabs.sleep = [link = acquired->link](std::chrono::milliseconds limit) {
             link->wait(std::min(limit, std::chrono::milliseconds(1)));
         };
         std::unique_ptr<pipeline_step> there = std::make_unique<owner_step>(
-            job.lease, job.end_of(kind::leased).offset, !to_owner, std::span(offsets).first(room.count));
-        return tools_.pending.add(std::make_shared<pipeline>(which(), job.length, job.kept, std::move(room),
+            job.lease, job.end_of(kind::leased).offset, !to_owner, std::span(offsets).first(slabs.count));
+        return tools_.pending.add(std::make_shared<pipeline>(which(), job.length, job.kept, std::move(slabs),
                                                              std::move(to_owner ? here : there),
                                                              std::move(to_owner ? there : here)));
     }
@@ -118,8 +118,8 @@ private:
         GAUDI_CHECK(tools_.devices.device_of(local, job.length));
         GAUDI_TRY(auto engine, tools_.devices.engine_of(local.device));
         std::vector<pinned_memory> pins;
-        for (const auto& each : acquired.slabs) {
-            GAUDI_TRY(pins.emplace_back(), engine->pin(each.bytes));
+        for (const auto& slab : acquired.slabs) {
+            GAUDI_TRY(pins.emplace_back(), engine->pin(slab.bytes));
         }
         return engine_step(std::move(engine), local.address, source, std::move(pins));
     }

@@ -31,32 +31,33 @@ public:
         GAUDI_TRY(const auto chunk, heap.chunk_at(address, length));
         heap.observe(shared_from_this()); // without our lock: the heap calls us with its own lock held
         const std::lock_guard guard(mutex_);
-        auto& known = chunks_[{&by, chunk.serial}];
-        if (!known) {
-            auto made = by.import_dmabuf(chunk.whole.fd, chunk.whole.length);
+        auto& entry = chunks_[{&by, chunk.serial}];
+        if (!entry) {
+            auto imported = by.import_dmabuf(chunk.whole.fd, chunk.whole.length);
             const auto still = known_memory().find(address);
             // The descriptor was read without the heap's lock: it was the chunk's if the buffer is still
             // allocated now.
-            if (!made || !still || still->generation != chunk.generation) {
+            if (!imported || !still || still->generation != chunk.generation) {
                 chunks_.erase({&by, chunk.serial});
-                return tl::unexpected(made ? error(errc::not_allocated,
-                                                   fmt::format("{:#x} was freed meanwhile", address.value()))
-                                           : made.error());
+                return tl::unexpected(imported
+                                          ? error(errc::not_allocated,
+                                                  fmt::format("{:#x} was freed meanwhile", address.value()))
+                                          : imported.error());
             }
-            known = std::make_shared<const imported_memory>(std::move(*made));
+            entry = std::make_shared<const imported_memory>(std::move(*imported));
         }
-        return imported_range{known->address() + (address - chunk.whole.iova), known};
+        return imported_range{entry->address() + (address - chunk.whole.iova), entry};
     }
     void chunk_goes(std::uint64_t serial) override {
         const std::lock_guard guard(mutex_);
-        std::erase_if(chunks_, [&](const auto& each) { return each.first.second == serial; });
+        std::erase_if(chunks_, [&](const auto& entry) { return entry.first.second == serial; });
     }
     void buffer_freed(device_address, std::uint64_t) override {}
     // Drops everything that the selected devices imported.
     template <typename F>
     void drop(F&& imported_by) {
         const std::lock_guard guard(mutex_);
-        std::erase_if(chunks_, [&](const auto& each) { return imported_by(*each.first.first); });
+        std::erase_if(chunks_, [&](const auto& entry) { return imported_by(*entry.first.first); });
     }
 
 private:
@@ -118,15 +119,15 @@ private:
         const auto& own = importing(job);
         const auto& other = &own == &job.to ? job.from : job.to;
         GAUDI_TRY(const auto by, devices_.device_of(own, job.length));
-        auto found = other.is(kind::device) ? of_device(*core_of(*by), other, job.length)
+        auto range = other.is(kind::device) ? of_device(*core_of(*by), other, job.length)
                      : other.is(kind::leased)
                          ? of_lease(core_of(*by), job)
                          : of_descriptor(*core_of(*by), other.fd, other.offset, job.length);
-        if (!found && found.error().code() == errc::import_unsupported && other.is(kind::device)) {
+        if (!range && range.error().code() == errc::import_unsupported && other.is(kind::device)) {
             const std::lock_guard guard(mutex_); // the driver does not support it, now or later
-            unsupported_ = found.error();
+            unsupported_ = range.error();
         }
-        return found;
+        return range;
     }
     std::optional<error> unsupported() {
         const std::lock_guard guard(mutex_);
@@ -148,9 +149,9 @@ private:
     }
     static result<imported_range> of_descriptor(hl_device& by, int fd, std::uint64_t offset,
                                                 std::uint64_t length) {
-        GAUDI_TRY(auto made, by.import_dmabuf(fd, round_up(offset + length, page)));
-        const auto at = made.address() + offset;
-        return imported_range{at, std::make_shared<const imported_memory>(std::move(made))};
+        GAUDI_TRY(auto imported, by.import_dmabuf(fd, round_up(offset + length, page)));
+        const auto at = imported.address() + offset;
+        return imported_range{at, std::make_shared<const imported_memory>(std::move(imported))};
     }
 
     device_table& devices_;

@@ -29,16 +29,16 @@ public:
         GAUDI_TRY(auto destination, side_of(job, job.to));
         const auto pool = tools_.slabs;
         GAUDI_TRY(std::shared_ptr<slab_pool::set> set, pool->take());
-        pipeline::room room;
-        for (std::uint64_t rest = job.length; rest > 0 && room.count < slab_pool::slabs; ++room.count) {
-            for (const auto& each : {source, destination})
-                GAUDI_CHECK(set->pin(room.count, each.engine, each.keep));
-            room.slab[room.count] = set->slab(room.count);
+        pipeline::slab_set slabs;
+        for (std::uint64_t rest = job.length; rest > 0 && slabs.count < slab_pool::slabs; ++slabs.count) {
+            for (const auto& used_side : {source, destination})
+                GAUDI_CHECK(set->pin(slabs.count, used_side.engine, used_side.keep));
+            slabs.memory[slabs.count] = set->slab(slabs.count);
             rest -= std::min<std::uint64_t>(rest, slab_pool::slab_bytes);
         }
-        room.release = [pool, set] { pool->release(set); };
+        slabs.release = [pool, set] { pool->release(set); };
         return tools_.pending.add(
-            std::make_shared<pipeline>(which(), job.length, job.kept, std::move(room),
+            std::make_shared<pipeline>(which(), job.length, job.kept, std::move(slabs),
                                        engine_step(std::move(source.engine), job.from.address, true),
                                        engine_step(std::move(destination.engine), job.to.address, false)));
     }

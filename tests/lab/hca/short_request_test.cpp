@@ -265,13 +265,13 @@ protected:
         const auto done = both->left.wait();
         return done ? done->status : IBV_WC_GENERAL_ERR;
     }
-    // Memory of the peer; give() registers it with the given rights.
+    // Memory of the peer; register_memory() registers it with the given rights.
     struct {
         std::vector<unsigned char> bytes = std::vector<unsigned char>(4096);
         mr_handle region;
         [[nodiscard]] std::uint64_t at() const { return reinterpret_cast<std::uint64_t>(bytes.data()); }
     } there;
-    void give(unsigned rights) {
+    void register_memory(unsigned rights) {
         there.region.reset(ibv_reg_mr(both->right.pd.get(), there.bytes.data(), there.bytes.size(), rights));
         ASSERT_TRUE(there.region);
     }
@@ -282,7 +282,7 @@ protected:
 };
 
 TEST_F(short_read, brings_what_is_there_each_time) {
-    give(all_access);
+    register_memory(all_access);
     for (unsigned char i = 1; i < 4; ++i) {
         there.bytes[0] = static_cast<unsigned char>(i * 3);
         ASSERT_EQ(read(there.at(), there.region->rkey), IBV_WC_SUCCESS);
@@ -291,14 +291,14 @@ TEST_F(short_read, brings_what_is_there_each_time) {
 }
 
 TEST_F(short_read, of_memory_that_may_only_be_written_is_refused) {
-    give(IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+    register_memory(IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
     ASSERT_EQ(write(there.at(), there.region->rkey), IBV_WC_SUCCESS);
     EXPECT_EQ(read(there.at(), there.region->rkey), IBV_WC_REM_ACCESS_ERR);
     EXPECT_EQ(both->left.memory[64], 0);
 }
 
 TEST_F(short_read, does_not_open_the_memory_for_writes) {
-    give(IBV_ACCESS_REMOTE_READ);
+    register_memory(IBV_ACCESS_REMOTE_READ);
     ASSERT_EQ(read(there.at(), there.region->rkey), IBV_WC_SUCCESS);
     EXPECT_EQ(write(there.at(), there.region->rkey), IBV_WC_REM_ACCESS_ERR);
     EXPECT_EQ(there.bytes[0], 0);
@@ -316,7 +316,7 @@ TEST_F(short_read, into_memory_that_may_not_be_written_is_refused) {
 }
 
 TEST_F(short_read, of_a_region_that_is_gone_is_refused) {
-    give(all_access);
+    register_memory(all_access);
     const auto key = there.region->rkey;
     ASSERT_EQ(read(there.at(), key), IBV_WC_SUCCESS);
     there.region.reset();

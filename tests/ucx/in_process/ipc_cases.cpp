@@ -57,15 +57,23 @@ public:
     void allocate(unsigned seed) {
         memory_.emplace(copy_, size);
         fill_at(memory_->number(), seed);
+        add_registration();
+    }
+    void free() {
+        while (!memhs_.empty())
+            drop_registration();
+        memory_.reset();
+    }
+    void add_registration() {
         uct_md_mem_reg_params_t params{};
         params.field_mask = UCT_MD_MEM_REG_FIELD_FLAGS;
         params.flags = UCT_MD_MEM_ACCESS_ALL;
-        check(uct_md_mem_reg_v2(ipc_.md, memory_->memory.address, size, &params, &memh_), "mem_reg");
+        check(uct_md_mem_reg_v2(ipc_.md, memory_->memory.address, size, &params, &memhs_.emplace_back()),
+              "mem_reg");
     }
-    void free() {
-        if (memh_ != nullptr)
-            uct_md_mem_dereg(ipc_.md, std::exchange(memh_, nullptr));
-        memory_.reset();
+    void drop_registration() {
+        check(uct_md_mem_dereg(ipc_.md, memhs_.back()), "mem_dereg");
+        memhs_.pop_back();
     }
     // Revokes keys that were packed with the invalidate flag. Returns the number of completion callbacks.
     std::uint64_t invalidate() {
@@ -73,7 +81,8 @@ public:
         uct_md_mem_dereg_params_t params{};
         params.field_mask =
             UCT_MD_MEM_DEREG_FIELD_MEMH | UCT_MD_MEM_DEREG_FIELD_FLAGS | UCT_MD_MEM_DEREG_FIELD_COMPLETION;
-        params.memh = std::exchange(memh_, nullptr);
+        params.memh = memhs_.back();
+        memhs_.pop_back();
         params.flags = UCT_MD_MEM_DEREG_FLAG_INVALIDATE;
         params.comp = &done.comp;
         check(uct_md_mem_dereg_v2(ipc_.md, &params), "mem_dereg");
@@ -83,7 +92,8 @@ public:
         uct_md_mkey_pack_params_t params{};
         params.field_mask = UCT_MD_MKEY_PACK_FIELD_FLAGS;
         params.flags = to_be_taken_back ? UCT_MD_MKEY_PACK_FLAG_INVALIDATE_RMA : 0;
-        check(uct_md_mkey_pack_v2(ipc_.md, memh_, memory_->memory.address, size, &params, into.key.data()),
+        check(uct_md_mkey_pack_v2(ipc_.md, memhs_.back(), memory_->memory.address, size, &params,
+                                  into.key.data()),
               "mkey_pack");
         into.address = memory_->number();
         check(uct_iface_get_address(iface_, reinterpret_cast<uct_iface_addr_t*>(into.process.data())),
@@ -108,7 +118,7 @@ private:
     worker worker_;
     uct_iface_h iface_ = testing_ucx::open_interface(ipc_, worker_, "gaudi_ipc", "gaudi_ipc");
     std::optional<allocated> memory_;
-    uct_mem_h memh_ = nullptr;
+    std::vector<uct_mem_h> memhs_;
 };
 
 TEST(other, DISABLED_process) {
@@ -130,6 +140,12 @@ TEST(other, DISABLED_process) {
         case 'f':
             memory.free();
             memory.allocate(wanted.seed);
+            break;
+        case '+':
+            memory.add_registration();
+            break;
+        case '-':
+            memory.drop_registration();
             break;
         case 'i':
             said.value = memory.invalidate();
@@ -447,14 +463,42 @@ TEST_F(uct_ipc, a_key_dies_with_its_allocation) {
 }
 
 TEST_F(uct_ipc, an_invalidated_key_opens_nothing_and_others_still_do) {
-    uct_rkey_bundle_t apart{};
+    other.ask('+'); // UCX invalidates one registration of two
+    uct_rkey_bundle_t apart{}, shared{};
     check(uct_rkey_unpack(ipc.component, other.ask('K').key.data(), &apart), "uct_rkey_unpack");
+    check(uct_rkey_unpack(ipc.component, other.ask('k').key.data(), &shared), "uct_rkey_unpack");
     auto host = numbered(size, 9);
     ASSERT_EQ(move(true, host.data(), apart.rkey), UCS_OK);
     EXPECT_EQ(other.ask('i').value, 1U) << "the completion was called once";
     EXPECT_TRUE(UCS_STATUS_IS_ERR(move(false, host.data(), apart.rkey)));
+    EXPECT_EQ(move(false, host.data(), shared.rkey), UCS_OK) << "the other registration has that key too";
     EXPECT_EQ(move(false, host.data(), rkey.rkey), UCS_OK);
     uct_rkey_release(ipc.component, &apart);
+    uct_rkey_release(ipc.component, &shared);
+}
+
+TEST_F(uct_ipc, a_key_ends_with_the_last_registration_though_the_memory_stays) {
+    auto host = numbered(size, 9);
+    ASSERT_EQ(move(true, host.data(), rkey.rkey), UCS_OK);
+    other.ask('+');
+    other.ask('k');
+    other.ask('-');
+    EXPECT_EQ(move(false, host.data(), rkey.rkey), UCS_OK) << "one registration is left";
+    other.ask('-');
+    auto written = numbered(size, 10);
+    EXPECT_TRUE(UCS_STATUS_IS_ERR(move(true, written.data(), rkey.rkey))) << "by an import that was kept";
+    uct_rkey_bundle_t late{};
+    check(uct_rkey_unpack(ipc.component, theirs.key.data(), &late), "uct_rkey_unpack");
+    EXPECT_TRUE(UCS_STATUS_IS_ERR(move(true, written.data(), late.rkey)))
+        << "and by the same key, unpacked now";
+    uct_rkey_release(ipc.component, &late);
+    EXPECT_EQ(other.ask('h', 9).value, 1U) << "nothing was written";
+    other.ask('+');
+    uct_rkey_bundle_t again{};
+    check(uct_rkey_unpack(ipc.component, other.ask('k').key.data(), &again), "uct_rkey_unpack");
+    EXPECT_EQ(move(true, written.data(), again.rkey), UCS_OK);
+    EXPECT_EQ(other.ask('h', 10).value, 1U);
+    uct_rkey_release(ipc.component, &again);
 }
 
 TEST_F(uct_ipc, a_process_that_does_not_answer_is_an_error_in_time_and_forgiven) {

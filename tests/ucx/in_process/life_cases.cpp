@@ -5,6 +5,7 @@
 #include "ucx/base/operations.hpp"
 
 #include <gaudi/device.hpp>
+#include <gaudi/ipc.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -332,6 +333,45 @@ TEST(uct_life, memory_of_a_synapse_from_before_is_known_at_once) {
     EXPECT_EQ(info.sys_dev != UCS_SYS_DEVICE_ID_UNKNOWN, first_gaudi_is_in_sysfs());
     copier copies(domain);
     expect_there_and_back(copies, synapse.pool() + 4096, 1 << 20);
+}
+
+// No allocation of SynapseAI's is known, so that nothing but the registration can end a key.
+TEST(uct_life, keys_of_synapse_memory_end_with_their_registrations_each_alone) {
+    const fake_synapse synapse(FAKE_SYNAPSE);
+    memory_domain copies("gaudi_copy", "gaudi_copy"), ipc("gaudi_ipc", "gaudi_ipc");
+    (void)gaudi::attach_devices();
+    const auto registration = [&](std::uint64_t address, std::size_t length) {
+        uct_md_mem_reg_params_t params{};
+        params.field_mask = UCT_MD_MEM_REG_FIELD_FLAGS;
+        params.flags = UCT_MD_MEM_ACCESS_ALL;
+        uct_mem_h made = nullptr;
+        check(uct_md_mem_reg_v2(ipc.md, reinterpret_cast<void*>(address), length, &params, &made), "mem_reg");
+        return made;
+    };
+    const auto handle_of = [&](uct_mem_h memh) {
+        std::array<std::byte, 512> key{};
+        uct_md_mkey_pack_params_t params{};
+        check(uct_md_mkey_pack_v2(ipc.md, memh, nullptr, 0, &params, key.data()), "mkey_pack");
+        gaudi::memory_handle handle; // the key begins with it
+        std::memcpy(handle.bytes.data(), key.data(), handle.bytes.size());
+        return handle;
+    };
+    auto* const page = registration(synapse.pool(), 4096);
+    auto* const pages = registration(synapse.pool(), 8192); // begins at the same address
+    auto* const same = registration(synapse.pool(), 4096);
+    const auto of_page = handle_of(page), of_pages = handle_of(pages), of_same = handle_of(same);
+    EXPECT_TRUE(gaudi::is_shared(of_page));
+    EXPECT_TRUE(gaudi::is_shared(of_pages));
+    EXPECT_EQ(of_page.bytes, of_same.bytes) << "one handle for the same bytes";
+    EXPECT_NE(of_page.bytes, of_pages.bytes);
+    check(uct_md_mem_dereg(ipc.md, page), "mem_dereg");
+    EXPECT_TRUE(gaudi::is_shared(of_page)) << "another registration of the bytes is left";
+    check(uct_md_mem_dereg(ipc.md, same), "mem_dereg");
+    EXPECT_FALSE(gaudi::is_shared(of_page));
+    EXPECT_TRUE(gaudi::is_shared(of_pages));
+    check(uct_md_mem_dereg(ipc.md, pages), "mem_dereg");
+    EXPECT_FALSE(gaudi::is_shared(of_pages));
+    EXPECT_EQ(gaudi::process_statistics().ipc.shared, 0U) << "nothing is kept of them";
 }
 
 TEST(uct_life, memory_of_a_synapse_that_went_is_refused_and_found_when_it_comes_again) {

@@ -165,7 +165,7 @@ public:
                        ucs_status_string(received));
             memory host(context_, "host", large);
             if (!theirs) {
-                a_.line.send_note({look, 1});
+                a_.line.send_note({check_bytes, 1});
                 fmt::print("its bytes are {}\n", receive_note(a_).at(1) != 0 ? "right" : "not");
                 trade(a_, host);
             }

@@ -16,7 +16,7 @@ inline constexpr std::size_t large = 1 << 20, longest = 16 << 20;
 inline constexpr std::uint64_t seed_of_target = 11, seed_of_other = 12, seed_of_fresh = 13, fatal_tag = 14;
 
 // The orders of the active process to a passive one.
-enum order : char { exchange, pass, die, release, reuse, compare, take, look, leave };
+enum order : char { exchange, pass, die, release, reuse, compare, take, check_bytes, leave };
 
 class passive {
 public:
@@ -61,8 +61,8 @@ public:
                                  static_cast<char>(receive_long(static_cast<std::uint64_t>(word.at(1)))),
                                  device_->lost()});
                 break;
-            case look:
-                peer_.send_note({look, is_right(static_cast<std::uint64_t>(word.at(1)))});
+            case check_bytes:
+                peer_.send_note({check_bytes, is_right(static_cast<std::uint64_t>(word.at(1)))});
                 break;
             default:
                 return;
