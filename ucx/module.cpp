@@ -46,6 +46,8 @@ ucs_status_t enter(const void* caller) {
 } // namespace
 
 extern "C" __attribute__((visibility("default"))) ucs_status_t ucs_module_global_init(void) {
+    // The caller is the libucs that loads this module: a process may contain several UCX, and this one is to
+    // be served.
     const void* caller = __builtin_return_address(0);
     return no_throw([&] { return enter(caller); });
 }

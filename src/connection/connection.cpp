@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// The public class and its tickets only count references to the core: a ticket may outlive its connection.
 #include <gaudi/connection.hpp>
 
 #include "src/connection/connection_core.hpp"
@@ -14,6 +15,7 @@ transfer::transfer(connection_core* core, std::uint32_t slot) : operation_({core
 }
 
 void transfer::operation::close() noexcept {
+    // Before the reference: the core may be deleted with it.
     core->drop(slot);
     core->release();
 }
@@ -29,6 +31,7 @@ result<completion> transfer::wait(std::chrono::milliseconds limit) {
 }
 
 void connection::open_connection::close() noexcept {
+    // The tickets that are left still find the core, with every operation finished.
     core->close();
     core->release();
 }

@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// The one thread that polls or waits drives everything: completions, copies of staged memory, frames of the
+// peer. Whatever fails, at either side, ends in end(), after which no NIC and no engine accesses the caller's
+// memory.
 #include "src/connection/connection_core.hpp"
 
 #include "src/error/try.hpp"
@@ -19,8 +22,10 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
+// Reading the TCP stream is a system call: a side that polls its NIC does it at most this often.
 constexpr auto read_frames_every = milliseconds(1);
 constexpr auto longest_sleep = milliseconds(100);
+// How long a sleeping thread leaves copies of staged memory unasked (gotcha V11).
 constexpr auto copy_poll_interval = std::chrono::microseconds(100);
 constexpr auto close_limit = milliseconds(1000);
 constexpr unsigned polls_before_sleep = 32, polls_before_yield = 4096, polls_between_clocks = 64;
@@ -43,6 +48,7 @@ result<void> check_rights(const transfer_request& request) {
 // Decodes a frame and passes its content to the handler.
 template <typename Frame, typename Part>
 result<void> dispatch(const frame& received, Part& part, result<void> (Part::*handler)(const Frame&)) {
+    // The peer chooses every byte: a frame of the wrong size ends the connection before any field is used.
     if (const auto content = decode_frame<Frame>(received.body))
         return (part.*handler)(*content);
     return tl::unexpected(
@@ -64,6 +70,8 @@ connection_core::connection_core(std::unique_ptr<connection_link> link)
                  operations_, send_queue_, peer_credits_, link_->control) {}
 
 connection_core::~connection_core() {
+    // In a child of fork the queue pair, the keys and the copies in flight belong to the parent: destroying
+    // any of them here would end the parent's connection.
     if (link_->nic().valid_in_this_process()) {
         close();
         return;
@@ -84,6 +92,7 @@ result<void> connection_core::check_usable() const {
 result<void> connection_core::check(const transfer_request& request) const {
     const auto* local = request.local;
     const auto* remote = request.remote;
+    // The NIC transfers the local length: beyond the offered range the peer's NIC would break the connection.
     if (local != nullptr && remote != nullptr && local->length() != remote->length)
         return tl::unexpected(error(errc::length_mismatch, fmt::format("{} bytes here, {} bytes there",
                                                                        local->length(), remote->length)));
@@ -92,6 +101,7 @@ result<void> connection_core::check(const transfer_request& request) const {
         return {};
     if (!link_->atomics)
         return tl::unexpected(error(errc::atomics_absent, fmt::format("between here and {}", peer())));
+    // A NIC carries out an atomic operation in memory that it can address, and no NIC can address this.
     if (remote->path == memory_path::staged)
         return tl::unexpected(error(errc::remote_staged, "an atomic operation on staged memory of the peer"));
     if (remote->length < 8 || remote->address % 8 != 0)
@@ -112,11 +122,13 @@ result<std::uint32_t> connection_core::start(const transfer_request& request) {
     if (operations_.full())
         return tl::unexpected(error(errc::too_many_operations,
                                     fmt::format("{} outstanding to {}", operations_.size(), peer())));
+    // Slabs are made at the first use of the device: a connection whose memory is all zero-copy pins none.
     staging* stage = nullptr;
     if (request.local != nullptr && request.local->path() == memory_path::staged) {
         GAUDI_TRY(stage, stagings_.find_or_make(link_->nic(), internals::staging(*request.local)->engine(),
                                                 link_->segment));
     }
+    // From here on errors are reported by the operation, because a part of it may be posted already.
     const auto slot = operations_.add(request, stage);
     result<void> advanced;
     if (request.kind == transfer_kind::receive) {
@@ -142,6 +154,8 @@ bool connection_core::done(std::uint32_t slot) {
 
 result<int> connection_core::event_fd() {
     GAUDI_CHECK(check_usable());
+    // The peer learned in the handshake whether this side sleeps: credits for a side that polls come by RDMA
+    // Write, which makes no descriptor readable (gotcha V9).
     if (link_->options.wait != wait_mode::events)
         return tl::unexpected(
             error(errc::setting_malformed,
@@ -158,6 +172,8 @@ result<int> connection_core::event_fd() {
 bool connection_core::arm() {
     if (failure_ || !events_ || !link_->nic().valid_in_this_process())
         return false;
+    // Old events go first, then the queue is armed, then polled: a completion after the poll raises an event,
+    // one before it is found by the poll.
     link_->pair.drain_events();
     link_->pair.arm();
     events_.discard();
@@ -171,6 +187,7 @@ bool connection_core::arm() {
 
 result<completion> connection_core::wait(std::uint32_t slot, milliseconds limit) {
     const auto& waited = operations_[slot];
+    // The clock is read neither before the first poll nor at every turn: it costs as much as a poll.
     std::optional<steady_clock::time_point> deadline; // set when the operation has to be waited for
     if (!link_->nic().valid_in_this_process())
         return tl::unexpected(link_->nic().forked_error());
@@ -197,6 +214,7 @@ result<completion> connection_core::wait(std::uint32_t slot, milliseconds limit)
 std::size_t connection_core::progress() {
     if (failure_ || !link_->nic().valid_in_this_process())
         return 0;
+    // The stream is read only where the NIC has nothing: the data path must not pay for it.
     auto happened = collect();
     if (happened)
         if (auto advanced = advance(); !advanced)
@@ -207,6 +225,7 @@ std::size_t connection_core::progress() {
     }
     if (*happened != 0)
         return *happened;
+    // Frames carry credits to a side that sleeps, and every step of an access to staged memory.
     const bool expecting =
         link_->options.wait == wait_mode::events || initiator_.awaits_frame() || offers_.busy();
     const auto now = steady_clock::now();
@@ -226,12 +245,15 @@ result<std::size_t> connection_core::collect() {
 result<std::size_t> connection_core::collect_completions() {
     std::size_t all = 0;
     ibv_wc entries[16];
+    // A bounded number, so that a busy peer cannot keep this side from posting and from reading frames.
     for (int rounds = 0; rounds < 4; ++rounds) {
         const int count = ::ibv_poll_cq(link_->pair.completions(), std::size(entries), entries);
         if (count < 0)
             return tl::unexpected(
                 error(errc::connection_broken, fmt::format("ibv_poll_cq for {}", peer()), -count));
         for (const auto& entry : std::span(entries).first(static_cast<std::size_t>(count))) {
+            // After one failure every further request of the queue pair is flushed: the first status is the
+            // cause.
             if (entry.status != IBV_WC_SUCCESS)
                 return tl::unexpected(failed_completion(entry.status, peer()));
             GAUDI_CHECK((entry.wr_id & receive_queue::wr_id) != 0 ? receive_queue_.completed(entry)
@@ -245,6 +267,7 @@ result<std::size_t> connection_core::collect_completions() {
 }
 
 result<void> connection_core::advance() {
+    // Receives first: each one that is posted becomes a credit, which the same flush sends.
     GAUDI_CHECK(receive_queue_.advance());
     GAUDI_CHECK(initiator_.advance());
     GAUDI_CHECK(send_credits());
@@ -255,10 +278,13 @@ result<void> connection_core::advance() {
 result<void> connection_core::send_credits() {
     if (!local_credits_.due())
         return {};
+    // A side that got no credit waits for ever, so that credits have entries of the send queue reserved for
+    // them.
     while (!local_credits_.all_sent()) {
         auto [index, words] = local_credits_.next_run();
         if (link_->remote_hello.sleeps) {
             std::array<std::byte, 16 * 64> body;
+            // Each word travels with its index, because frames have no place in the ring.
             words = words.first(std::min(words.size(), body.size() / 16));
             packer out(body);
             for (const auto word : words)
@@ -288,6 +314,7 @@ bool connection_core::catch_up() {
 }
 
 std::size_t connection_core::read_frames() {
+    // Frames that arrived before the peer ended are handled first: a goodbye among them has the reason.
     auto frames = link_->control.receive();
     if (!frames) {
         peer_ended(frames.error());
@@ -302,6 +329,7 @@ std::size_t connection_core::read_frames() {
 
 result<void> connection_core::handle(frame& received) {
     switch (received.kind) {
+    // A word that the peer makes up harms the peer alone: its own receive is not ready then.
     case frame_kind::credits:
         store_credits(received.body);
         return {};
@@ -362,6 +390,7 @@ result<void> connection_core::send_frame(frame_kind kind, std::span<const std::b
         return tl::unexpected(
             error(errc::message_too_long, fmt::format("a note of {} bytes; it takes up to {}", body.size(),
                                                       control_channel::longest_body)));
+    // The peer cannot parse what follows half a frame: an error here ends the connection.
     auto sent = link_->control.send(kind, body);
     if (!sent)
         fail(sent.error());
@@ -373,6 +402,7 @@ result<std::vector<std::byte>> connection_core::receive_frame(frame_kind kind, m
         return tl::unexpected(link_->nic().forked_error());
     const auto deadline = deadline_after(limit);
     for (;;) {
+        // Before the check for a failure: a note that arrived before the peer ended is still delivered.
         if (auto body = inbox_.take(kind))
             return std::move(*body);
         if (failure_)
@@ -393,6 +423,7 @@ void connection_core::close() {
     const auto deadline = steady_clock::now() + close_limit;
     if (auto flushed = send_queue_.flush(); !flushed)
         return fail(flushed.error());
+    // The peer may wait for the last messages: destroying the queue pair would drop those not sent yet.
     while (!failure_ && !send_queue_.empty() && steady_clock::now() < deadline)
         progress();
     if (failure_)
@@ -403,6 +434,7 @@ void connection_core::close() {
 
 void connection_core::fail(const error& why) {
     const auto& words = why.observed(); // the peer quotes it in its own error
+    // With a deadline that has passed already: a peer that does not read must not delay the failure.
     (void)link_->control.send(
         frame_kind::goodbye, std::as_bytes(std::span(words).first(std::min<std::size_t>(words.size(), 1000))),
         steady_clock::now());
@@ -418,6 +450,7 @@ void connection_core::peer_ended(const error& why) {
                 stagings_.collect(operations_).map([&](auto delivered) { return *collected + delivered; });
         if (!collected)
             return fail(collected.error());
+        // Operations whose bytes are complete must succeed although the peer is gone.
         if (*collected == 0 && !stagings_.delivering())
             return end(why);
     }
@@ -426,6 +459,7 @@ void connection_core::peer_ended(const error& why) {
 void connection_core::end(const error& why) {
     if (failure_)
         return;
+    // First, so that whatever is called below finds the connection ended; only the first reason counts.
     failure_ = why;
     // The caller may reuse the memory of an operation once the operation has finished: neither a NIC nor a
     // copy engine may access it after this.
@@ -436,6 +470,7 @@ void connection_core::end(const error& why) {
     // its object.
     offers_.clear();
     link_->credits_region.reset();
+    // Last: a finished operation tells its caller that the memory is free to use.
     operations_.fail_pending(why);
 }
 

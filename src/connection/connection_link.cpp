@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// What must exist before the first work request. Members are destroyed in reverse order: the queue pair
+// before the registrations that it uses, those before their memory.
 #include "src/connection/connection_link.hpp"
 
 #include "src/error/try.hpp"
@@ -15,6 +17,8 @@ constexpr std::uint64_t wanted_write = 1ULL << 30;
 constexpr unsigned most_receives = credit::ring_words / 2 - 8; // a receive uses up to two words
 
 connection_options bounded(connection_options options) {
+    // The ring of credits must hold a word for everything that is posted: otherwise a new word would
+    // overwrite one that the peer has not read.
     options.depth = std::clamp(options.depth, 16U, most_receives);
     options.operations = std::clamp(options.operations, 1U, 1U << 20);
     return options;
@@ -44,6 +48,8 @@ connection_link::establish(const std::shared_ptr<gaudi::nic>& through, stream jo
 result<void> connection_link::prepare() {
     GAUDI_TRY(memory, mapping::anonymous(sizeof(shared_words) + options.operations * sizeof(std::uint64_t)));
     words = reinterpret_cast<shared_words*>(memory.bytes().data());
+    // Two registrations of one memory: the peer's key reaches the words that the peer writes and nothing
+    // else.
     GAUDI_TRY(words_region, nic().register_host(memory.bytes()));
     GAUDI_TRY(credits_region,
               nic().register_host(std::as_writable_bytes(std::span(words->from_peer)), remote_access::write));
@@ -53,6 +59,8 @@ result<void> connection_link::prepare() {
 
 hello connection_link::greeting() const {
     hello local;
+    // A random first number: packets of an earlier queue pair with the same number are not taken for new
+    // ones.
     local.endpoint = pair.endpoint(std::random_device{}() & 0xffffff);
     local.sleeps = options.wait == wait_mode::events;
     local.atomics = nic().atomics();
@@ -85,6 +93,8 @@ result<void> connection_link::shake_hands(role side, time_point deadline) {
             tl::unexpected(error(errc::handshake_refused, "one side has InfiniBand, the other Ethernet"));
     else
         joined = pair.connect(local.endpoint, remote_hello.endpoint, options.timeout, options.retries);
+    // Also after a failure, so that the peer reports this side's reason and not a timeout. Neither side posts
+    // before both are ready: a request to a queue pair that cannot receive yet would use up its retries.
     GAUDI_CHECK(send_ready(line, joined ? "" : joined.error().message(), deadline));
     if (!joined)
         return joined;

@@ -23,6 +23,7 @@ connection_pool::connection_pool(std::shared_ptr<nic> nic, const connection_opti
 
 result<connection_pool::pooled_connection> connection_pool::take(const std::string& peer) {
     for (;;) {
+        // Taken out under the lock and checked without it: a check reads the TCP stream.
         std::optional<connection> waiting;
         {
             const std::lock_guard guard(mutex_);
@@ -42,8 +43,10 @@ result<connection_pool::pooled_connection> connection_pool::take(const std::stri
 
 void connection_pool::release(const std::string& peer, connection returned) {
     returned.poll();
+    // A note or an outstanding operation would reach the next user of the connection.
     if (!returned.alive() || !core_of(returned)->idle())
         return;
+    // The next user must not expose the memory of this one.
     core_of(returned)->offers().clear();
     const std::lock_guard guard(mutex_);
     if (auto& idle_connections = idle_[peer]; idle_connections.size() < idle_per_peer_)
@@ -59,6 +62,7 @@ std::size_t connection_pool::idle() const {
 }
 
 void connection_pool::clear() {
+    // Closed after unlocking: a close may wait for the peer, up to a second.
     decltype(idle_) gone;
     const std::lock_guard guard(mutex_);
     gone.swap(idle_);

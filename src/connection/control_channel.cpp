@@ -43,6 +43,8 @@ result<std::vector<frame>> control_channel::receive() {
             unpacker in(pending_);
             const auto length = in.get<std::uint32_t>();
             const auto kind = in.get<std::uint16_t>();
+            // Checked with the header alone: a peer that claims a long frame must not make this side wait for
+            // it or store it.
             if (length > longest_body || kind < 1 || kind > last_frame_kind)
                 return tl::unexpected(
                     error(errc::protocol_violated, fmt::format("{} sent a frame of kind {} and {} bytes",
@@ -59,6 +61,7 @@ result<std::vector<frame>> control_channel::receive() {
 result<void> inbox::add(frame received, const std::string& peer) {
     bytes_ += bytes_held_by(received);
     frames_.push_back(std::move(received));
+    // Counted with the size of the entries: notes without bytes would otherwise be free.
     if (bytes_ > most_bytes)
         return tl::unexpected(
             error(errc::protocol_violated,

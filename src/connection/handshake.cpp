@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// Both sides check everything that the other one sends before they use it: the peer of a TCP port may be any
+// program. Numbers travel in big-endian order, data later as it lies in memory.
 #include "src/connection/handshake.hpp"
 
 #include "src/error/try.hpp"
@@ -24,6 +26,7 @@ constexpr std::uint8_t native_order = std::endian::native == std::endian::little
 std::array<std::byte, hello::encoded_bytes> hello::encode() const {
     std::array<std::byte, encoded_bytes> bytes{};
     packer out(bytes);
+    // Magic and version come first and never move, so that sides of different versions can tell each other.
     out.put(magic).put(version).put(static_cast<std::uint16_t>(encoded_bytes)).put(native_order);
     out.put(static_cast<std::uint8_t>(endpoint.ethernet ? 1 : 0))
         .put(static_cast<std::uint8_t>(sleeps ? 1 : 0));
@@ -48,6 +51,7 @@ result<hello> hello::decode(std::span<const std::byte> bytes, const std::string&
         return refuse("its first bytes are not a gaudi-direct handshake");
     hello remote;
     remote.version = in.get<std::uint16_t>();
+    // Before the length: another version may have another length.
     if (remote.version != protocol_version)
         return tl::unexpected(
             error(errc::version_mismatch, fmt::format("{} has protocol version {}, this side {}", peer,
@@ -70,6 +74,8 @@ result<hello> hello::decode(std::span<const std::byte> bytes, const std::string&
     remote.longest_write = in.get<std::uint64_t>();
     remote.credits_address = in.get<std::uint64_t>();
     remote.credits_key = in.get<std::uint32_t>();
+    // What follows goes into ibv_modify_qp or into this side's arithmetic: the driver's EINVAL would not say
+    // which value the peer sent.
     if (remote.endpoint.mtu < 1 || remote.endpoint.mtu > 5)
         return refuse(fmt::format("MTU code {}", remote.endpoint.mtu));
     if (remote.endpoint.qp_number >= 1U << 24 || remote.endpoint.first_psn >= 1U << 24)
@@ -93,6 +99,8 @@ result<hello> receive_hello(const stream& from, time_point deadline) {
     // Version and magic come first: a peer of another version may send less than we expect.
     const std::span all(bytes);
     GAUDI_CHECK(from.receive_all(all.first(12), deadline));
+    // Only magic and version are meaningful here: errors of the fields that follow are ignored until they
+    // have arrived.
     std::fill(bytes.begin() + 12, bytes.end(), std::byte{0});
     if (const auto early = hello::decode(all, from.peer());
         !early && (early.error().code() == errc::version_mismatch || std::to_integer<int>(bytes[0]) != 'g'))

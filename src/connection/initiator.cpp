@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// Cuts the first waiting operation into work requests. Every post_ function may stop anywhere, for lack of
+// room, credits or slabs, and is called again later: all progress is in the operation itself.
 #include "src/connection/initiator.hpp"
 
 #include "src/connection/staging.hpp"
@@ -18,10 +20,12 @@ initiator::initiator(const limits& bounds, atomic_results results, operation_tab
 result<void> initiator::advance() {
     while (!waiting_.empty()) {
         const auto slot = waiting_.front();
+        // Strictly in the order of the calls: a later operation must not overtake one that waits for credits.
         GAUDI_TRY(const bool posted, post(slot));
         if (!posted)
             return {};
         waiting_.pop();
+        // Only now may the operation finish: its completions so far may be those of its first parts.
         operations_.mark_fully_posted(slot);
     }
     return {};
@@ -66,6 +70,7 @@ result<void> initiator::keep_filling(std::uint32_t slot) {
 result<std::optional<local_part>> initiator::part_of(std::uint32_t slot, std::uint64_t offset,
                                                      std::uint32_t bytes) {
     const auto& first = operations_[slot];
+    // A part without bytes has no entry in its work request, so that its address is never used.
     if (first.stage == nullptr || bytes == 0)
         return local_part{first.address + offset, first.local_key};
     auto& stage = *first.stage;
@@ -81,9 +86,11 @@ result<std::optional<local_part>> initiator::part_of(std::uint32_t slot, std::ui
 result<bool> initiator::post_message(std::uint32_t slot) {
     auto& first = operations_[slot];
     if (!first.started) {
+        // Without an announced receive the peer's NIC would answer "not ready" and this NIC would retry.
         if (!credits_.open_receive())
             return false;
         if (first.length > credits_.length()) {
+            // Nothing was posted: the receive stays open for the next message, and the connection lives on.
             first.failure =
                 error(errc::message_too_long, fmt::format("{} bytes into a receive of {} at {}", first.length,
                                                           credits_.length(), control_.peer()));
@@ -92,6 +99,7 @@ result<bool> initiator::post_message(std::uint32_t slot) {
         first.started = true;
     }
     GAUDI_CHECK(keep_filling(slot));
+    // Each part of the receive is a request that the peer has posted; it takes one message, in order.
     while (credits_.is_open()) {
         if (!credits_.part_available() || !queue_.has_room())
             return false;
@@ -164,6 +172,7 @@ result<bool> initiator::post_immediate(std::uint32_t slot) {
         wr.wr.rdma.remote_addr = first.remote_address + offset;
         wr.wr.rdma.rkey = first.remote_key;
     }
+    // The immediate has consumed one part; the peer's receive is complete only when all are consumed.
     return use_up_receive(slot);
 }
 
@@ -197,14 +206,18 @@ result<bool> initiator::post_to_staging(std::uint32_t slot) {
         first.started = true;
         const access_request request{operations_.id_of(slot), first.remote_address, first.length,
                                      first.remote_key, !reading};
+        // Once per operation: the peer refuses a second request with the same id.
         GAUDI_CHECK(control_.send(frame_kind::access_request, encode_frame(request)));
     }
+    // Both sides are staged: the part is copied from the device into a slab here while the peer's slab waits.
     while (fills && !granted_.empty() && first.stage->can_fill()) {
         const auto grant = granted_.front();
         granted_.pop_front();
         GAUDI_CHECK(first.stage->fill(slot, device_address(first.address + grant.offset), grant.bytes));
         filling_grants_.push_back(grant);
     }
+    // In the order of the grants: slabs are filled in that order, so that the front of both lists belongs
+    // together.
     auto& ready = fills ? filling_grants_ : granted_;
     while (!ready.empty() && queue_.has_room()) {
         const auto grant = ready.front();
@@ -224,6 +237,7 @@ result<bool> initiator::post_to_staging(std::uint32_t slot) {
 }
 
 result<void> initiator::completed(std::uint64_t wr_id) {
+    // One completion stands for all requests up to it: only the last of a chain is signalled.
     while (const auto request = queue_.retire(wr_id)) {
         if (request->slot == no_operation)
             continue;
@@ -231,6 +245,8 @@ result<void> initiator::completed(std::uint64_t wr_id) {
         if (request->remote_slab != no_slab) {
             const slab_return frame{operations_.id_of(request->slot),
                                     static_cast<std::uint32_t>(request->remote_slab)};
+            // After the completion, not after the post: the owner copies from the slab as soon as it is
+            // returned.
             GAUDI_CHECK(control_.send(frame_kind::slab_return, encode_frame(frame)));
         }
         if (request->slab != no_slab && operation.kind == transfer_kind::read) {
@@ -250,6 +266,7 @@ result<void> initiator::completed(std::uint64_t wr_id) {
 }
 
 result<void> initiator::slab_granted(const slab_grant& grant) {
+    // The offset decides where this side copies to: a grant beyond the operation would leave its memory.
     const bool expected = !waiting_.empty() && grant.id == operations_.id_of(waiting_.front());
     const auto length = expected ? operations_[waiting_.front()].length : 0;
     if (!expected || grant.bytes == 0 || grant.bytes > limits_.segment || grant.offset > length ||
@@ -262,6 +279,7 @@ result<void> initiator::slab_granted(const slab_grant& grant) {
 }
 
 result<void> initiator::access_ended(const access_end& end) {
+    // The id carries the slot's serial: a late frame cannot end a later operation in the same slot.
     const auto slot = operations_.find(end.id);
     if (!slot || !operations_[*slot].remote_staged)
         return tl::unexpected(

@@ -26,6 +26,7 @@ result<pending_connection> listener::next(std::chrono::milliseconds limit) const
 
 result<connection> listener::accept(const std::shared_ptr<nic>& nic, std::chrono::milliseconds limit,
                                     const connection_options& options) const {
+    // The two limits differ: `limit` waits for any peer, the handshake has the options' own deadline.
     GAUDI_TRY(auto pending, next(limit));
     return pending.handshake(nic, options);
 }

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// What the peer may access. Registered memory needs no further check here, because the NIC checks the key;
+// for staged memory this table is the check, for each request of the peer and for each part of it.
 #include "src/connection/offer_table.hpp"
 
 #include "src/error/try.hpp"
@@ -25,6 +27,7 @@ offer_table::offer_table(const nic_core& nic, const control_channel& control, st
     : nic_(nic), control_(control), segment_(segment), holder_(next_holder.fetch_add(1)) {}
 
 result<remote_region> offer_table::offer(const local_region& region, remote_access rights) {
+    // The keys of freed memory have ended already: only the entries are left.
     std::erase_if(offers_, [](const offered_region& entry) { return !entry.region.allocated(); });
     if (!region.allocated())
         return tl::unexpected(
@@ -36,11 +39,14 @@ result<remote_region> offer_table::offer(const local_region& region, remote_acce
     const auto* same = existing != offers_.end() ? &*existing : nullptr;
     if (region.path() == memory_path::staged)
         return offer_staged(region, rights, same);
+    // Offering again registers nothing, and withdrawing once ends all of these offers.
     if (same != nullptr && same->key.valid())
         return same->key.region();
     const auto cache = internals::registration(region)->cache();
     if (!cache)
         return tl::unexpected(error(errc::not_allocated, "an offer of a region of a NIC that was closed"));
+    // With a holder of its own: withdrawing here must not end the keys of other connections to the same
+    // bytes.
     GAUDI_TRY(auto key, cache->expose(region, rights, holder_));
     offers_.push_back({region, rights, std::move(key), 0});
     return offers_.back().key.region();
@@ -48,6 +54,7 @@ result<remote_region> offer_table::offer(const local_region& region, remote_acce
 
 result<remote_region> offer_table::offer_staged(const local_region& region, remote_access rights,
                                                 const offered_region* same) {
+    // The NIC checks rights of registered memory; for staged memory no NIC does.
     if (rights == remote_access::none || !allows(remote_access::all, rights))
         return tl::unexpected(error(errc::rights_invalid, "an offer of staged memory"));
     const auto& source = *internals::staging(region);
@@ -98,6 +105,7 @@ result<void> offer_table::access_requested(const access_request& request) {
     const auto refuse = [&](std::string why) {
         return control_.send(frame_kind::access_end, encode_frame(access_end{request.id, std::move(why)}));
     };
+    // A refusal is an answer, not an error: a peer may use an offer that was just withdrawn.
     const auto offered = find(request);
     if (!offered)
         return refuse(offered.error().observed());
@@ -110,6 +118,7 @@ result<void> offer_table::access_requested(const access_request& request) {
 
 result<void> offer_table::slab_returned(const slab_return& returned) {
     for (const auto& staging : stagings_) {
+        // The frame does not name the device: at most one staging has granted this slab to this access.
         GAUDI_TRY(const bool taken, staging->return_slab(returned));
         if (taken)
             return {};
@@ -143,6 +152,7 @@ void offer_table::settle() {
 }
 
 void offer_table::abandon() {
+    // Leaked, as in staging_set::abandon(): its copies belong to the parent.
     for (auto& staging : stagings_)
         (void)staging.release();
 }

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// A slot is freed only when its operation has finished and its ticket is dropped, whichever comes last: the
+// NIC and the peer name operations by their slots.
 #include "src/connection/operation.hpp"
 #include "src/os/internals.hpp"
 
@@ -23,6 +25,7 @@ std::uint32_t operation_table::add(const transfer_request& request, staging* sta
     added.compare = request.compare;
     if (request.local != nullptr) {
         added.path = request.local->path();
+        // The caller may destroy its region while the NIC still uses the key.
         added.registration_ref = internals::registration(*request.local);
         added.address = request.local->address();
         added.length = request.local->length();
@@ -35,6 +38,7 @@ std::uint32_t operation_table::add(const transfer_request& request, staging* sta
     }
     if (added.remote_staged) {
         added.path = memory_path::staged;
+        // Only these operations are named in frames, which may arrive after the slot has been used again.
         added.serial = ++last_serial_;
     }
     if (stage != nullptr)
@@ -54,6 +58,7 @@ std::optional<std::uint32_t> operation_table::find(std::uint64_t id) const {
 void operation_table::part_completed(std::uint32_t slot, std::uint64_t bytes) {
     auto& operation = slots_[slot];
     operation.completed += bytes;
+    // The count also falls to 0 between two parts: only a fully posted operation is finished then.
     if (--operation.outstanding == 0 && operation.fully_posted)
         finish(slot);
 }
@@ -66,6 +71,7 @@ void operation_table::mark_fully_posted(std::uint32_t slot) {
 
 void operation_table::finish(std::uint32_t slot) {
     auto& finished = slots_[slot];
+    // A receive counts what the completions report: a message may be shorter than it.
     if (finished.kind != transfer_kind::receive)
         finished.outcome.bytes = finished.completed;
     if (!finished.failure) {
@@ -73,6 +79,7 @@ void operation_table::finish(std::uint32_t slot) {
         ++count.operations;
         count.bytes += finished.completed;
     }
+    // Now, not with the ticket: a ticket that is kept must not keep the memory registered.
     finished.registration_ref.reset();
     finished.state = operation::state::finished;
     free_if_abandoned(slot);

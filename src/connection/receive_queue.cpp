@@ -16,11 +16,13 @@ receive_queue::receive_queue(ibv_qp* qp, unsigned depth, std::string peer, std::
       credits_(credits), waiting_(operations.size()), posted_(depth) {}
 
 // A receive is announced by a word with its whole length, then by one word for each part that is posted.
+// Posted before it is announced: the sender may use a credit as soon as it arrives.
 result<void> receive_queue::advance() {
     while (!waiting_.empty()) {
         const auto slot = waiting_.front();
         auto& first = operations_[slot];
         do {
+            // Later receives wait as well: messages are matched to receives in order.
             if (posted_.size() >= depth_ || (first.stage != nullptr && !first.stage->can_receive()))
                 return {};
             const auto bytes =
@@ -66,6 +68,7 @@ result<void> receive_queue::completed(const ibv_wc& entry) {
     operation.outcome.bytes += entry.byte_len;
     if (request.slab != no_slab) {
         const auto slab = static_cast<unsigned>(request.slab);
+        // The part counts as completed when the device has the bytes, not the slab.
         if (has_data)
             return operation.stage->start_delivery(
                 slab, request.slot, device_address(operation.address + request.offset), entry.byte_len);

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// The owner's half of one-sided access to staged memory. A slab is free, filled by the engine, granted to the
+// peer, or delivered to the device; the peer has a key to a slab, and only to slabs of this connection.
 #include "src/connection/remote_staging.hpp"
 
 #include "src/copy/copy_core.hpp"
@@ -20,6 +22,7 @@ namespace {
 class waits_for_copies : public chunk_observer {
 public:
     explicit waits_for_copies(remote_staging& staging) : staging_(&staging) {}
+    // A thread that frees memory may hold this object longer than the staging lives.
     void end() {
         const std::lock_guard guard(mutex_);
         staging_ = nullptr;
@@ -27,6 +30,8 @@ public:
     void chunk_goes(std::uint64_t) override {}
     void buffer_freed(device_address base, std::uint64_t length) override {
         const std::lock_guard guard(mutex_);
+        // Called with the heap's lock held, by the thread that frees: the bytes are allocated again
+        // afterwards.
         if (staging_ != nullptr)
             staging_->wait_for_copies(base.value(), length);
     }
@@ -59,6 +64,8 @@ remote_staging::~remote_staging() {
 void remote_staging::wait_for_copies(std::uint64_t address, std::uint64_t length) {
     const std::lock_guard guard(mutex_);
     for (auto& slab : slabs_) {
+        // The mutex keeps the connection's thread from starting a copy of these bytes meanwhile; the next one
+        // fails, because the permission asks whether the buffer is still allocated.
         const auto* current = slab.copying() ? find(slab.id) : nullptr;
         if (current == nullptr)
             continue;
@@ -83,6 +90,7 @@ remote_staging::access* remote_staging::find(std::uint64_t id) {
 
 bool remote_staging::open_access(const access_request& request) {
     const std::lock_guard guard(mutex_);
+    // A peer that requests without end must not make this side allocate without end.
     if (find(request.id) != nullptr || accesses_.size() == most_accesses)
         return false;
     accesses_.push_back({request});
@@ -92,6 +100,7 @@ bool remote_staging::open_access(const access_request& request) {
 result<std::uint32_t> remote_staging::key_to(std::uint32_t index, bool writing) {
     auto& region = writing ? slabs_[index].for_writing : slabs_[index].for_reading;
     if (!region) {
+        // One key for each direction, so that a peer which may only read cannot write to a slab.
         GAUDI_TRY(region, nic_.register_host(memory_.of(index, memory_.slab_bytes()),
                                              writing ? remote_access::write : remote_access::read));
     }
@@ -114,6 +123,7 @@ result<void> remote_staging::grant(std::uint32_t index) {
 
 result<bool> remote_staging::return_slab(const slab_return& returned) {
     const std::lock_guard guard(mutex_);
+    // The peer chooses all fields: a slab that is not granted to it may be in use for another access.
     if (returned.slab >= slabs || slabs_[returned.slab].state != state::granted ||
         slabs_[returned.slab].id != returned.id)
         return false;
@@ -126,6 +136,7 @@ result<bool> remote_staging::return_slab(const slab_return& returned) {
         slab.copy = {};
         return true;
     }
+    // The owner may have withdrawn the offer, or freed the buffer, since the slab was granted.
     GAUDI_CHECK(permitted_(current->request));
     GAUDI_TRY(slab.copy, write_step(memory_.engine(), device_address(current->request.address + slab.offset),
                                     bytes_of(returned.slab)));
@@ -149,6 +160,7 @@ result<void> remote_staging::start_parts() {
             slab.bytes = static_cast<std::uint32_t>(
                 std::min<std::uint64_t>(memory_.slab_bytes(), current.request.length - current.started));
             current.started += slab.bytes;
+            // Asked for each part, not once: the buffer may be freed while the access is in progress.
             GAUDI_CHECK(permitted_(current.request));
             if (current.request.writing) {
                 GAUDI_CHECK(grant(index));

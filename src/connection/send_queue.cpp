@@ -9,6 +9,7 @@ send_queue::send_queue(ibv_qp* qp, unsigned depth, std::string peer)
     : qp_(qp), depth_(depth), peer_(std::move(peer)), posted_(depth) {}
 
 ibv_send_wr& send_queue::append(const posted_request& request, const local_part& part) {
+    // The chain has a fixed place for each request: it is posted before the first place is used again.
     if (chained_ == longest_chain)
         (void)flush(); // the next flush() returns a failure again
     auto& entry = entries_[chained_];
@@ -29,8 +30,12 @@ result<void> send_queue::flush() {
         // The wr_id of a completion is the number of requests completed so far.
         for (std::size_t i = 0; i < chained_; ++i)
             chain_[i].wr_id = retired_ + posted_.size() - chained_ + i + 1;
+        // A slot of the NIC's queue becomes free when a completion at or after it is polled: every chain
+        // needs one (gotcha V5).
         chain_[chained_ - 1].send_flags |= IBV_SEND_SIGNALED;
         ibv_send_wr* refused = nullptr;
+        // The requests before the refused one may have been posted (gotcha V12): the connection ends, nothing
+        // is posted again.
         post_error_ = ::ibv_post_send(qp_, chain_.data(), &refused);
     }
     chained_ = 0;

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// Slabs are used in the order of the calls, so that only the front of a list is ever asked about.
 #include "src/connection/staging.hpp"
 
 #include "src/copy/copy_core.hpp"
@@ -28,6 +29,7 @@ staging::~staging() {
 }
 
 void staging::settle() {
+    // The slabs do not return to their lists: this runs when the connection ends.
     for (auto* queue : {&filling_, &delivering_})
         while (!queue->empty())
             (void)queue->pop().copy.wait();
@@ -70,6 +72,7 @@ bool staging::delivered() {
 
 result<staging::part> staging::take_delivered() {
     auto taken = delivering_.pop();
+    // RDMA Reads take their slabs from the outgoing ones, receives from the incoming ones.
     (taken.slab < slabs_per_direction ? free_out_ : free_in_).push(taken.slab);
     GAUDI_CHECK(taken.copy.wait());
     return taken;
@@ -110,6 +113,7 @@ void staging_set::settle() {
 }
 
 void staging_set::abandon() {
+    // Leaked: the destructor would wait for copies that only the parent's engine completes.
     for (auto& staging : stagings_)
         (void)staging.release();
 }

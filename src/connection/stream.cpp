@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// TCP with deadlines: every socket is non-blocking, and waiting is always a poll() with what is left of the
+// time. Resolving a host's name is the exception, because getaddrinfo() takes no limit.
 #include "src/connection/stream.hpp"
 
 #include "src/error/try.hpp"
@@ -107,11 +109,13 @@ stream::stream(unique_fd connected) : fd_(std::move(connected)) {
     socklen_t length = sizeof(address);
     if (::getpeername(fd_.get(), reinterpret_cast<sockaddr*>(&address), &length) == 0)
         peer_ = text_of(address, length);
+    // Frames are short and the peer waits for each: none is held back to be sent with the next.
     set(fd_.get(), IPPROTO_TCP, TCP_NODELAY, 1);
     set(fd_.get(), SOL_SOCKET, SO_KEEPALIVE, 1);
     set(fd_.get(), IPPROTO_TCP, TCP_KEEPIDLE, idle_seconds);
     set(fd_.get(), IPPROTO_TCP, TCP_KEEPINTVL, probe_seconds);
     set(fd_.get(), IPPROTO_TCP, TCP_KEEPCNT, probes);
+    // Keep-alive probes only an idle stream: this one ends a stream with unacknowledged data.
     set(fd_.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, unacknowledged_ms);
 }
 
@@ -134,6 +138,7 @@ result<stream> stream::connect(const std::string& peer, std::uint16_t default_po
         if (!wait_for(fd.get(), POLLOUT, deadline))
             continue;
         socklen_t length = sizeof(reason);
+        // Becoming writable says that connecting has ended, not that it succeeded.
         ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &reason, &length);
         if (reason == 0)
             return stream(std::move(fd));
@@ -144,6 +149,7 @@ result<stream> stream::connect(const std::string& peer, std::uint16_t default_po
 
 result<void> stream::send_all(std::span<const std::byte> bytes, time_point deadline) const {
     while (!bytes.empty()) {
+        // A peer that has closed the stream must not end this process with SIGPIPE.
         const auto sent = ::send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
         if (sent > 0) {
             bytes = bytes.subspan(static_cast<std::size_t>(sent));
@@ -217,6 +223,7 @@ result<listening> listen_on(const std::string& address, std::uint16_t port) {
 
 result<stream> accept_from(int listening, time_point deadline) {
     for (;;) {
+        // The listening socket is non-blocking: another thread may accept what poll() reported.
         unique_fd fd(::accept4(listening, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
         if (fd)
             return stream(std::move(fd));

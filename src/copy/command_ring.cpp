@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// Both kinds of command buffers have one slot per submission, so that a slot is written again only after its
+// submission has completed.
 #include "src/copy/command_ring.hpp"
 
 #include "src/error/try.hpp"
@@ -12,10 +14,13 @@ result<command_ring> command_ring::make(const std::shared_ptr<hl_device>& device
     command_ring ring(slot_bytes);
     if (device->traits().user_command_buffers) {
         GAUDI_TRY(ring.memory_, mapping::anonymous(std::size_t{slots} * slot_bytes));
+        // One mapping for all slots: host mappings cost a driver call and page-table entries each. Private
+        // memory that a child of fork does not inherit (gotcha 29).
         GAUDI_TRY(ring.mapped_, device->map_host(ring.memory_.bytes()));
         return ring;
     }
     const auto& api = device->api();
+    // Gen1's driver parses and patches packets, and therefore insists on buffers of its own (gotcha 21).
     if (api.request_command_buffer == nullptr || api.destroy_command_buffer == nullptr)
         return tl::unexpected(
             error(errc::symbol_missing, fmt::format("{} has no hlthunk_request_command_buffer", api.path())));
@@ -26,12 +31,15 @@ result<command_ring> command_ring::make(const std::shared_ptr<hl_device>& device
                 device->failed(errc::memory_exhausted,
                                fmt::format("hlthunk_request_command_buffer of {} bytes", slot_bytes), -rc));
         ring.buffers_.push_back({unique_handle(driver_buffer{device, handle}), {}});
+        // The handle is the offset in the descriptor. The driver accepts one mapping at a time, of the whole
+        // length.
         GAUDI_TRY(ring.buffers_.back().view, mapping::of_file(device->fd(), handle, slot_bytes));
     }
     return ring;
 }
 
 void command_ring::driver_buffer::close() noexcept {
+    // A child of fork inherits the descriptor: the call would destroy the parent's buffer.
     if (device->valid_in_this_process())
         device->api().destroy_command_buffer(device->fd(), handle);
 }

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// The driver has no descriptor that becomes readable when a submission completes: a thread waits in the
+// driver and writes to an eventfd. An engine that only is polled never starts the thread.
 #include "src/copy/completion_event.hpp"
 
 #include "src/os/signal_free_thread.hpp"
@@ -10,6 +12,7 @@
 namespace gaudi {
 
 result<int> completion_event::open(event_when when, std::function<void()> watch) {
+    // Stays set: one reader that wants every event decides for all readers of the descriptor.
     if (when == event_when::always) {
         always_ = true;
         wake();
@@ -18,6 +21,9 @@ result<int> completion_event::open(event_when when, std::function<void()> watch)
         unique_fd event(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
         if (!event)
             return tl::unexpected(system_error("eventfd"));
+        // The caller holds the engine's mutex, which the thread takes first: it sees the state after this
+        // call. The member is set last, so that a thread that cannot be started leaves no descriptor to wait
+        // on.
         thread_ = signal_free_thread(std::move(watch));
         descriptor_ = std::move(event);
     }
@@ -25,14 +31,17 @@ result<int> completion_event::open(event_when when, std::function<void()> watch)
 }
 
 void completion_event::arm() {
+    // One event per call, as ibv_req_notify_cq: signal() takes it back.
     armed_ = true;
     wake();
 }
 
 void completion_event::signal() {
+    // A completion that no reader wanted is forgotten: a reader arms first, then polls, and so finds it.
     if (!std::exchange(unsignalled_, false) || !descriptor_ || !wanted())
         return;
     armed_ = false;
+    // The descriptor is non-blocking: readers that never read it cannot block the engine.
     const std::uint64_t one = 1;
     if (::write(descriptor_.get(), &one, sizeof(one)) < 0)
         return; // the counter is full, so the descriptor is readable already
@@ -42,6 +51,7 @@ void completion_event::end(std::mutex& engine) {
     {
         const std::lock_guard guard(engine);
         ending_ = true;
+        // The lock is released before join(): the thread needs it to leave its loop.
         wake_->notify_all();
     }
     if (thread_.joinable())

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// What both kinds of engines have in common: checks, the outcome of each operation, tickets. Addresses are
+// checked before the mutex is taken; the address map has no lock for readers.
 #include "src/copy/copy_core.hpp"
 
 #include "src/copy/queue_core.hpp"
@@ -70,6 +72,7 @@ result<std::uint32_t> copy_core::copy(device_address to, device_address from, st
     for (const auto address : {to, from})
         if (details.checked)
             GAUDI_CHECK(check(address, length));
+    // The engines copy in pieces, on several queues at once: overlapping ranges would have no defined result.
     if (to < from + length && from < to + length)
         return tl::unexpected(error(errc::ranges_overlap, fmt::format("copy of {} bytes from {:#x} to {:#x}",
                                                                       length, from.value(), to.value())));
@@ -91,6 +94,8 @@ result<std::uint32_t> copy_core::start_on_device(device_address to, device_addre
 }
 
 std::size_t copy_core::poll() {
+    // Before the mutex: a thread of the parent may have held it when the process forked, and would never
+    // release it here.
     if (!device_->valid_in_this_process())
         return 0;
     const std::lock_guard guard(mutex_);
@@ -152,6 +157,8 @@ void copy_core::drop(std::uint32_t slot) {
         return;                       // the parent's copy
     std::shared_ptr<const void> last; // destroyed after unlocking
     std::unique_lock lock(mutex_);
+    // What is kept, a lease for instance, must not be destroyed while the device still accesses the memory;
+    // and not by the thread that collects the completion, which holds the mutex.
     if (at(slot).kept && at(slot).state != state::finished) {
         lock.unlock();
         (void)wait(slot, no_limit);

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// What an engine on the device's queues does once: construction, pins, the end. Whatever the device accesses
+// is mapped before the first submission and unmapped after the last one has completed.
 #include "src/copy/queue_core.hpp"
 
 #include "src/copy/packet.hpp"
@@ -31,6 +33,7 @@ result<std::shared_ptr<queue_core>> queue_core::make(const std::shared_ptr<hl_de
     chosen.batch = std::clamp(chosen.batch, 1U, 4096U);
     chosen.queues = std::max(chosen.queues, 1U);
     chosen.stripe_bytes = std::max<std::uint64_t>(chosen.stripe_bytes, 64 * 1024);
+    // Below the driver's limit in any case: beyond it a submission spins inside hl-thunk (gotcha 20).
     const auto limit =
         std::min({chosen.in_flight != 0 ? chosen.in_flight : most_slots, traits.max_in_flight, most_slots});
     chosen.in_flight = limit;
@@ -41,6 +44,7 @@ result<std::shared_ptr<queue_core>> queue_core::make(const std::shared_ptr<hl_de
     GAUDI_TRY(auto slab, bounce_slab::make(64));
     GAUDI_TRY(auto mapped, device->map_host(slab.bytes()));
     auto core = std::make_shared<queue_core>(device, map, chosen, std::move(ring), std::move(slab));
+    // The mapping is a member of this class, the slab of its base: it is unmapped before its memory is freed.
     core->mapped_slab_ = std::move(mapped);
     return core;
 }
@@ -59,8 +63,10 @@ queue_core::~queue_core() {
         event_.abandon();
         return;
     }
+    // First, because the thread uses the members that are checked and destroyed below.
     event_.end(mutex_);
     // Memory must not be unmapped while a copy in flight uses it.
+    // Gaudi2's driver resets a device whose submission has run for 30 s: waiting longer has no point.
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
     while (!device_->lost() && std::chrono::steady_clock::now() < deadline) {
         poll();
@@ -76,9 +82,11 @@ queue_core::~queue_core() {
 }
 
 result<pinned_memory> queue_core::pin(std::span<std::byte> memory) {
+    // Before the mutex is taken: pinning takes as long as the kernel needs for the pages.
     GAUDI_TRY(auto mapped, device_->map_host(memory));
     const auto begin = reinterpret_cast<std::uintptr_t>(memory.data());
     {
+        // The same memory may be pinned more than once; each pin has a device address of its own.
         const std::lock_guard guard(mutex_);
         pinned_.emplace(begin, pinned_range{begin + memory.size(), mapped.address().value()});
     }
@@ -88,6 +96,7 @@ result<pinned_memory> queue_core::pin(std::span<std::byte> memory) {
 
 void queue_core::unpin(const host_mapping& gone) {
     const std::lock_guard guard(mutex_);
+    // mapped_pin calls this before it unmaps: no later copy may be given an address that is about to end.
     const auto [first, last] = pinned_.equal_range(reinterpret_cast<std::uintptr_t>(gone.bytes().data()));
     for (auto entry = first; entry != last; ++entry)
         if (entry->second.address == gone.address().value()) {

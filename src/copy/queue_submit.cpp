@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // What a copy passes through: checked, split into pieces, batched into submissions, in flight, collected.
+// No submission blocks under the engine's mutex: room in the driver's table is counted here,
+// because hl-thunk spins instead of failing when the table is full (gotcha 20).
 #include "src/copy/queue_core.hpp"
 
 #include "src/copy/packet.hpp"
@@ -17,7 +19,8 @@
 namespace gaudi {
 namespace {
 
-// Whether every page is mapped in this process.
+// Whether every page is mapped in this process. mincore() fails with ENOMEM where one is not, and does not
+// touch the memory.
 bool is_mapped(std::span<const std::byte> memory) {
     constexpr std::uintptr_t page = 4096;
     const auto begin = reinterpret_cast<std::uintptr_t>(memory.data()) / page * page;
@@ -31,6 +34,8 @@ bool is_mapped(std::span<const std::byte> memory) {
 result<void> queue_core::check(device_address address, std::uint64_t length) const {
     if (map_ == nullptr)
         return {};
+    // The driver would accept a wrong address; the copy would end with EIO and the device would reset (gotcha
+    // 18).
     GAUDI_TRY(const auto allocation, map_->find(address, length));
     if (allocation.device_index != device_->identity().index)
         return tl::unexpected(
@@ -50,6 +55,7 @@ std::uint32_t queue_core::new_operation() {
 // ---- host memory: pinned before, through the slab, or mapped for one copy ----
 
 std::optional<std::uint64_t> queue_core::pinned_address(const void* begin, std::size_t length) const {
+    // Only the range that begins nearest below is tried. Where pins overlap, a miss costs one mapping.
     const auto wanted = reinterpret_cast<std::uintptr_t>(begin);
     auto range = pinned_.upper_bound(wanted);
     if (range == pinned_.begin())
@@ -86,6 +92,7 @@ result<host_mapping> queue_core::map_for_copy(queue_operation& begun, std::span<
 
 result<std::uint64_t> queue_core::reach_host(std::uint32_t slot, std::span<std::byte> memory,
                                              bool to_device) {
+    // In the order of cost: a pinned range costs nothing, the slab a memcpy, a mapping two driver calls.
     if (const auto address = pinned_address(memory.data(), memory.size())) {
         ++statistics_.pinned;
         return *address;
@@ -106,10 +113,13 @@ result<std::uint64_t> queue_core::reach_host(std::uint32_t slot, std::span<std::
 result<std::uint32_t> queue_core::start(std::uint32_t slot, std::uint64_t source, std::uint64_t destination,
                                         std::uint64_t length, copy_direction direction,
                                         const copy_hints& hints) {
+    // The operation exists from here on: a refused submission is reported by the ticket, not by this
+    // function.
     enqueue(slot, source, destination, length, direction, hints);
     submit_waiting(false);
     if (!waiting_.empty())
         event_.wake(); // no room in flight, or the batch is not full: the thread submits later
+    // A submission that the driver refused has ended its copies already.
     event_.signal();
     return slot;
 }
@@ -128,6 +138,7 @@ void queue_core::enqueue(std::uint32_t slot, std::uint64_t source, std::uint64_t
         std::min<std::size_t>(queues.size(), hints.queues != 0 ? hints.queues : options_.queues));
     const auto stripe = hints.stripe_bytes != 0 ? std::max<std::uint64_t>(hints.stripe_bytes, 64 * 1024)
                                                 : options_.stripe_bytes;
+    // A slot of the command ring has room for options_.batch packets: a hint can only lower the number.
     const auto batch =
         static_cast<std::uint16_t>(hints.batch != 0 ? std::min(hints.batch, options_.batch) : options_.batch);
     const bool striped = length >= stripe && queues.size() > 1;
@@ -145,6 +156,8 @@ void queue_core::enqueue(std::uint32_t slot, std::uint64_t source, std::uint64_t
         ++operations_[slot].pieces_left;
         done += size;
     }
+    // The caller holds the mutex until submit_waiting() has run: no thread sees an operation with only some
+    // pieces.
     statistics_.bytes += length;
 }
 
@@ -154,12 +167,16 @@ bool queue_core::room_in_flight() {
     if (const auto* shared = device_->sharing().shared(); shared != nullptr)
         return room_among_members(*shared);
     // The driver's table of submissions is a ring: its limit is the distance to the oldest unfinished one.
+    // flights_ is in the order of the sequences, which only this engine of the process takes from an unshared
+    // context (hl_device::engine), so that front and back bound the distance.
     return flights_.empty() ||
            flights_.back().sequence + 1 - flights_.front().sequence < device_->traits().max_in_flight;
 }
 
 // Other processes submit on the same context. Room is left for one submission of each, which may be imminent.
 bool queue_core::room_among_members(const shared_context& shared) {
+    // finished_ advances over sequences of every member: the driver answers for any submission of the
+    // context, and says "completed" for those whose record it has recycled.
     const auto latest = shared.latest();
     const std::uint64_t limit = device_->traits().max_in_flight;
     finished_ = std::max(finished_, latest > limit ? latest - limit : 0); // the driver accepted the latest
@@ -174,6 +191,8 @@ bool queue_core::room_among_members(const shared_context& shared) {
 }
 
 void queue_core::submit_waiting(bool all) {
+    // Up to options_.eager submissions go out at once, for latency. With more in flight the device is busy in
+    // any case, and a full batch saves driver calls.
     while (!waiting_.empty() && room_in_flight() &&
            (all || flights_.size() < options_.eager || waiting_.size() >= waiting_.front().batch))
         if (!submit_one())
@@ -182,6 +201,8 @@ void queue_core::submit_waiting(bool all) {
 
 // Moves as many waiting pieces as fit into a submission and writes their packets grouped by queue.
 std::size_t queue_core::gather(flight& into, std::vector<hl_cs_chunk>& chunks) {
+    // A chunk of a submission names one queue and one command buffer. Pieces of one queue therefore form one
+    // chunk, in the order in which they wait; between queues there is no order to keep (gotcha 22).
     const auto kind = device_->identity().generation;
     const bool single = !device_->traits().user_command_buffers; // the driver's buffer serves one queue
     const std::size_t most = waiting_.front().batch;
@@ -191,6 +212,8 @@ std::size_t queue_core::gather(flight& into, std::vector<hl_cs_chunk>& chunks) {
     std::uint32_t offset = 0;
     std::vector<bool> used(count, false);
     for (std::size_t first = 0; first < count && taken < most; ++first) {
+        // A piece with another batch limit waits for a submission of its own: the limit bounds the whole
+        // submission.
         if (used[first] || waiting_[first].batch != most)
             continue;
         const auto group = waiting_[first];
@@ -233,10 +256,13 @@ bool queue_core::submit_one() {
     std::vector<hl_cs_chunk> chunks;
     statistics_.packets += gather(next, chunks);
     next.queue = chunks.size() == 1 ? chunks.front().queue_index : several;
+    // The packets lie in a slot that no submission in flight uses: retire() returns a slot only after
+    // completion.
     hlthunk_cs_in in{};
     hlthunk_cs_out out{};
     in.chunks_execute = chunks.data();
     in.num_chunks_execute = static_cast<std::uint32_t>(chunks.size());
+    // EAGAIN never arrives here: hl-thunk repeats the call itself while the kernel returns it.
     if (const int rc = device_->api().command_submission(device_->fd(), &in, &out); rc != 0) {
         const auto why = device_->failed(errc::copy_refused,
                                          fmt::format("hlthunk_command_submission of {} chunks on {}",
@@ -248,6 +274,8 @@ bool queue_core::submit_one() {
             fail_all(why);
             return false;
         }
+        // The ring's slot was not taken from free_slots_ yet, so that only the meter and the operations are
+        // undone.
         for (const auto queue : next.queues)
             queues_.leave(queue);
         for (const auto slot : next.operations) {
@@ -259,6 +287,7 @@ bool queue_core::submit_one() {
     }
     free_slots_.pop_back();
     next.sequence = out.seq;
+    // At once: the other processes on this context compute their room from it (gotcha I4).
     device_->sharing().submitted(out.seq);
     for (const auto slot : next.operations)
         operations_[slot].last_sequence = out.seq;
@@ -271,6 +300,8 @@ bool queue_core::submit_one() {
 
 std::size_t queue_core::end_operation(std::uint32_t slot) {
     auto& done = operations_[slot];
+    // Before finish(): from then on the caller may free the memory. The mapping goes before the duplicate
+    // that it maps; unmapping under a copy in flight would be a page fault of the device.
     done.mapped = {};
     done.duplicate = {};
     finish(done);
@@ -287,6 +318,8 @@ void queue_core::retire(flight& completed) {
 }
 
 std::size_t queue_core::fail_all(const error& why) {
+    // After a reset the driver completes no submission any more, and every later call fails: all operations
+    // end now, those that wait included.
     std::size_t finished = 0;
     const auto fail = [&](std::uint32_t slot) {
         operations_[slot].failure = why;
@@ -318,6 +351,8 @@ std::size_t queue_core::collect() {
             continue;
         }
         std::uint32_t status = HL_WAIT_CS_STATUS_BUSY;
+        // A timeout of 0 polls. BUSY comes with return code 0; with any other code the status is meaningless
+        // (gotcha 19).
         const int rc = device_->api().wait_for_cs(device_->fd(), next->sequence, 0, &status);
         if (rc == 0 && status == HL_WAIT_CS_STATUS_BUSY) {
             *busy_end++ = next->queue; // on several queues, one of them may be past it already
@@ -325,6 +360,8 @@ std::size_t queue_core::collect() {
             continue;
         }
         if (rc != 0) {
+            // The submission was aborted, or was never issued here: in both cases nothing is known of the
+            // later ones.
             device_->loss().mark(fmt::format("hlthunk_wait_for_cs of submission {}: {} ({})", next->sequence,
                                              std::strerror(-rc),
                                              rc == -EIO         ? "aborted"
@@ -343,6 +380,7 @@ std::size_t queue_core::collect() {
 
 std::size_t queue_core::advance() {
     const auto finished = collect();
+    // A thread polls or waits here: nothing is gained by waiting for a full batch.
     submit_waiting(true);
     return finished;
 }
@@ -357,6 +395,8 @@ void queue_core::sleep(std::uint32_t slot, std::chrono::microseconds limit) {
         sequence = own != 0 ? own : flights_.empty() ? 0 : flights_.front().sequence;
     }
     std::uint32_t status = 0;
+    // Without the mutex, so that other threads submit and collect meanwhile. In steps of at most 100 ms: the
+    // loss of the device is noticed, and timeouts from 2^32 us on would wrap (gotcha 19).
     if (sequence != 0) // poll() collects the outcome
         device_->api().wait_for_cs(device_->fd(), sequence,
                                    static_cast<std::uint64_t>(std::min<std::int64_t>(limit.count(), 100000)),
@@ -368,6 +408,8 @@ void queue_core::sleep(std::uint32_t slot, std::chrono::microseconds limit) {
 void queue_core::watch() {
     std::unique_lock lock(mutex_);
     while (!event_.ending()) {
+        // Where no reader wants events the thread sleeps: callers that poll must not compete with it for the
+        // mutex.
         if (!event_.wanted() || (flights_.empty() && waiting_.empty())) {
             event_.sleep(lock);
             continue;
@@ -375,6 +417,9 @@ void queue_core::watch() {
         if (flights_.empty()) { // other processes on this context use all the room
             event_.sleep_for(lock, std::chrono::milliseconds(1));
         } else {
+            // Only the oldest submission is waited for. A later one on another queue may complete first; the
+            // event for it comes up to 10 ms late. The same limit lets the thread see that the engine is
+            // ending.
             const auto sequence = flights_.front().sequence;
             lock.unlock();
             std::uint32_t status = 0;

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// An engine for devices that SynapseAI has open in this process. SynapseAI's scheduler owns the queues, where
+// submissions by this library would collide with its own (gotcha 36): all copies go through its calls.
 #include "src/copy/synapse_core.hpp"
 
 #include "src/error/try.hpp"
@@ -13,6 +15,7 @@ namespace {
 
 using clock = std::chrono::steady_clock;
 
+// How often events are queried: SynapseAI has no descriptor to wait on.
 constexpr auto pause = std::chrono::microseconds(50);
 
 class synapse_pin : public pin_core {
@@ -46,6 +49,8 @@ result<std::shared_ptr<copy_core>> synapse_core::make(const std::shared_ptr<hl_d
         return absent("which offers no copies");
     GAUDI_TRY(auto slab, bounce_slab::make(32));
     auto core = std::make_shared<synapse_core>(device, map, *api, holder.id, std::move(slab));
+    // One stream for each direction, so that copies in opposite directions overlap.
+    // The destructor of `core` destroys the streams made so far.
     for (auto& stream : core->streams_)
         if (const int status = api->synStreamCreateGeneric(&stream, holder.id, 0); status != 0)
             return absent(fmt::format("and synStreamCreateGeneric answers {}", status));
@@ -74,6 +79,7 @@ synapse_core::~synapse_core() {
             api_.synEventDestroy(event);
     for (auto* const event : spare_events_)
         api_.synEventDestroy(event);
+    // After the last copy, and before the destructor of the base frees the memory.
     if (slab_mapped_)
         api_.synHostUnmap(id_, slab_.bytes().data());
     for (auto* const stream : streams_)
@@ -84,6 +90,7 @@ synapse_core::~synapse_core() {
 error synapse_core::failed(std::string_view call, int status) const {
     if (status == synapse_copies::device_reset)
         device_->loss().mark(fmt::format("{} answers synDeviceReset", call));
+    // The program may have released the device through SynapseAI, which gives this library no notice.
     if (const auto held = device_->synapse_side(); !held)
         return held.error();
     if (device_->lost())
@@ -126,6 +133,7 @@ result<void> synapse_core::map_host(std::span<std::byte> memory) {
 result<std::uint64_t> synapse_core::reach_host(std::uint32_t slot, std::span<std::byte> memory,
                                                bool to_device) {
     const auto begin = reinterpret_cast<std::uintptr_t>(memory.data());
+    // SynapseAI takes host memory by its pointer, which is therefore the address that the caller gets.
     if (auto next = pinned_.upper_bound(begin); next != pinned_.begin())
         if (--next; begin + memory.size() <= next->first + next->second) {
             ++statistics_.pinned;
@@ -152,6 +160,7 @@ result<std::uint32_t> synapse_core::start(std::uint32_t slot, std::uint64_t sour
     } else {
         status = api_.synEventCreate(&begun.event, id_, 0);
     }
+    // An event that was recorded on the stream after the copy completes with it: the only report of its end.
     const auto direction_number = static_cast<int>(direction); // in SynapseAI's order
     auto* const stream = streams_[static_cast<std::size_t>(direction)];
     const char* call = "synEventCreate";
@@ -163,6 +172,7 @@ result<std::uint32_t> synapse_core::start(std::uint32_t slot, std::uint64_t sour
         call = "synEventRecord";
         status = api_.synEventRecord(begun.event, stream);
     }
+    // Also where a call failed: end_operation() takes it back.
     ++pending_;
     event_.wake();
     ++statistics_.copies;
@@ -239,6 +249,8 @@ result<pinned_memory> synapse_core::pin(std::span<std::byte> memory) {
 
 void synapse_core::unpin(std::span<std::byte> memory) {
     const std::lock_guard guard(mutex_);
+    // The range leaves the list before it is unmapped, under one lock, so that no copy starts on it in
+    // between.
     const auto [first, last] = pinned_.equal_range(reinterpret_cast<std::uintptr_t>(memory.data()));
     const auto entry =
         std::find_if(first, last, [&](const auto& range) { return range.second == memory.size(); });

@@ -35,6 +35,7 @@ device_info device::info() const {
 
 result<copy_engine> device::copies(const copy_options& options) {
     const std::lock_guard guard(core_->engine.mutex);
+    // One engine for each context and process: two would not count each other's submissions (gotcha 20).
     auto core = core_->engine.core.lock();
     if (!core) {
         GAUDI_TRY(core, copy_core::make(core_, &registry::self().map(), options));
@@ -78,6 +79,7 @@ result<dmabuf_export> device::export_pages(device_address address, std::uint64_t
 }
 
 result<dmabuf_export> device::export_foreign(device_address address, std::uint64_t length) {
+    // Asked each time: SynapseAI may have released the device, and its pool with it, without notice.
     const auto synapse = core_->synapse_side();
     if (!synapse)
         return tl::unexpected(

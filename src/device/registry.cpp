@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// The registry keeps weak references: what is open is owned by those who use it, and every caller of one
+// device gets the same context, because the driver allows no second one (gotcha 1).
 #include "src/device/registry.hpp"
 
 #include "src/device/context_joiner.hpp"
@@ -20,6 +22,7 @@
 namespace gaudi {
 namespace {
 
+// Set by the layer above, which this one must not include: joining asks another process.
 constinit context_joiner joiner = nullptr;
 
 // Users may write a PCI address without its domain, and in capital letters.
@@ -167,6 +170,7 @@ result<std::shared_ptr<hl_device>> registry::open_or_attach(const std::shared_pt
     for (std::uint32_t id = 0; id < most_synapse_devices; ++id)
         if (const auto synapse = find_synapse_device(id);
             synapse && bus_id_of(*table, synapse->fd) == info.bus_id) {
+            // Opening the device would fail with EBUSY: SynapseAI in this process has it open (gotcha 36).
             auto attached = attach(table, synapse->fd, info, context_owner::synapse);
             if (attached)
                 GAUDI_CHECK(map_.add_window(synapse->pool_base, synapse->pool_size, info.index));
@@ -195,8 +199,11 @@ result<std::shared_ptr<device>> registry::open_alone(const device_info& info,
                                                      const std::shared_ptr<hl_device>& joined) {
     GAUDI_TRY(const auto table, api());
     const std::lock_guard guard(mutex_);
+    // With the lock held while the driver opens the device: a second thread would otherwise find it busy, by
+    // this process.
     auto& entry = open_[info.bus_id];
     auto context = entry.context.lock();
+    // A lost device becomes usable when its context has ended, for which everything that holds it must go.
     if (context && context->lost())
         return tl::unexpected(
             context->loss().describe("opening it again while something of it is still in use here"));
@@ -205,6 +212,8 @@ result<std::shared_ptr<device>> registry::open_alone(const device_info& info,
     if (!context) {
         GAUDI_TRY(context, open_or_attach(table, info, joined));
     }
+    // The last heap has closed the window of its device; only the context has survived, by an engine for
+    // instance.
     if (entry.heap.expired() && context->owned() && !map_.device_of(context->slice().begin()))
         GAUDI_CHECK(map_.add_window(context->slice().begin(), context->slice().size(), info.index));
     return assemble(entry, context);
@@ -239,6 +248,8 @@ std::vector<std::shared_ptr<device>> registry::all_open() {
     std::vector<unsigned> indices;
     {
         const std::lock_guard guard(mutex_);
+        // Looked up after unlocking: find_open() locks, and what it returns may be the last reference to a
+        // device.
         for (const auto& [bus_id, entry] : open_)
             if (!entry.context.expired())
                 indices.push_back(entry.index);
@@ -252,6 +263,7 @@ std::vector<std::shared_ptr<device>> registry::all_open() {
 
 std::vector<std::shared_ptr<device>> registry::attach_all() {
     std::vector<std::shared_ptr<device>> attached;
+    // Without SynapseAI this costs a symbol lookup: UCX calls it for addresses that it does not know.
     if (!find_synapse_device(0))
         return attached;
     const auto all = visible_devices();

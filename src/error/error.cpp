@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// The catalogue of errors: kind, meaning and remedy of each code. The remedy is fixed text; what was observed
+// comes from the place that fails.
 #include <gaudi/error.hpp>
 
 #include <cstring>

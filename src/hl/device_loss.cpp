@@ -23,6 +23,8 @@ constexpr std::string_view event_names[] = {"TPC assert",
 
 device_loss::device_loss(std::shared_ptr<const hlthunk_api> api, int fd, bool notified, std::string bus_id)
     : api_(std::move(api)), fd_(fd), bus_id_(std::move(bus_id)) {
+    // Without it the driver kills this process a second after a device error (gotcha 35). The driver accepts
+    // one per open context: a process that joined it, or attached to it, leaves this to the owner.
     if (notified && api_->notifier_create != nullptr)
         notifier_ = api_->notifier_create(fd_);
 }
@@ -51,9 +53,11 @@ void device_loss::mark(std::string reason) {
     const std::lock_guard guard(mutex_);
     if (lost_)
         return;
+    // With the mutex held, for up to 100 ms: describe() must not report a loss without its reason.
     if (const auto events = pending_events(); !events.empty())
         reason += fmt::format(" (driver reports: {})", events);
     reason_ = std::move(reason);
+    // After the reason: a thread that sees the loss may read it.
     lost_.store(true, std::memory_order_release);
 }
 

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// Which devices there are, and opening one. Everything is asked on the control node, which any number of
+// processes may open; the compute node allows one context (gotcha 1).
 #include "src/hl/discovery.hpp"
 
 #include "src/error/try.hpp"
@@ -19,6 +21,7 @@ namespace {
 
 constexpr int max_minor = 256;
 
+// A lab's description has precedence: sysfs describes the machine that the lab runs on.
 std::optional<int> numa_node_of(const std::string& bus_id, const std::optional<topology>& described) {
     if (const auto node = described ? described->numa_node(bus_id) : std::nullopt)
         return node;
@@ -69,6 +72,7 @@ std::optional<device_info> inspect(const hlthunk_api& api, int control, unsigned
     hlthunk_dram_usage_info usage{};
     if (api.get_dram_usage(control, &usage) == 0)
         info.memory_free = usage.dram_free_mem;
+    // Works while the device is in reset, when other queries return EBUSY.
     const int status = api.get_device_status_info(control);
     info.operational = status == HL_DEVICE_STATUS_OPERATIONAL;
     info.status = status_text(status);
@@ -116,6 +120,8 @@ std::string named(const std::vector<device_holder>& holders) {
     std::string text;
     for (const auto& holder : holders)
         text += fmt::format("{}process {} ({})", text.empty() ? "" : ", ", holder.process, holder.command);
+    // /proc hides other users' descriptors, and a DMA-BUF or memory region that keeps a context is no open
+    // node.
     return text.empty() ? "by a process that cannot be seen from here, or by a DMA-BUF or memory region that "
                           "is still alive"
                         : "by " + text;
@@ -155,8 +161,10 @@ result<std::vector<device_info>> discover(const hlthunk_api& api) {
     if (left < 0)
         left = max_minor; // the count is not known: try every minor
     const auto described = topology::described();
+    // Minors may have gaps: the count says when all devices were seen.
     for (int minor = 0; minor < max_minor && left > 0; ++minor) {
         const int control = api.open_control(minor, nullptr);
+        // Every further minor would fail alike, and the process would seem to have no devices.
         if (control == -EMFILE || control == -ENFILE)
             return tl::unexpected(error(errc::descriptors_exhausted,
                                         fmt::format("hlthunk_open_control of device {}", minor), -control));
@@ -215,6 +223,7 @@ result<std::shared_ptr<hl_device>> open_for_compute(const std::shared_ptr<const 
     const auto deadline = begin + std::chrono::seconds(2);
     auto pause = std::chrono::milliseconds(1);
     for (;;) {
+        // By bus id: without one, hl-thunk reports failures differently (gotcha 2).
         const int fd = api->open(HLTHUNK_DEVICE_DONT_CARE, info.bus_id.c_str());
         if (fd >= 0) {
             auto identity = identify(*api, fd, info);
@@ -227,11 +236,13 @@ result<std::shared_ptr<hl_device>> open_for_compute(const std::shared_ptr<const 
         // hlthunk_open() may return -1 instead of -errno; errno is set in both cases.
         const int reason = errno;
         const auto what = fmt::format("hlthunk_open of {} (index {})", info.bus_id, info.index);
+        // Gaudi2 resets after the last close, and answers EAGAIN meanwhile (gotcha 1).
         if (reason == EAGAIN && clock::now() < deadline) {
             std::this_thread::sleep_for(pause);
             pause = std::min(pause * 2, std::chrono::milliseconds(50));
             continue;
         }
+        // A second open fails in the same process too: the registry hands out the one that exists.
         if (reason == EBUSY || reason == EAGAIN)
             return tl::unexpected(
                 error(errc::device_busy,

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// The only place that decides which export call is used, with which address and offset. The table is that of
+// docs/dmabuf-export.md; it makes no driver call, so that tests cover every row.
 #include "src/hl/export_plan.hpp"
 
 #include <algorithm>
@@ -34,6 +36,7 @@ result<export_plan> plan_export(const export_request& request) {
     const auto base = request.base.value(), address = request.address.value();
     if (request.length == 0)
         return tl::unexpected(error(errc::size_zero, fmt::format("export of 0 bytes at {:#x}", address)));
+    // Written as differences: a sum of the caller's numbers could wrap.
     if (address < base || address - base > request.base_length ||
         request.length > request.base_length - (address - base))
         return tl::unexpected(
@@ -45,6 +48,7 @@ result<export_plan> plan_export(const export_request& request) {
                                     fmt::format("memory to export begins at {:#x}, not at a page", base)));
     // The driver exports whole pages around the range, up to the last page of the mapping.
     const auto begin = (address - base) / page * page;
+    // SynapseAI's pool need not consist of whole pages: its last part cannot be exported then.
     const auto end = std::min((address - base + request.length + page - 1) / page * page,
                               request.base_length / page * page);
     if (address - base + request.length > end)
@@ -54,6 +58,8 @@ result<export_plan> plan_export(const export_request& request) {
     const auto& rule = rule_for(request.generation, request.origin);
     export_plan plan{};
     plan.call = rule.call;
+    // An address inside a mapping returns EINVAL: the driver wants the exact base and an offset (gotcha 6).
+    // Gen1's call takes no offset.
     plan.call_address = rule.by_base ? base : base + begin;
     plan.call_offset = rule.by_base ? begin : 0;
     plan.call_size = end - begin;

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// Every call to the driver about memory. Memory is allocated, mapped and exported in this order and given
+// back in the reverse one, which the driver enforces (gotcha 9).
 #include "src/hl/hl_device.hpp"
 
 #include "src/error/try.hpp"
@@ -19,6 +21,7 @@ namespace {
 // The addresses that a context allocates from.
 address_slice slice_of(const device_identity& identity, std::uint64_t page) {
     const auto& traits = traits_of(identity.generation);
+    // Gen1 has no MMU for its memory: addresses are physical, and the same on every device (gotcha 27).
     if (traits.exports == export_call::physical)
         return {identity.hw.dram_base_address, identity.hw.dram_base_address + identity.hw.dram_size, 1};
     const auto begin = traits.slice_base + identity.index * traits.slice_size;
@@ -27,6 +30,7 @@ address_slice slice_of(const device_identity& identity, std::uint64_t page) {
 
 std::uint64_t node_of_descriptor(int fd, const std::string& bus_id) {
     struct stat status {};
+    // The descriptor may have been passed by another process, which knows the node by another path.
     return ::fstat(fd, &status) == 0 ? hl_device::node_of(status, bus_id) : 0;
 }
 
@@ -48,12 +52,16 @@ hl_device::hl_device(std::shared_ptr<const hlthunk_api> api, int fd, context_own
       slice_(slice_of(identity_, page_size())) {}
 
 hl_device::~hl_device() {
+    // SynapseAI closes its own descriptor (gotcha 36).
     if (owner_ == context_owner::synapse)
         return;
     if (!valid_in_this_process()) {
+        // Only the child's copy of the descriptor, which would keep the device busy after the parent has
+        // closed it (gotcha 1). The notifier is the parent's.
         ::close(fd_);
         return;
     }
+    // Before the descriptor, which hl-thunk needs to unregister the notifier.
     loss_.close_notifier();
     api_->close(fd_);
 }
@@ -63,6 +71,7 @@ bool hl_device::valid_in_this_process() const {
 }
 
 std::uint64_t hl_device::page_size() const {
+    // 768 MB on Gaudi2, no power of two: sizes are divided by it, never masked (gotcha 4).
     const auto& hw = identity_.hw;
     return hw.device_mem_alloc_default_page_size != 0 ? hw.device_mem_alloc_default_page_size
                                                       : std::max<std::uint64_t>(hw.dram_page_size, 4096);
@@ -110,6 +119,7 @@ result<device_memory> hl_device::allocate_mapped(std::uint64_t size) {
         slice_.find_gap(allocation.size, owner_ == context_owner::other_process
                                              ? half + half / shared_context::members * sharing_.member()
                                              : 0);
+    // A bad or busy hint is silently replaced (gotcha 26): what counts is the address that comes back.
     const auto address = api_->device_memory_map(fd_, allocation.handle, hint);
     if (address == 0) {
         const int reason = errno;
@@ -119,6 +129,8 @@ result<device_memory> hl_device::allocate_mapped(std::uint64_t size) {
             fmt::format("hlthunk_device_memory_map of {} bytes on {}", allocation.size, identity_.bus_id),
             reason));
     }
+    // Only the owner of a context can undo what a dead member has mapped, and only what was noted (gotcha
+    // I3).
     if (auto noted = note_mapping(address, allocation.handle); !noted) {
         api_->memory_unmap(fd_, address);
         api_->device_memory_free(fd_, allocation.handle);
@@ -139,6 +151,7 @@ result<device_memory> hl_device::allocate_physical(std::uint64_t size) {
                                                 "opened it can allocate its memory",
                                                 identity_.bus_id)));
     const std::lock_guard guard(mutex_);
+    // The driver's allocation would only count bytes (gotcha 27): this object alone knows what is in use.
     const auto address = slice_.find_gap(allocation.size);
     if (address == 0)
         return tl::unexpected(
@@ -154,6 +167,8 @@ result<void> hl_device::free_memory(std::uint64_t handle, device_address address
     if (!valid_in_this_process())
         return {};
     const std::lock_guard guard(mutex_);
+    // On a lost device these calls return EBUSY (gotcha 35): the driver frees the memory at close. Gen1 has
+    // no handle.
     if (handle != 0 && !lost()) {
         if (const int rc = api_->memory_unmap(fd_, address.value()); rc != 0)
             return tl::unexpected(failed(
@@ -179,9 +194,12 @@ result<host_mapping> hl_device::map_host(std::span<std::byte> memory) {
         return tl::unexpected(loss_.describe("mapping host memory"));
     if (memory.empty())
         return tl::unexpected(error(errc::size_zero, "mapping of 0 bytes of host memory"));
+    // The result keeps the offset in the page, and unmapping requires exactly this value (gotcha 16). The
+    // device can access the whole last page (gotcha 17).
     const auto address = api_->host_memory_map(fd_, memory.data(), 0, memory.size());
     if (address == 0) {
         const int reason = errno;
+        // EFAULT: not mapped, read-only, or memory of a device (gotcha 30).
         return tl::unexpected(
             failed(reason == EFAULT || reason == EINVAL ? errc::host_range_invalid : errc::map_failed,
                    fmt::format("hlthunk_host_memory_map of {} bytes at {}", memory.size(),
@@ -196,6 +214,8 @@ result<host_mapping> hl_device::map_host(std::span<std::byte> memory) {
 }
 
 void hl_device::unmap(device_address address) {
+    // Forgotten before it is unmapped: if this process dies in between, pages stay pinned until the context
+    // ends. In the other order the owner could unmap an address that another member has got meanwhile.
     if (!lost() && valid_in_this_process()) {
         sharing_.forget_mapping(address.value());
         api_->memory_unmap(fd_, address.value());
@@ -219,6 +239,8 @@ result<unique_fd> hl_device::export_dmabuf(const export_plan& plan) {
     if (physical ? api_->device_memory_export_dmabuf_fd == nullptr
                  : api_->device_mapped_memory_export_dmabuf_fd == nullptr)
         return tl::unexpected(error(errc::symbol_missing, fmt::format("{} has no {}", api_->path(), name)));
+    // The flags are exactly O_RDWR | O_CLOEXEC (gotcha 7). A refusal with EINVAL may mean that the full BAR
+    // is not visible (gotcha 40).
     const int fd =
         physical
             ? api_->device_memory_export_dmabuf_fd(fd_, plan.call_address, plan.call_size, HL_EXPORT_FLAGS)
@@ -236,6 +258,7 @@ result<unique_fd> hl_device::export_dmabuf(const export_plan& plan) {
 result<imported_memory> hl_device::import_dmabuf(int dmabuf, std::uint64_t length) {
     if (lost())
         return tl::unexpected(loss_.describe("DMA-BUF import"));
+    // hl-thunk has no function for the vendor driver's import: the ioctl is issued directly (gotcha 14).
     hl_mem_args args{};
     args.in.argument[0] = static_cast<std::uint64_t>(dmabuf);
     args.in.argument[1] = length;
@@ -261,6 +284,7 @@ result<synapse_device> hl_device::synapse_side() {
 }
 
 error hl_device::failed(errc code, std::string observed, int system_error) {
+    // EBUSY alone is ambiguous: a DMA-BUF that is alive, or a device in reset (gotcha 35). The status tells.
     const auto status = api_->get_device_status_info(fd_);
     if (system_error == EBUSY && status != HL_DEVICE_STATUS_OPERATIONAL) {
         loss_.mark(fmt::format("{}; device status {}", observed, static_cast<int>(status)));
@@ -274,6 +298,8 @@ result<void> device_memory::allocation::free() const {
 }
 
 result<void> device_memory::release() {
+    // Given up only if the driver agreed: otherwise a DMA-BUF still opens the memory, which must not be
+    // reused.
     if (allocation_) {
         GAUDI_CHECK(allocation_->free());
         (void)allocation_.release();

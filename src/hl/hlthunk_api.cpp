@@ -26,6 +26,7 @@ result<std::shared_ptr<const hlthunk_api>> hlthunk_api::load() {
 #define GAUDI_TAKE(name, need, signature) symbols.take(api->name, "hlthunk_" #name, #need);
     GAUDI_HLTHUNK_SYMBOLS(GAUDI_TAKE)
 #undef GAUDI_TAKE
+    // Looked up through hl-thunk, where it resolves to libc's, or to the virtual library's own (gotcha 14).
     symbols.take(api->ioctl, "ioctl", "optional");
     api->missing_ = std::move(symbols.missing);
     if (!symbols.lacking.empty())

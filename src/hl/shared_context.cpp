@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// Shared memory that every member writes without locks: a process may die at any instruction. The order of
+// the stores below lets the owner undo what a dead member has left.
 #include "src/hl/shared_context.hpp"
 
 #include "src/error/try.hpp"
@@ -32,10 +34,12 @@ std::uint64_t shared_context::latest() const {
 }
 
 unsigned shared_context::participants() const {
+    // A member may have written anything here.
     return std::clamp<unsigned>(shared().participants.load(), 1, members + 1);
 }
 
 std::optional<unsigned> shared_context::admit() {
+    // Only the owner takes numbers; a member's record is free again once it has been reaped.
     for (unsigned member = 0; member < members; ++member)
         if (shared().records[member].taken.exchange(1) == 0) {
             shared().participants.fetch_add(1);
@@ -51,6 +55,8 @@ bool shared_context::holds_nothing(unsigned member) const {
 }
 
 bool shared_context::reap(const hlthunk_api& api, int fd, unsigned member, std::uint64_t most_in_flight) {
+    // Unmapping under a submission in flight would be a page fault and reset the device for all members.
+    // Which member made a submission is not known: all up to the latest must have completed.
     const auto last = latest();
     const auto busy = [&](std::uint64_t sequence) {
         std::uint32_t status = HL_WAIT_CS_STATUS_BUSY;
@@ -80,6 +86,8 @@ bool shared_context::note_mapping(unsigned member, std::uint64_t address, std::u
     for (auto& mapped : shared().records[member].mappings)
         if (std::uint64_t none = 0; mapped.address.load(std::memory_order_relaxed) == 0 &&
                                     mapped.address.compare_exchange_strong(none, address)) {
+            // The address claims the entry. A member that dies before the handle is stored leaves memory that
+            // the driver frees with the context.
             mapped.handle.store(handle);
             return true;
         }
@@ -89,6 +97,8 @@ bool shared_context::note_mapping(unsigned member, std::uint64_t address, std::u
 void shared_context::forget_mapping(unsigned member, std::uint64_t address) {
     for (auto& mapped : shared().records[member].mappings)
         if (mapped.address.load(std::memory_order_relaxed) == address) {
+            // Before the address: with address 0 the entry is free, and its next user must not inherit a
+            // handle.
             mapped.handle.store(0);
             mapped.address.store(0);
             return;
@@ -101,6 +111,7 @@ result<shared_context*> context_membership::open() {
         return open;
     GAUDI_TRY(kept_, shared_context::make());
     shared_.store(kept_.get(), std::memory_order_release);
+    // Submissions from before the context was shared may still be in flight: members must count them.
     kept_->submitted(last_sequence_.load());
     return kept_.get();
 }

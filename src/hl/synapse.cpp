@@ -30,9 +30,11 @@ using get_info_v2 = int (*)(std::uint32_t, device_info_v2*);
 // SynapseAI's symbols may be global or not: Python loads it with RTLD_LOCAL.
 void* find_symbol(const char* name) {
     void* symbol = ::dlsym(RTLD_DEFAULT, name);
+    // RTLD_NOLOAD: this library never brings SynapseAI into a process, it only meets it there.
     if (symbol == nullptr)
         if (void* loaded = ::dlopen("libSynapse.so", RTLD_LAZY | RTLD_NOLOAD); loaded != nullptr) {
             symbol = ::dlsym(loaded, name);
+            // Takes back the reference of dlopen: whether SynapseAI stays loaded is the program's decision.
             ::dlclose(loaded);
         }
     return symbol;
@@ -43,6 +45,7 @@ void* find_symbol(const char* name) {
 std::optional<synapse_device> find_synapse_device(std::uint32_t synapse_id) {
     const auto get_info = reinterpret_cast<get_info_v2>(find_symbol("synDeviceGetInfoV2"));
     device_info_v2 info{};
+    // The descriptor is valid in this process alone, and stays SynapseAI's: it is never closed here.
     if (get_info == nullptr || get_info(synapse_id, &info) != 0 || info.fd == 0)
         return std::nullopt;
     synapse_device device;

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// The owner's side and its thread. The mutex guards all tables; whatever waits for another process, or may
+// drop the last reference to a device or a connection, runs after unlocking.
 #include "src/ipc/broker.hpp"
 
 #include "src/error/try.hpp"
@@ -25,7 +27,8 @@ struct current_broker {
     std::shared_ptr<broker> instance;
 };
 
-// Checks the condition with growing pauses. False on timeout.
+// Checks the condition with growing pauses. False on timeout. Importers count their copies in shared memory,
+// which announces nothing: the owner has to ask.
 template <typename F>
 bool wait_until(std::chrono::milliseconds limit, F&& condition) {
     const auto deadline = deadline_after(limit);
@@ -62,6 +65,7 @@ result<std::shared_ptr<broker>> broker::self() {
         return tl::unexpected(error(errc::system_call_failed, "the broker's thread", failed.code().value()));
     }
     current.instance = std::move(made);
+    // Last: from now on every free of device memory asks this broker, which must be complete.
     observe_memory(current.instance);
     return current.instance;
 }
@@ -80,6 +84,7 @@ void broker::stop() {
         last = std::move(current.instance);
         current.instance.reset();
     }
+    // Without the lock: end() waits for importers, and other threads ask for the running broker meanwhile.
     if (last)
         last->end();
 }
@@ -90,8 +95,10 @@ void broker::end() {
         const std::lock_guard guard(mutex_);
         for (auto& each : clients_.all())
             each.leases.revoke_if([](const lease_record&) { return true; });
+        // A lease that closes may erase its allocation: the wait for releases goes by the bases.
         bases = shares_.bases();
     }
+    // Copies in flight complete first. A process that is stopped must not keep this one for ever.
     (void)wait_until(std::chrono::seconds(5), [&] {
         const std::lock_guard guard(mutex_);
         return std::all_of(clients_.all().begin(), clients_.all().end(),
@@ -125,6 +132,8 @@ void broker::run() {
 }
 
 void broker::handle(std::span<const int> ready) {
+    // Declared before the lock, destroyed after it: dropping the last reference to a watcher calls unwatch(),
+    // and to a device closes it.
     hangup_watch::watchers hung_up;
     bool revoked = false;
     std::vector<std::shared_ptr<device>> used;
@@ -139,6 +148,8 @@ void broker::handle(std::span<const int> ready) {
                 if (event.hung_up)
                     hung_up.push_back(std::move(event.hung_up));
             } else if (auto* from = clients_.find(fd)) {
+                // The pidfd becomes readable when the process has ended, also where a child of it still has
+                // the socket.
                 if (from->process.get() == fd || !requests_.serve(*from))
                     clients_.disconnect(*from);
             }
@@ -152,6 +163,7 @@ void broker::handle(std::span<const int> ready) {
         clients_.reap([this](client& each) { return finished(each); });
         used = requests_.take_used_devices();
     }
+    // Without the lock: a watcher drops engines, which may wait for their copies, and calls the importer.
     for (const auto& each : hung_up)
         each->hung_up();
     if (revoked)
@@ -162,9 +174,11 @@ void broker::handle(std::span<const int> ready) {
 
 // Releases what a disconnected client had. True once nothing of it is left.
 bool broker::finished(client& ended) {
+    // The owner's own copies for the client use its slab, and must end before that is unmapped.
     requests_.finish_copies(ended);
     if (!ended.copies.empty() || !ended.is_harmless() || !ended.release_resources())
         return false;
+    // One by one, because closing the last lease of an allocation drops its DMA-BUF.
     while (!ended.leases.all().empty())
         requests_.close_lease(ended, ended.leases.all().begin()->first);
     return true;
@@ -179,6 +193,8 @@ bool broker::end_clients() {
         if (!clients_.all().empty())
             std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
+    // What is left then is of processes that do not end: the driver keeps their mappings until the context
+    // ends.
     clients_.all().clear();
     shares_.clear();
     offers_.clear();
@@ -189,6 +205,7 @@ void broker::flush_watchers() {
     hangup_watch::watchers all;
     {
         const std::lock_guard guard(mutex_);
+        // Strong references: a connection may end on another thread while it is flushed here.
         all = hangups_.all();
     }
     for (const auto& each : all)
@@ -212,6 +229,7 @@ int broker::longest_sleep() const {
 result<void> broker::listen() {
     if (listener_)
         return {};
+    // With the first share only: a process that imports and shares nothing cannot be connected to.
     GAUDI_TRY(auto made, listen_on(broker_name(own_identity())));
     GAUDI_CHECK(events_.add(made.get(), EPOLLIN));
     listener_ = fork_private_fd(std::move(made));
@@ -235,6 +253,7 @@ result<memory_handle> broker::share(device_address address, std::uint64_t length
             return tl::unexpected(allocation.error());
         allocation = allocation_view{address, length, 0, pool->device_index, 0};
     }
+    // Released after unlocking, because it is declared before the guard: it may be the last reference.
     const auto owner = find_open_device(allocation->device_index);
     if (!owner)
         return tl::unexpected(error(errc::not_allocated, fmt::format("memory at {:#x}", address.value())));
@@ -253,6 +272,7 @@ result<memory_handle> broker::share(device_address address, std::uint64_t length
     record.length = length;
     const std::lock_guard guard(mutex_);
     GAUDI_CHECK(listen());
+    // The secret makes the handle valid: the rest of it could be guessed.
     record.secret = shares_.add(*allocation, record.offset, length, separate);
     return record.seal();
 }
@@ -282,6 +302,7 @@ bool broker::revoke(device_address address, std::uint64_t secret) {
     for (auto& each : clients_.all())
         each.leases.revoke_if(
             [&](const lease_record& lease) { return is_of_any(lease, shared) && lease.opened_with(secret); });
+    // An allocation with leases stays in the table: their DMA-BUFs are in it.
     for (const auto* const entry : shared)
         if (entry->pieces.empty() && !is_leased(*entry))
             shares_.erase(*entry);
@@ -319,6 +340,7 @@ void broker::wait_for_releases(const std::vector<std::uint64_t>& bases) {
         const std::lock_guard guard(mutex_);
         return std::none_of(clients_.all().begin(), clients_.all().end(), holds);
     };
+    // Once per importer: one that exceeds this limit would otherwise delay every later free by as much.
     if (wait_until(std::chrono::milliseconds(500), all_released))
         return;
     const std::lock_guard guard(mutex_);
@@ -332,6 +354,7 @@ bool broker::memory_goes(device_address base, std::uint64_t length) {
         if (!shares_.any_in(base, length))
             return true;
     }
+    // Without the mutex for the rest: the broker's thread must go on to receive what the importers release.
     (void)revoke(base);
     const bool quiet = wait(base, until::quiet, std::chrono::seconds(5));
     wait_for_releases({base.value()});

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// A client is removed in two steps. Its connection ends first; its entry stays until nothing that it started
+// can access memory, because a process whose connection ended may live on.
 #include "src/ipc/clients.hpp"
 
 #include "src/hl/hl_device.hpp"
@@ -35,6 +37,7 @@ bool ungreeted(const client& each) {
 
 } // namespace
 
+// The pid may be reused later, the pidfd not: it is opened while the peer is connected.
 client::client(unique_fd connected, const ucred& peer)
     : socket(std::move(connected)),
       process(unique_fd(peer.pid > 0 ? static_cast<int>(::syscall(SYS_pidfd_open, peer.pid, 0)) : -1)),
@@ -44,10 +47,12 @@ bool client::send_or_park(answer_head head, message_bytes message, std::span<con
     const auto sent = send_message(socket.get(), message, descriptors, {});
     if (sent && !descriptors.empty())
         parked.clear(); // the kernel holds its own references now
+    // The kernel limits descriptors in flight per user; an answer without any needs no second try.
     if (sent || descriptors.empty())
         return sent.has_value();
     head.fetch = static_cast<std::uint32_t>(descriptors.size()); // too many descriptors are in flight
     for (std::size_t i = 0; i < descriptors.size(); ++i) {
+        // Duplicates, which stay open until the importer's next request says that it has fetched them.
         parked.emplace_back(::fcntl(descriptors[i], F_DUPFD_CLOEXEC, 0));
         head.numbers[i] = parked.back().get();
     }
@@ -69,6 +74,7 @@ bool client::is_harmless() const {
 }
 
 bool client::release_resources() {
+    // The driver refuses calls on a lost context (gotcha 35): what a member mapped ends when it is closed.
     std::erase_if(memberships, [](const membership& each) {
         auto& device = *each.context;
         return device.lost() || device.sharing().shared()->reap(device.api(), device.fd(), each.member,
@@ -106,9 +112,11 @@ void client_list::accept_from(int listener) {
         }
         ucred peer{};
         socklen_t length = sizeof(peer);
+        // This process opens its own handles without a broker.
         if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 ||
             peer.pid == ::getpid())
             continue;
+        // Refused with an answer: closing the socket would look like an owner that has ended.
         if (!serves(peer.uid)) {
             refuse(socket.get(),
                    {errc::peer_refused, fmt::format("user {}, the owner is {}", peer.uid, ::geteuid())});
@@ -158,6 +166,8 @@ void client_list::keep_spare() {
 
 client* client_list::find(int descriptor) {
     const auto found = std::find_if(clients_.begin(), clients_.end(), [&](const client& each) {
+        // The descriptors of a disconnected client stay open until it is removed, so that no number is used
+        // twice.
         return !each.disconnected && (each.socket.get() == descriptor || each.process.get() == descriptor);
     });
     return found != clients_.end() ? &*found : nullptr;

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// Leases are cached, because opening one asks another process. No lock is held while that process answers, so
+// that two threads may open the same lease: the second one found is dropped.
 #include "src/ipc/importer.hpp"
 
 #include "src/error/try.hpp"
@@ -22,6 +24,7 @@ result<std::shared_ptr<owner_link>> importer::link_to(const process_identity& ow
             if (auto alive = found->second.lock(); alive && !alive->gone())
                 return alive;
     }
+    // Without the mutex: the broker's thread takes it in owner_gone(), also for another owner.
     auto made = owner_link::connect(owner, settings, [owner] { importer::self().owner_gone(owner); });
     if (!made)
         return made;
@@ -39,6 +42,7 @@ void importer::owner_gone(const process_identity& owner) {
     {
         const std::lock_guard guard(mutex_);
         links_.erase(owner.random);
+        // A bound for processes that see many owners end. Beyond it has_ended() relies on /proc alone.
         if (lost_.size() < 4096)
             lost_.insert(owner.random);
     }
@@ -55,10 +59,12 @@ void importer::evict(std::size_t limit, std::vector<std::shared_ptr<lease_core>>
         leases_.erase(oldest);
         ++counts_.evicted;
     }
+    // An evicted lease stays in in_use_ while a buffer holds it, so that the next import finds it again.
     std::erase_if(in_use_, [](const auto& each) { return each.second.expired(); });
 }
 
 result<std::shared_ptr<lease_core>> importer::open(const handle_record& handle) {
+    // With generation and secret: an address that was freed and shared again is another lease.
     const key wanted{handle.random, handle.base, handle.generation, handle.secret};
     // Destroyed after unlocking: each sends a message to its owner.
     std::vector<std::shared_ptr<lease_core>> dropped;
@@ -85,12 +91,14 @@ result<std::shared_ptr<lease_core>> importer::open(const handle_record& handle) 
             each = each->second.lease ? std::next(each) : leases_.erase(each);
         }
     }
+    // Before the owner is asked: it may be waiting for exactly these.
     dropped.clear();
     GAUDI_TRY(const auto settings, get_ipc());
     if (handle.machine != own_identity().machine)
         return tl::unexpected(error(errc::other_host, fmt::format("memory of process {}", handle.pid)));
     result<std::shared_ptr<lease_core>> made = nullptr;
     if (handle.owner() == own_identity()) {
+        // A handle of this process needs no lease: the address map tells whether the memory is still there.
         made = std::make_shared<lease_core>(handle);
         if ((*made)->gone())
             return tl::unexpected((*made)->gone_error());
@@ -117,6 +125,7 @@ void importer::release_revoked() {
     std::vector<std::shared_ptr<lease_core>> all; // released after unlocking
     {
         const std::lock_guard guard(mutex_);
+        // Copies in flight keep their resources, also of leases that are no longer cached.
         for (const auto& [which, each] : in_use_)
             if (auto alive = each.lock())
                 all.push_back(std::move(alive));

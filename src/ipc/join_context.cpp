@@ -14,6 +14,8 @@ result<std::shared_ptr<hl_device>> join_context(const std::shared_ptr<const hlth
                                                 const opened_context& answer,
                                                 std::array<unique_fd, most_passed>& passed,
                                                 std::shared_ptr<void> host) {
+    // Before the context is attached: without the shared counter two processes could exceed the driver's
+    // limit together (gotcha I4).
     GAUDI_TRY(auto shared, shared_context::of(std::move(passed[1])));
     GAUDI_TRY(const auto devices, discover(*api));
     const auto bus_id = bus_id_of(*api, passed[0].get());

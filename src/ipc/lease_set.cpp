@@ -26,6 +26,7 @@ result<lease_set::slot_number> lease_set::open(const handle_record& handle) {
     lease.length = handle.allocated;
     lease.generation = handle.generation;
     lease.secret = handle.secret;
+    // The importer can write to the table and may have left any value here.
     word(slot).revoked.store(0);
     word(slot).in_flight.store(0);
     return slot;
@@ -33,6 +34,7 @@ result<lease_set::slot_number> lease_set::open(const handle_record& handle) {
 
 lease_record* lease_set::find_usable(slot_number slot) {
     const auto lease = leases_.find(slot);
+    // The record decides, not the word in shared memory: that one only announces.
     return lease != leases_.end() && !lease->second.revoked && !lease->second.closing ? &lease->second
                                                                                       : nullptr;
 }
@@ -41,6 +43,7 @@ std::optional<lease_record> lease_set::close(slot_number slot) {
     const auto lease = leases_.find(slot);
     if (lease == leases_.end())
         return {};
+    // The owner's engine still copies for it: the record keeps the piece and its pins until then.
     lease->second.closing = true;
     if (lease->second.copies != 0)
         return {};
@@ -70,6 +73,7 @@ void lease_set::revoke_if(const std::function<bool(const lease_record&)>& chosen
         if (!chosen(lease))
             continue;
         lease.revoked = true;
+        // Before the announcement: an importer that receives it must find the word set.
         word(slot).revoked.store(1);
         // A full socket wakes its reader anyway; a socket without a reader is closed.
         if (revoke_socket_ && ::send(revoke_socket_.get(), "", 1, MSG_DONTWAIT | MSG_NOSIGNAL) < 0 &&
@@ -83,6 +87,7 @@ bool lease_set::any(const std::function<bool(const lease_record&)>& chosen) cons
 }
 
 unsigned lease_set::in_flight(slot_number slot) const {
+    // An importer without descriptors cannot access the memory by itself: what it counts means nothing.
     return leases_.at(slot).copies + (importer_copies_ ? word(slot).in_flight.load() : 0);
 }
 
@@ -93,6 +98,7 @@ bool lease_set::quiet() const {
 
 unique_fd lease_set::open_revoke_socket() {
     int ends[2];
+    // Non-blocking: the owner must never wait for an importer that does not read.
     if (revoke_socket_ || ::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) != 0)
         return {};
     revoke_socket_ = fork_private_fd(unique_fd(ends[0]));

@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// One socket for all threads of this process: any thread that waits for an answer receives all that has
+// arrived, keeps those of other threads, and sleeps in short steps. The broker's thread watches the socket
+// for its end.
 #include "src/ipc/owner_link.hpp"
 
 #include "src/error/try.hpp"
@@ -43,6 +46,7 @@ result<std::shared_ptr<owner_link>> owner_link::connect(std::string_view name, c
         return tl::unexpected(error(socket.error().code(),
                                     fmt::format("process {}: {}", owner.pid, socket.error().observed()),
                                     socket.error().system_error()));
+    // Any user may bind an abstract name: the importer checks its owner as the owner checks it.
     ucred credentials{};
     socklen_t length = sizeof(credentials);
     if (::getsockopt(socket->get(), SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0 ||
@@ -53,6 +57,7 @@ result<std::shared_ptr<owner_link>> owner_link::connect(std::string_view name, c
     GAUDI_TRY(const auto service, broker::self());
     auto made = std::make_shared<owner_link>(fork_private_fd(std::move(*socket)), owner, settings);
     made->when_gone_ = std::move(when_gone);
+    // The broker keeps a weak reference, so that the connection ends with the last lease.
     GAUDI_CHECK(service->watch(made->socket_.get(), made));
     return made;
 }
@@ -77,6 +82,7 @@ void owner_link::hung_up() {
         answers_.clear();            // answers may hold descriptors
     }
     gone_.store(true, std::memory_order_release);
+    // The engines keep the owner's device open, which its owner wants to open again (gotcha I2).
     contexts_.close();
     if (when_gone_)
         when_gone_();
@@ -94,6 +100,7 @@ result<void> owner_link::send(const message_bytes& message, std::span<const int>
             return tl::unexpected(gone_error());
         {
             const std::lock_guard guard(mutex_);
+            // Messages of post() first: the owner must see a release before the request that follows it.
             auto sent = send_unsent() ? send_message(socket_.get(), message, passed, {})
                                       : tl::unexpected(error(errc::peer_silent, "the socket is full"));
             if (!sent && sent.error().code() == errc::peer_gone) {
@@ -137,6 +144,7 @@ bool owner_link::flush() {
 // Adds the answer's descriptors; fetches those that the owner could not pass.
 result<owner_link::raw_answer> owner_link::complete(const answer_head& head, std::span<const std::byte> body,
                                                     received_message& with) {
+    // The kernel closes descriptors for which this process has no room, and only sets a flag.
     if (with.descriptors_lost)
         return tl::unexpected(
             error(errc::descriptors_exhausted, "descriptors that another process passed", EMFILE));
@@ -149,6 +157,7 @@ result<owner_link::raw_answer> owner_link::complete(const answer_head& head, std
     socklen_t length = sizeof(owner);
     const bool known =
         ::getsockopt(socket_.get(), SOL_SOCKET, SO_PEERCRED, &owner, &length) == 0 && owner.pid > 0;
+    // The owner has parked the descriptors until this process sends its next request.
     const unique_fd process(known ? static_cast<int>(::syscall(SYS_pidfd_open, owner.pid, 0)) : -1);
     for (std::uint32_t i = 0; i < std::min<std::uint32_t>(head.fetch, most_passed); ++i) {
         made.passed[i] = unique_fd(
@@ -182,6 +191,7 @@ result<void> owner_link::collect() {
             return tl::unexpected(error(errc::protocol_violated, "bytes that are no answer"));
         if (head->id == 0 && head->failed != 0) // the owner refuses the connection
             return tl::unexpected(error_of(*head, owner_));
+        // The owner is checked as well: an answer without a request would be kept for ever.
         if (head->id == 0 || head->id >= next_id_)
             return tl::unexpected(error(errc::protocol_violated, "an answer without a request"));
         const auto body = message.subspan(sizeof(answer_head));
@@ -207,6 +217,7 @@ void owner_link::answer_came_late(bool opened, const answer_head& head, std::spa
 
 std::optional<result<owner_link::raw_answer>> owner_link::pop_answer(std::uint64_t id) {
     const std::lock_guard guard(mutex_);
+    // An answer that arrived before the connection ended counts: it is looked up before the error.
     auto collected = collect();
     if (const auto found = answers_.find(id); found != answers_.end()) {
         auto taken = std::move(found->second);
@@ -245,6 +256,7 @@ result<owner_link::raw_answer> owner_link::send_and_wait(std::uint64_t id, const
         const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - clock::now());
         if (left.count() <= 0) {
             const std::lock_guard guard(mutex_);
+            // The answer may still come: a lease in it would otherwise last as long as the connection.
             abandoned_.emplace(id, opens_lease);
             return tl::unexpected(error(errc::peer_silent, fmt::format("process {}, waited {} ms", owner_.pid,
                                                                        settings_.answer_timeout.count())));
@@ -260,11 +272,13 @@ lease_word* owner_link::table() {
 
 result<void> owner_link::set_table(unique_fd descriptor) {
     const std::lock_guard guard(mutex_);
+    // Several threads may have opened their first lease at the same time: one table serves all.
     if (table() != nullptr)
         return {};
     GAUDI_TRY(auto memory, shared_memory::of(std::move(descriptor), leases_per_client * sizeof(lease_word)));
     memory.drop_descriptor();
     table_memory_ = std::move(memory);
+    // Never unmapped while this object lives: leases point into it and read it without a lock.
     table_.store(reinterpret_cast<lease_word*>(table_memory_.data()), std::memory_order_release);
     return {};
 }

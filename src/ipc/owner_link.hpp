@@ -11,6 +11,10 @@
 namespace gaudi {
 
 // An importer's connection to one owner. Any thread may send requests; answers arrive in any order.
+//
+// It has about thirty functions, because one socket and one mutex serve all of them: requests that wait,
+// requests that must not wait, the answers of all threads, and the end of the owner, after which none of them
+// may go on. Table, contexts and slabs are kept here because they end with the connection.
 class owner_link : public hangup_watcher, public std::enable_shared_from_this<owner_link> {
 public:
     // errc::peer_gone, peer_refused.

@@ -14,6 +14,7 @@ result<std::optional<owner_slabs::slab>> owner_slabs::acquire(owner_link& link) 
             const int passed[] = {memory.descriptor()};
             GAUDI_CHECK(link.ask(attach_slab_request{count * slab_bytes}, passed));
             memory.drop_descriptor();
+            // After the answer: a slab that the owner has not mapped must not be used.
             memory_ = std::move(memory);
             for (std::uint64_t i = 0; i < count; ++i)
                 release(i * slab_bytes);

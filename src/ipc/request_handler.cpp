@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// Every number in a request is the importer's: it is checked against the table of what was shared, never
+// against what the request itself says. Nothing here waits for the importer.
 #include "src/ipc/request_handler.hpp"
 
 #include "src/copy/copy_core.hpp"
@@ -54,6 +56,7 @@ bool request_handler::answer(client& from, const request_head& head, std::span<c
         return refuse(
             {errc::version_mismatch, fmt::format("the importer has protocol version {}, the owner {}",
                                                  head.version, request_head::current_version)});
+    // Only with a request of this version: a client that cannot be served must not hold a place for long.
     from.greeted = true;
     const auto request = read_request(head.kind, body);
     if (!request)
@@ -85,6 +88,7 @@ request_handler::carry_out(client& from, const open_lease_request& request, rece
     GAUDI_TRY(const auto slot, from.leases.open(handle));
     ++leases_opened_;
     outgoing<opened_lease> made{{slot, 0}};
+    // The table is passed on request only: the kernel limits a user's descriptors in flight.
     if (request.wants_table == 0)
         return made;
     made.body.passed |= opened_lease::table;
@@ -107,6 +111,8 @@ request_handler::carry_out(client& from, const open_dmabuf_request& request, rec
     auto& piece = *leased.piece;
     if (!piece.dmabuf) {
         GAUDI_TRY(const auto device, use_device(leased.allocation->device_index));
+        // A DMA-BUF of these pages alone, made once for all leases of this handle: the chunk's own would open
+        // its neighbours as well.
         GAUDI_TRY(const auto exported,
                   device->export_pages(device_address(leased.allocation->base + piece.offset), piece.length));
         piece.dmabuf = unique_fd(exported.fd);
@@ -114,6 +120,8 @@ request_handler::carry_out(client& from, const open_dmabuf_request& request, rec
         piece.window = round_up(exported.offset + piece.length, 4096);
     }
     from.leases.importer_has_descriptors();
+    // Noted before the answer is sent: from here on a free waits for the importer, whatever becomes of the
+    // answer.
     from.leases.find_usable(request.lease)->dmabuf_given = true;
     return outgoing<opened_dmabuf>{{piece.skip, piece.window}, {piece.dmabuf.get()}};
 }
@@ -128,6 +136,7 @@ request_handler::carry_out(client& from, const open_context_request& request, re
             errc::not_granted, "the owner passes its device's descriptor only to processes of its own user"));
     if (settings_.give != ipc_give::context)
         return tl::unexpected(error(errc::not_granted, "the owner does not pass its device's descriptor"));
+    // Only the process that opened the context can undo what a member has mapped when it dies (gotcha I3).
     const auto owner = use_device(leased.allocation->device_index);
     if (!owner || core_of(**owner)->owner() != context_owner::this_process)
         return tl::unexpected(
@@ -154,6 +163,7 @@ request_handler::admit(client& from, const std::shared_ptr<hl_device>& context) 
     const auto passed = [&](unsigned member) {
         return outgoing<opened_context>{{member}, {context->fd(), shared->descriptor()}};
     };
+    // One number per client and context, however often it asks: the owner undoes its mappings by that number.
     for (const auto& each : from.memberships)
         if (each.context == context)
             return passed(each.member);
@@ -170,8 +180,10 @@ request_handler::carry_out(client& from, const attach_slab_request& request, rec
     if (with.descriptors != 1 || request.length == 0 || request.length > largest_slab || !from.copies.empty())
         return tl::unexpected(error(errc::protocol_violated, fmt::format("a slab of {} bytes, at most {}",
                                                                          request.length, largest_slab)));
+    // shared_memory::of refuses memory that could shrink: an access beyond its end would end this process.
     GAUDI_TRY(auto slab, shared_memory::of(std::move(with.passed[0]), request.length));
     slab.drop_descriptor();
+    // Before the memory: the engine must not have pages pinned that are unmapped.
     from.slab_pins.clear();
     from.slab = std::move(slab);
     return outgoing<nothing_more>{};
@@ -181,6 +193,7 @@ result<void> request_handler::start_copy(client& from, const copy_request& reque
     const auto leased = find_leased(from, request.lease);
     if (!leased)
         return no_such_lease(errc::lease_revoked, request.lease);
+    // The handle's bytes, not the allocation's: a handle opens no more than what it was made for.
     const auto& piece = *leased.piece;
     if (request.offset < piece.offset ||
         !lies_within(request.offset - piece.offset, request.length, piece.length) ||
@@ -231,6 +244,7 @@ void request_handler::finish_copies(client& of) {
         reply.id = each->request_id;
         if (const auto done = each->ticket.wait(); !done)
             reply.set_failure(done.error());
+        // The client may have closed the lease while the owner copied for it.
         if (const auto closed = of.leases.copy_ended(each->lease))
             lease_closed(*closed);
         if (!of.disconnected && !of.send(reply, nothing_more{}))
@@ -245,6 +259,7 @@ void request_handler::close_lease(client& from, lease_set::slot_number slot) {
 }
 
 void request_handler::lease_closed(const lease_record& closed) {
+    // Several clients may lease one allocation: what is kept for it goes with the last lease.
     bool of_piece = false, of_allocation = false;
     for (const auto& each : clients_.all())
         for (const auto& [slot, lease] : each.leases.all())

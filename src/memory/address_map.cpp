@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// Which memory is where: read without a lock before every copy, by UCX for every buffer. Readers may see a
+// record while it is reused, and find out by its generation; windows, nodes and records are never freed while
+// the map lives, so that no reader touches freed memory.
 #include "src/memory/editable_address_map.hpp"
 
 #include <array>
@@ -85,6 +88,7 @@ struct address_map::impl {
     }
 
     const window* window_of(std::uint64_t address) const noexcept {
+        // A process has few windows, one for each device: a search is faster than a tree.
         const auto count = window_count.load(std::memory_order_acquire);
         for (std::size_t i = 0; i < count; ++i) {
             const window* candidate = windows[i].load(std::memory_order_acquire);
@@ -115,6 +119,8 @@ struct address_map::impl {
                 target.store(value, std::memory_order_release);
             else {
                 auto* child = reinterpret_cast<node*>(present & ~tag_mask);
+                // Never divided back: the node is used again by the next allocation that needs it, and
+                // readers may be in it.
                 if ((present & tag_mask) != is_node) {
                     child = &nodes.emplace_back();
                     target.store(reinterpret_cast<std::uintptr_t>(child) | is_node,
@@ -144,6 +150,7 @@ struct address_map::impl {
     }
 
     void retire(record& gone) {
+        // After the slots were cleared: a reader that still has the record sees 0 and looks again.
         gone.generation.store(0, std::memory_order_release);
         gone.next_spare = spare;
         spare = &gone;
@@ -183,6 +190,7 @@ result<void> editable_address_map::add_window(device_address base, std::uint64_t
             reused = &candidate;
     }
     auto* added = reused != nullptr ? reused : &impl_->all_windows.emplace_back(begin, size, device_index);
+    // Before the count, so that a reader that sees the new count sees the window.
     impl_->windows[place].store(added, std::memory_order_release);
     if (place == count)
         impl_->window_count.store(count + 1, std::memory_order_release);
@@ -239,11 +247,14 @@ result<std::uint64_t> editable_address_map::insert(device_address base, std::uin
     else
         entry = &impl_->records.emplace_back();
     const auto generation = impl_->next_generation++;
+    // A reader may still hold this record as that of freed memory: the generation is 0 until all fields are
+    // new.
     entry->base.store(begin, std::memory_order_release);
     entry->length.store(length, std::memory_order_release);
     entry->tag.store(tag, std::memory_order_release);
     entry->device.store(where->device, std::memory_order_release);
     entry->generation.store(generation, std::memory_order_release);
+    // Last: only now can a reader find the record by its address.
     impl_->cover(const_cast<slot*>(where->top.data()), 0, top_shift, offset, end,
                  reinterpret_cast<std::uintptr_t>(entry) | is_record);
     impl_->live.fetch_add(1, std::memory_order_relaxed);
@@ -327,6 +338,8 @@ result<allocation_view> address_map::find_pages(device_address address, std::uin
     auto allocation = find(address);
     if (allocation && fits(*allocation))
         return *allocation;
+    // UCX asks for whole pages: a page may begin with free memory or with a neighbour, and the allocation
+    // that is meant begins later in it.
     std::optional<allocation_view> nearest = allocation;
     for (auto probe = begin / unit * unit; begin % page == 0 && probe < begin + page;) {
         const auto candidate = find(device_address(probe));
@@ -371,6 +384,8 @@ std::optional<memory_window> address_map::window_at(device_address address,
 void editable_address_map::observe(const std::shared_ptr<memory_observer>& observer) {
     const std::lock_guard guard(impl_->mutex); // no window is added or removed meanwhile
     {
+        // A mutex of its own: listeners() is called by threads that free memory, with and without the map's
+        // mutex.
         const std::lock_guard observers_guard(impl_->observers_mutex);
         std::erase_if(impl_->observers, [](const auto& each) { return each.expired(); });
         impl_->observers.push_back(observer);
@@ -384,6 +399,7 @@ void editable_address_map::observe(const std::shared_ptr<memory_observer>& obser
 
 bool editable_address_map::announce(device_address base, std::uint64_t length) const {
     bool free = true;
+    // Every listener is asked, also after one has objected: each must drop what it keeps.
     for (const auto& listener : impl_->listeners())
         free = listener->memory_goes(base, length) && free;
     return free;

@@ -10,6 +10,8 @@
 namespace gaudi {
 
 void device_buffer::range::close() noexcept {
+    // The generation makes this harmless where the memory was freed by its address, or is another buffer's by
+    // now.
     core->free(static_cast<heap_core::block*>(block), address, generation);
 }
 

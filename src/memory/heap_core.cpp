@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// Buffers are parts of chunks, because Gaudi2 allocates in pages of 768 MB and has 127 of them (gotcha 3). A
+// buffer is freed in this order: importers and UCX release it, the address map forgets it, peers' keys end;
+// only then are its bytes allocated again.
 #include "src/memory/heap_core.hpp"
 
 #include "src/error/try.hpp"
@@ -17,6 +20,7 @@ constexpr std::uint64_t max_alignment = 2ULL << 20;
 
 } // namespace
 
+// A NIC's cache identifies a chunk by this number: an address returns with the next chunk there.
 std::uint64_t new_chunk_serial() {
     static std::atomic<std::uint64_t> next{1};
     return next.fetch_add(1);
@@ -33,6 +37,8 @@ heap_core::~heap_core() {
         return;
     for (const auto& left : map_.allocations_of(device_->identity().index)) // released and never freed
         (void)map_.announce(left.base, left.length); // never reused: the heap ends here
+    // Registrations end before the chunks' destructors unmap them: the driver refuses the other order (gotcha
+    // 9).
     for (const auto& leaving : chunks_)
         announce(leaving);
     map_.remove_device(device_->identity().index);
@@ -88,6 +94,8 @@ result<heap_core::allocated> heap_core::allocate(std::uint64_t size, std::uint64
                               device_->identity().hw.dram_size)));
     if (device_->lost())
         return tl::unexpected(device_->loss().describe("buffer allocation"));
+    // Buffers of a page or more begin at a page: NICs and importers work on pages, and a key to a page opens
+    // all of it (gotcha U3).
     alignment = std::max(
         {alignment, device_heap::granule, size >= page || whole_pages ? page : device_heap::granule});
     const auto taken = whole_pages ? round_up(size, page) : size;
@@ -118,6 +126,8 @@ void heap_core::free_locked(block* returned, bool reusable) {
     const auto length = freed ? freed->length : 0;
     if (!reusable) // the block stays allocated, and with it the chunk
         abandoned_ += length;
+    // Before the observers: a registration that another thread makes meanwhile finds the buffer gone and
+    // undoes itself.
     (void)map_.erase(address);
     --buffers_;
     for_each_observer([&](chunk_observer& observer) { observer.buffer_freed(address, length); });
@@ -136,6 +146,7 @@ void heap_core::free_locked(block* returned, bool reusable) {
 
 bool heap_core::release_chunk(std::list<chunk>::iterator position) {
     announce(*position);
+    // The heap's own descriptor would keep the mapping alive, as any other does (gotcha 9).
     position->dmabuf.reset();
     // The driver refuses while a memory region of it exists elsewhere: then the chunk stays and is used
     // again.
@@ -153,6 +164,7 @@ void heap_core::free(block* returned, device_address address, std::uint64_t gene
         return;
     const bool reusable = map_.announce(address, allocation->length);
     const std::lock_guard guard(mutex_);
+    // The lock was not held during the announcement: the buffer may have been freed by its address meanwhile.
     if (const auto still = map_.find(address); still && still->generation == generation)
         free_locked(returned, reusable);
 }
@@ -200,6 +212,7 @@ result<void> heap_core::free(device_address address) {
 result<void> heap_core::export_chunk(chunk& which) {
     if (which.dmabuf)
         return {};
+    // The whole chunk, once: drivers before Linux 6.7 ignore the offset of an export.
     GAUDI_TRY(const auto plan,
               plan_export({device_->identity().generation, memory_origin::own, which.memory.address(),
                            which.memory.size(), which.memory.address(), which.memory.size()}));
@@ -216,6 +229,7 @@ result<dmabuf_export> heap_core::dmabuf(const block* of, device_address address,
 
 result<dmabuf_export> heap_core::dmabuf(device_address address, std::uint64_t length) {
     const std::lock_guard guard(mutex_);
+    // UCX rounds what it exports to pages: the range may begin in a neighbour (gotcha U3).
     GAUDI_TRY(const auto allocation, map_.find_pages(address, length));
     if (allocation.device_index != device_->identity().index)
         return tl::unexpected(wrong_device(address, length));
@@ -233,6 +247,7 @@ result<dmabuf_export> heap_core::window(device_address address, std::uint64_t le
     const auto& home = static_cast<chunk*>(reinterpret_cast<block*>(allocation.tag)->owner)->memory;
     GAUDI_TRY(const auto plan, plan_export({device_->identity().generation, memory_origin::own,
                                             home.address(), home.size(), address, length}));
+    // Not the chunk's export: who gets this descriptor must not reach other buffers of the chunk.
     GAUDI_TRY(auto fd, device_->export_dmabuf(plan));
     return dmabuf_export{fd.release(), plan.dmabuf_offset, address, length};
 }

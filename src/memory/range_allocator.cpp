@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// Two-level segregated fit: free blocks are listed by size class, two bitmaps say which lists have any, and
+// neighbours merge at once. Blocks are records of this process, because the CPU cannot write to the memory
+// itself (gotcha 12).
 #include "src/memory/range_allocator.hpp"
 
 #include "src/os/round_up.hpp"
@@ -83,6 +86,7 @@ void range_allocator::unlink(block* taken) {
 }
 
 range_allocator::block* range_allocator::new_block() {
+    // A deque never moves its elements: neighbours and the heap point to them.
     if (spare_ == nullptr)
         return &blocks_.emplace_back();
     block* reused = spare_;

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// Messages keep their boundaries (SOCK_SEQPACKET) and may carry descriptors. Abstract names need no file that
+// could be left over, and belong to a network namespace (gotcha I5).
 #include "src/os/channel.hpp"
 
 #include "src/os/system_error.hpp"
@@ -105,6 +107,8 @@ result<void> send_message(int socket, std::span<const std::byte> message, std::s
         std::memcpy(CMSG_DATA(entry), passed.data(), passed.size_bytes());
     }
     for (;;) {
+        // A peer that has ended must not end this process with SIGPIPE, nor a peer that does not read block
+        // it.
         constexpr int flags = MSG_NOSIGNAL | MSG_DONTWAIT;
         if ((passed.empty() ? ::send(socket, message.data(), message.size(), flags)
                             : ::sendmsg(socket, &header, flags)) >= 0)

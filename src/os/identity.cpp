@@ -27,6 +27,7 @@ struct known_identity : process_identity {
         char boot_id[64] = {};
         machine = checksum64(boot_id, read_text("/proc/sys/kernel/random/boot_id", boot_id));
         renew();
+        // A child is another process to its peers: with its parent's random number it would be taken for it.
         ::pthread_atfork(nullptr, nullptr, [] { self().renew(); });
     }
     void renew() {

@@ -17,6 +17,7 @@ result<shared_memory> shared_memory::make(const char* name, std::size_t size) {
     segment.descriptor_ = unique_fd(::memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
     if (!segment.descriptor_)
         return tl::unexpected(system_error(fmt::format("memfd_create of {}", name)));
+    // Sealed: a peer that shrank the memory would end this process with SIGBUS at its next access.
     if (::ftruncate(segment.descriptor(), static_cast<off_t>(size)) != 0 ||
         ::fcntl(segment.descriptor(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
         return tl::unexpected(

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// Distances between PCI devices, and the NUMA nodes of this process, as hwloc reports them. PCI devices are
+// I/O objects, for which some of hwloc's functions must not be called (gotcha V10).
 #include "src/os/topology.hpp"
 
 #include <cstdio>
@@ -63,6 +65,7 @@ topology::topology() {
     if (hwloc_topology_init(&loaded) != 0)
         return;
     loaded_.reset(loaded);
+    // hwloc omits PCI devices and bridges unless they are asked for.
     hwloc_topology_set_io_types_filter(loaded, HWLOC_TYPE_FILTER_KEEP_ALL);
     if (hwloc_topology_load(loaded) != 0)
         loaded_.reset();

@@ -49,6 +49,7 @@ std::string name_of(ibv_wc_status status) {
 }
 
 error failed_completion(ibv_wc_status status, const std::string& peer) {
+    // A NIC cannot tell a peer that ended from one that no packet reaches: both exhaust the retries.
     const auto code = status == IBV_WC_RETRY_EXC_ERR    ? errc::peer_gone
                       : status == IBV_WC_REM_ACCESS_ERR ? errc::remote_access
                                                         : errc::connection_broken;

@@ -39,6 +39,8 @@ result<local_region> nic::region(device& owner, const device_buffer& buffer, pat
             return direct;
         // Invalid arguments and a lost device are reported; staging would not help.
         const auto kind = direct.error().kind();
+        // Every other reason for a refusal (no DMA-BUF support, no peer-to-peer path, too many registrations)
+        // is one that staging gets around.
         if (kind == error_kind::invalid || kind == error_kind::device_lost)
             return direct;
         if (policy == path_policy::require_zero_copy)
@@ -47,6 +49,7 @@ result<local_region> nic::region(device& owner, const device_buffer& buffer, pat
     }
     if (!buffer)
         return tl::unexpected(error(errc::not_allocated, "region of an empty buffer"));
+    // The region keeps the engine: a connection copies by it without asking the device again.
     GAUDI_TRY(auto engine, owner.copies());
     local_region region;
     region.address_ = buffer.address().value();

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// Two queue pairs of one NIC, connected to each other. All requests are posted on `local_`; `remote_` only
+// answers, in a protection domain that no peer's queue pair belongs to.
 #include "src/rdma/nic_copier.hpp"
 #include "src/os/internals.hpp"
 
@@ -29,6 +31,8 @@ result<std::unique_ptr<nic_copier>> nic_copier::make(const std::shared_ptr<nic>&
         GAUDI_TRY(pair, queue_pair::make(core_of(*opened), depth, 1, rights, domain));
         return {};
     };
+    // No rights for the remote side at the local end, and no domain of its own: it uses the registrations
+    // that the process has in any case.
     GAUDI_CHECK(prepare(made->local_byte_, remote_access::none, nullptr, made->local_region_, made->local_));
     GAUDI_CHECK(prepare(made->remote_byte_, both, loopback, made->remote_region_, made->remote_));
     GAUDI_CHECK(made->connect());
@@ -119,9 +123,12 @@ result<std::uint64_t> nic_copier::start(bool write, region local, region remote,
         requests_[i].wr_id = needed; // requests that have completed when the signalled one completes
         requests_[i].next = i + 1 < needed ? &requests_[i + 1] : nullptr;
     }
+    // One completion for each copy, so that completions counted are copies completed, in order.
     requests_.back().send_flags |= IBV_SEND_SIGNALED;
     ibv_send_wr* bad = nullptr;
     if (const int rc = ::ibv_post_send(local_.get(), requests_.data(), &bad); rc != 0) {
+        // Some requests may have been posted (gotcha V12): the queue pair ends, so that they cannot write
+        // later.
         end(error(errc::connection_broken, "ibv_post_send to the NIC itself", rc));
         return tl::unexpected(*broken_);
     }
@@ -143,6 +150,7 @@ std::uint64_t nic_copier::poll() {
                                       name_of(done[i].status))));
                 break;
             }
+            // The entries of the unsignalled requests become free with this completion (gotcha V5).
             posted_ -= static_cast<unsigned>(done[i].wr_id);
             ++completed_;
         }

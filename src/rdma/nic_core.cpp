@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// Choosing a port and its GID, and registering memory with it. Everything here outlives what is registered:
+// members are destroyed in reverse order.
 #include "src/rdma/nic_core.hpp"
 
 #include "src/error/try.hpp"
@@ -114,6 +116,7 @@ result<void> nic_core::choose_gid(const std::optional<unsigned>& wanted) {
         return tl::unexpected(
             error(errc::gid_invalid, fmt::format("GID index {} of {} port {}, which has 0 to {}", *wanted,
                                                  info_.name, info_.port, length - 1)));
+    // A table may have several GIDs for each address of the network interface: RoCE v1 and v2, IPv4 and IPv6.
     int best = 0;
     for (unsigned i = wanted.value_or(0); i < (wanted ? *wanted + 1 : length); ++i) {
         ibv_gid gid{};
@@ -188,6 +191,7 @@ result<mr_handle> nic_core::register_host(std::span<std::byte> memory, remote_ac
 }
 
 result<mr_handle> nic_core::register_source(std::span<const std::byte> memory, ibv_pd* loopback) const {
+    // Without the right to write, the kernel also pins pages that the process may only read.
     return register_range(const_cast<std::byte*>(memory.data()), memory.size(),
                           loopback != nullptr ? IBV_ACCESS_REMOTE_READ : 0, loopback);
 }
@@ -199,6 +203,8 @@ result<mr_handle> nic_core::register_dmabuf(const dmabuf_export& window, remote_
     if (!info_.dmabuf)
         return tl::unexpected(
             error(errc::dmabuf_unsupported, fmt::format("{}: {}", info_.name, info_.why_no_dmabuf)));
+    // The region holds a reference of its own: the caller may close the descriptor (gotcha 10). EPERM and EIO
+    // mean that NIC and Gaudi have no peer-to-peer path (gotcha 32).
     mr_handle mr(api_->ibv_reg_dmabuf_mr(domain != nullptr ? domain : pd_.get(), window.offset, window.length,
                                          window.iova.value(), window.fd, access_flags(rights)),
                  {api_});

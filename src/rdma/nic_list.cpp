@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// Which NICs there are and how near each is to a device. Every NIC is opened for that and closed again: what
+// decides (ports, DMA-BUF support) is not in sysfs.
 #include "src/rdma/nic_list.hpp"
 
 #include "src/error/try.hpp"
@@ -89,6 +91,7 @@ std::optional<int> numa_node_below(const fs::path& device) {
 std::string dmabuf_refusal(const std::shared_ptr<const verbs_api>& api, ibv_context* context) {
     if (api->ibv_reg_dmabuf_mr == nullptr)
         return fmt::format("{} has no ibv_reg_dmabuf_mr", api->path());
+    // Gotcha V6. The driver checks the descriptor before everything else, so that no memory is touched.
     const pd_handle domain(api->ibv_alloc_pd(context), {api});
     if (!domain)
         return fmt::format("no protection domain for the probe: {}", std::strerror(errno));
@@ -110,6 +113,7 @@ void add_ports(const std::shared_ptr<const verbs_api>& api, ibv_device* device, 
     nic.numa_node = numa_node_below(folder);
     std::string vendor;
     std::ifstream(folder / "vendor") >> vendor;
+    // Habana's vendor id: a Gaudi's own ports may be listed as NICs.
     nic.of_gaudi = vendor == "0x1da3";
     const context_handle context(api->ibv_open_device(device), {api});
     if (!context) {
@@ -170,6 +174,8 @@ result<nic_list> enumerate_nics(const std::optional<device_info>& near_to) {
                                                                      : nic_distance::other_numa_node;
         }
     }
+    // Active first, then near, then fast: a fast NIC of another socket sends every byte over the link between
+    // the sockets.
     std::stable_sort(seen.ports.begin(), seen.ports.end(), [](const auto& one, const auto& other) {
         return std::tuple(!one.active, one.distance, -one.gbps) <
                std::tuple(!other.active, other.distance, -other.gbps);

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// From creation to ready-to-send. What a NIC supports less of is reduced here, so that callers ask for what
+// they want and read back what they got.
 #include "src/rdma/queue_pair.hpp"
 
 #include "src/error/try.hpp"
@@ -35,6 +37,7 @@ result<queue_pair> queue_pair::make(const std::shared_ptr<nic_core>& nic, unsign
     pair.channel_ = {api.ibv_create_comp_channel(nic->context()), {nic->table()}};
     if (!pair.channel_)
         return tl::unexpected(refused("ibv_create_comp_channel", *nic, errno));
+    // Events are drained in a loop: without O_NONBLOCK the last call would sleep.
     ::fcntl(pair.channel_->fd, F_SETFL, ::fcntl(pair.channel_->fd, F_GETFL) | O_NONBLOCK);
     pair.cq_ = {api.ibv_create_cq(nic->context(), static_cast<int>(pair.sends_ + pair.receives_), nullptr,
                                   pair.channel_.get(), 0),
@@ -42,6 +45,8 @@ result<queue_pair> queue_pair::make(const std::shared_ptr<nic_core>& nic, unsign
     if (!pair.cq_)
         return tl::unexpected(refused("ibv_create_cq", *nic, errno));
     ibv_qp_init_attr wanted{};
+    // One queue for both directions, so that one call polls everything. It has room for every request: an
+    // overrun would break the queue pair.
     wanted.send_cq = wanted.recv_cq = pair.cq_.get();
     wanted.qp_type = IBV_QPT_RC;
     for (const unsigned inline_bytes : {wanted_inline, 0U}) { // not every NIC supports inline data
@@ -61,6 +66,7 @@ qp_endpoint queue_pair::endpoint(std::uint32_t first_psn) const {
     local.first_psn = first_psn;
     local.ethernet = nic_->info().link_layer == link_layer::ethernet;
     local.mtu = static_cast<std::uint8_t>(nic_->port().active_mtu);
+    // Both directions have the same limit: the smaller of what this NIC may start and may answer.
     local.reads_in_flight = static_cast<std::uint8_t>(
         std::clamp(std::min(nic_->limits().max_qp_rd_atom, nic_->limits().max_qp_init_rd_atom), 1, 16));
     local.lid = nic_->port().lid;
@@ -80,12 +86,14 @@ result<void> queue_pair::connect(const qp_endpoint& local, const qp_endpoint& re
     ibv_qp_attr init{};
     init.qp_state = IBV_QPS_INIT;
     init.port_num = port;
+    // An upper bound for the whole queue pair; each key has its own rights within it.
     init.qp_access_flags = static_cast<unsigned>(nic_->access_flags(rights_));
     GAUDI_CHECK(modify("ibv_modify_qp to INIT", init,
                        IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
 
     ibv_qp_attr receive{};
     receive.qp_state = IBV_QPS_RTR;
+    // The larger MTU would be dropped on the way, without an error before the retries have run out.
     receive.path_mtu = static_cast<ibv_mtu>(std::min(local.mtu, remote.mtu));
     receive.dest_qp_num = remote.qp_number;
     receive.rq_psn = remote.first_psn;
@@ -126,6 +134,7 @@ void queue_pair::drain_events() {
     unsigned events = 0;
     while (nic_->api().ibv_get_cq_event(channel_.get(), &which, &cookie) == 0)
         ++events;
+    // ibv_destroy_cq waits until every event has been acknowledged.
     if (events != 0)
         nic_->api().ibv_ack_cq_events(cq_.get(), events);
 }

@@ -97,6 +97,7 @@ result<remote_key> local_region::expose(remote_access rights) const {
     const auto cache = registration_ ? registration_->cache() : nullptr;
     if (!cache)
         return tl::unexpected(error(errc::not_allocated, "a key to a region of a NIC that was closed"));
+    // The local registration has no remote rights: a key is a registration of its own, of these bytes alone.
     return cache->expose(*this, rights);
 }
 

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// One mutex guards the cache and is taken by the heap's thread as well, with the heap's lock held: the cache
+// never calls the heap while it holds its own.
 #include "src/rdma/registration_cache.hpp"
 #include "src/os/internals.hpp"
 
@@ -32,6 +34,7 @@ void registration::count_ended() const {
     usage_->bytes -= bytes_;
 }
 
+// Peers' keys end here although a remote_key still refers to the object: it is told apart by ended().
 void registration::end() const {
     const std::lock_guard guard(mutex_);
     if (!region_ || !nic_->valid_in_this_process())
@@ -50,6 +53,7 @@ namespace {
 constexpr std::uint64_t page = 4096;
 
 bool is_allocated(std::uint64_t address, std::uint64_t generation) {
+    // SynapseAI's memory and foreign DMA-BUFs: this library does not learn when they are freed.
     if (generation == 0)
         return true;
     const auto known = known_memory().find(device_address(address));
@@ -94,6 +98,7 @@ bool registration_cache::evict_one() {
 
 void registration_cache::forget_expired() {
     std::erase_if(host_, [](const auto& entry) { return entry.second.expired(); });
+    // The last reference is gone, but its deleter has not run yet: it counts until it is ended here.
     std::erase_if(exposed_, [](const auto& entry) {
         const bool expired = entry.second.held.expired();
         if (expired)
@@ -179,6 +184,8 @@ result<local_region> registration_cache::find_or_register_chunk(heap_core& heap,
     {
         const std::lock_guard guard(mutex_);
         if (const auto found = chunks_.find(chunk.serial); found != chunks_.end()) {
+            // A pointer into an unordered_map: it stays valid until the entry is erased, which
+            // forget_last_chunk() precedes.
             last_ = {chunk.whole.iova.value(), chunk.whole.length, &found->second};
             return reuse(found->second, address, length, generation);
         }
@@ -236,11 +243,13 @@ result<local_region> registration_cache::find_or_register(const dmabuf_export& w
         return tl::unexpected(nic_->forked_error());
     if (window.length == 0)
         return tl::unexpected(error(errc::size_zero, "registration of 0 bytes of a DMA-BUF"));
+    // The driver would return EINVAL without saying which of the two is wrong (gotcha 15).
     if ((window.offset - window.iova.value()) % page != 0)
         return tl::unexpected(
             error(errc::alignment_invalid,
                   fmt::format("offset {:#x} and iova {:#x} of a DMA-BUF differ within a page of {}",
                               window.offset, window.iova.value(), page)));
+    // The NIC needs no descriptor once it is registered, but keys for peers are registered from it later.
     unique_fd own(::fcntl(window.fd, F_DUPFD_CLOEXEC, 0));
     if (!own)
         return tl::unexpected(error(errno == EBADF ? errc::registration_refused : errc::descriptors_exhausted,
@@ -261,6 +270,8 @@ result<local_region> registration_cache::find_or_register(std::span<std::byte> m
     if (memory.empty())
         return tl::unexpected(error(errc::size_zero, "registration of 0 bytes of host memory"));
     const auto address = reinterpret_cast<std::uintptr_t>(memory.data());
+    // Only while a region of it lives: nothing tells the library that host memory was unmapped, and an
+    // address may be mapped anew.
     const host_range range{memory.data(), memory.size()};
     const std::lock_guard guard(mutex_);
     if (const auto found = host_.find(range); found != host_.end())
@@ -305,6 +316,7 @@ result<remote_key> registration_cache::expose(const local_region& region, remote
                                                    region.length(), region.address())));
     };
     const auto& local = internals::registration(region);
+    // With the serial: the same address may by now be another registration's.
     const exposed_range range{
         region.address(), region.length(), region.generation_, local ? local->serial() : 0, holder, rights};
     remote_key key; // before the guard: its destructor locks the mutex
@@ -322,6 +334,8 @@ result<remote_key> registration_cache::expose(const local_region& region, remote
         const auto window = window_of(region);
         if (region.path() == memory_path::zero_copy && !window)
             return freed();
+        // A second registration of the same memory, with the rights that were asked for: NICs allow them to
+        // overlap.
         GAUDI_TRY(auto made, add(region.length(), [&] {
                       return window ? nic_->register_dmabuf(window->range, rights)
                                     : nic_->register_host(
@@ -379,6 +393,7 @@ void registration_cache::forget_lost_pools() {
 
 void registration_cache::buffer_freed(device_address base, std::uint64_t length) {
     const std::lock_guard guard(mutex_);
+    // Local registrations stay: they are of the whole chunk, and no peer can use them.
     for (auto each = exposed_.lower_bound({base.value()});
          each != exposed_.end() && each->first.address - base.value() < length; ++each)
         if (each->first.generation != 0)

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// Looks up the two places, then tries the paths in order. A path that cannot be used is passed over with its
+// reason; a request that is wrong fails at once, because no other path would make it right.
 #include "src/os/internals.hpp"
 #include "src/transfer/copier_core.hpp"
 
@@ -46,6 +48,7 @@ std::shared_ptr<copier_core> copier_core::of_process() {
     if (!own.instance) {
         copier_options options;
         options.keep = false;
+        // It keeps nothing: an import must not keep a device open that its program believes closed.
         own.instance = std::make_shared<copier_core>(options);
     }
     return own.instance;
@@ -140,6 +143,7 @@ result<copy_ticket> copier_core::copy(const place& to, const place& from, const 
         return tl::unexpected(error(errc::forked, "a copier"));
     copy_job job;
     GAUDI_CHECK(look_up(to, from, job));
+    // For a few bytes the NIC is faster than an engine, whose submission and completion are driver calls.
     bool nic_first = job.length <= options_.nic_max && job.between_host_and_device() && small_->works();
     if (nic_first && job.length <= most_now && !policy.only) {
         if (auto done = small_->copy_now(job))
@@ -148,6 +152,7 @@ result<copy_ticket> copier_core::copy(const place& to, const place& from, const 
     }
     job.hints = policy.hints;
     if (job.lease) {
+        // From here on the owner waits for this copy before it frees the memory.
         GAUDI_TRY(job.kept, job.lease->begin_copy());
     }
     return try_paths(job, policy, nic_first);
@@ -156,6 +161,7 @@ result<copy_ticket> copier_core::copy(const place& to, const place& from, const 
 result<copy_ticket> copier_core::try_paths(const copy_job& job, const copy_policy& policy, bool nic_first) {
     std::vector<std::pair<copy_path, error>> failures;
     for (std::size_t i = nic_first ? 0 : 1; i <= copy_paths; ++i) {
+        // 0 stands for the NIC before its turn: a copy within nic_max but too long to wait for in this call.
         auto& candidate = i == 0 ? static_cast<path&>(*small_) : *paths_[i - 1];
         if (!allows(policy, candidate.which()) || candidate.unsuited(job) != nullptr)
             continue;
@@ -219,6 +225,7 @@ void copier_core::poll() {
 void copier_core::watch(copy_core& engine) {
     const auto fd = engine.event_fd(event_when::armed);
     // Edge-triggered: other users share the descriptor, so that it is never read here.
+    // Out of descriptors: a timer polls instead, which is slower but wakes the caller in any case.
     if (!fd || !events_.add(*fd, EPOLLIN | EPOLLET)) {
         unwatched_ = true;
         events_.set_timer(poll_interval);

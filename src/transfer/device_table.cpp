@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// Weak references, unless the copier was told to keep engines: a copier must not keep a device open by
+// accident, because nothing else could open it then (gotcha 1).
 #include "src/transfer/device_table.hpp"
 
 #include "src/device/registry.hpp"
@@ -26,6 +28,7 @@ result<std::shared_ptr<copy_core>> device_table::engine_of(unsigned index) {
     if (!owner)
         return tl::unexpected(
             error(errc::not_allocated, fmt::format("device {} is not open in this process", index)));
+    // For this context only: the device may be opened again, with SynapseAI in the process for instance.
     if (entry_of_device.why_none && entry_of_device.without_engine.lock() == core_of(*owner))
         return tl::unexpected(*entry_of_device.why_none);
     const auto engine = owner->copies(options_.engines);
@@ -84,6 +87,8 @@ result<std::shared_ptr<copy_core>> device_table::engine_on_context(const lease_c
     const auto node = lease.handle().device;
     if (auto engine = find_joined(link, node))
         return engine;
+    // A device of this process may have this very context: joining it once more would take another number of
+    // a member.
     for (const auto& device : registry::self().all_open()) // the same context, whichever process opened it
         if (core_of(*device)->node() == node)
             if (auto own = engine_of(core_of(*device)->identity().index))
@@ -93,6 +98,7 @@ result<std::shared_ptr<copy_core>> device_table::engine_on_context(const lease_c
     GAUDI_TRY(const auto joined, lease.link()->contexts().engine(*lease.link(), node, lease.slot()));
     const auto& engine = core_of(joined);
     const std::lock_guard guard(mutex_);
+    // The link may have ended and its address may be another link's by now: only live engines count.
     std::erase_if(joined_, [&](const auto& other) {
         return other.engine.expired() || (other.link == link && other.node == node);
     });

@@ -55,6 +55,7 @@ result<pinned_memory> imported_buffer::pin(std::span<std::byte> memory) {
 }
 
 void stop_ipc() {
+    // Leases first: where a socket is full, the broker's thread sends the message that closes a lease.
     importer::self().drop_all();
     copier_core::drop_of_process();
     broker::stop();

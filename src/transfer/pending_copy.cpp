@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// A copy that no device completes by itself: it advances only when a thread of this process asks about it.
+// Any thread may, so that one mutex guards its state.
 #include "src/transfer/pending_copy.hpp"
 #include "src/os/internals.hpp"
 
@@ -28,6 +30,7 @@ bool pending_copy::drive_locked() {
         count_copy(path_, bytes_);
     release_resources();
     kept_.reset();
+    // Last: after it other threads read the outcome without the mutex.
     ended_.store(true, std::memory_order_release);
     return true;
 }
@@ -64,6 +67,7 @@ result<void> pending_copy::wait(std::uint32_t slot, std::chrono::milliseconds li
 }
 
 void pending_copy::drop(std::uint32_t slot) {
+    // Without the ticket nothing would drive the copy, and its memory may be freed next.
     (void)wait(slot, no_limit);
 }
 

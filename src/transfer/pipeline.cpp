@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// Each slab passes through empty, filling, full, draining. Both sides only start and check: neither ever
+// blocks the other, and slabs at different stages overlap.
 #include "src/transfer/pipeline.hpp"
 #include "src/os/internals.hpp"
 
@@ -20,6 +22,7 @@ pipeline::~pipeline() {
 }
 
 void pipeline::release_resources() {
+    // Steps first: an engine's step waits for its copies, which use the slabs.
     source_.reset();
     destination_.reset();
     if (const auto release = std::exchange(slabs_.release, nullptr))
@@ -38,6 +41,8 @@ bool pipeline::settle(piece& current, const std::optional<result<void>>& seen, s
         return false;
     current.stage = then;
     if (!*seen) {
+        // The first failure is reported. No slab is filled after it, and those in progress are waited for:
+        // their copies must not write into slabs that the next copy uses.
         failure_ = failure_.value_or(seen->error());
         current.stage = stage::empty;
     }
@@ -120,6 +125,7 @@ public:
                 std::vector<pinned_memory> pins)
         : engine_(std::move(engine)), base_(base), source_(source), pins_(std::move(pins)) {}
     ~engine_side() override {
+        // The device may still be writing to the slab, or reading from it.
         for (auto& ticket : tickets_)
             (void)ticket.wait();
     }

@@ -11,6 +11,7 @@ constexpr std::size_t most_spare = 4;
 } // namespace
 
 result<void> slab_pool::set::pin(unsigned index, const std::shared_ptr<copy_core>& engine, bool keep) {
+    // The pin keeps the engine alive, so that its address names no other engine.
     if (pins_.contains({engine.get(), index}))
         return {};
     GAUDI_TRY(auto pinned, engine->pin(slab(index)));
@@ -39,6 +40,7 @@ result<std::shared_ptr<slab_pool::set>> slab_pool::take() {
 void slab_pool::release(const std::shared_ptr<set>& used) {
     std::erase_if(used->pins_, [](const auto& each) { return !each.second.keep; });
     const std::lock_guard guard(mutex_);
+    // drop_pins() ran while the copy had the set: which engines it meant is not known any more.
     if (used->drops_ != drops_)
         used->pins_.clear();
     if (spare_.size() < most_spare)

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// Finds the UCX that has loaded this module, among those that the process may contain, and checks that its
+// private structures are the ones this plugin was built for. Nothing of UCX is linked.
 #include "ucx/abi/ucx_api.hpp"
 
 #include "ucx/abi/ucx_version.hpp"
@@ -19,6 +21,7 @@ struct closer {
 using library = std::unique_ptr<void, closer>;
 
 library loaded(const char* path) {
+    // RTLD_NOLOAD: a UCX that is not in use must not be brought into the process.
     return library(::dlopen(path, RTLD_LAZY | RTLD_NOLOAD | RTLD_LOCAL));
 }
 
@@ -90,6 +93,7 @@ bool ucx_api::find(const void* caller, std::string& why_not) {
 }
 
 bool ucx_api::check(std::string& why_not) const {
+    // A program may use UCT without UCP, which alone tells the version: then the sizes decide.
     const bool known = version.empty() || is_known_version(version);
     if (known && uct_base_iface_t_class->size == sizeof(uct_base_iface_t) &&
         uct_base_ep_t_class->size == sizeof(uct_base_ep_t))

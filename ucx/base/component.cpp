@@ -19,6 +19,8 @@ void fill(ucs_config_global_list_entry_t& entry, const settings_table& settings)
 
 void register_component(uct_gaudi_module& module, uct_component_t& component, const char* name,
                         const settings_table& settings, const component_functions& functions) {
+    // UCX keeps pointers to the component and the transports until the process ends: they are never
+    // destroyed.
     component = {};
     std::strcpy(component.name, name);
     component.query_md_resources = query_if_any_gaudi;

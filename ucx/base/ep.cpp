@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The endpoint functions that UCX calls: the same for all transports.
+// The endpoint functions that UCX calls: the same for all transports. Endpoints have no state of their own
+// but the peer's address: a copy is the interface's, and only its failure is the endpoint's.
 #include "ucx/base/iface.hpp"
 
 #include <cstring>
@@ -15,6 +16,7 @@ struct uct_gaudi_ep_t {
 ucs_status_t zcopy(uct_ep_h ep, const uct_iov_t* iov, size_t iovcnt, uint64_t remote, uct_rkey_t rkey,
                    uct_completion_t* comp, bool put) {
     return no_throw([&]() -> ucs_status_t {
+        // A copy of no bytes is complete; UCX's address for it may be anything.
         if (iovcnt == 0 || iov->length == 0)
             return UCS_OK;
         if (iovcnt > 1 || iov->count > 1)
@@ -61,6 +63,7 @@ ucs_status_t uct_gaudi_ep_create(const uct_ep_params_t* params, uct_ep_h* ep_p) 
     return no_throw([&]() -> ucs_status_t {
         auto& self = iface_of(params->iface);
         const auto& ucx = self.module().ucx;
+        // Before the first message: UCX reports a copy that fails later to one side only.
         if ((params->field_mask & UCT_EP_PARAM_FIELD_DEV_ADDR) != 0 && params->dev_addr != nullptr)
             if (const auto agreed = self.check_peer_settings(params->dev_addr); agreed != UCS_OK)
                 return agreed;
@@ -81,6 +84,7 @@ ucs_status_t uct_gaudi_ep_create(const uct_ep_params_t* params, uct_ep_h* ep_p) 
 void uct_gaudi_ep_destroy(uct_ep_h ep) {
     const auto& ucx = iface_of(ep->iface).module().ucx;
     (void)no_throw([&] {
+        // Copies continue without the endpoint; neither a failure nor a completion may name it any more.
         iface_of(ep->iface).failures().forget(ep);
         iface_of(ep->iface).outstanding().forget(ep);
         return UCS_OK;
@@ -131,6 +135,7 @@ void fill_ep_ops(uct_iface_ops_t& ops) {
         return no_throw([&] {
             auto& self = iface_of(ep->iface);
             const auto status = self.ep_check(reinterpret_cast<uct_gaudi_ep_t*>(ep)->peer);
+            // Not returned: UCX learns of a dead peer by its error handler, which the next progress calls.
             if (status != UCS_OK)
                 self.failures().add(ep, status);
             return UCS_OK;

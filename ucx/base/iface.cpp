@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// What all transports have in common: UCX's table of interface functions, and the rules that UCX expects of
+// them. No exception may pass into UCX: each function of the table is wrapped in no_throw.
 #include "ucx/base/iface.hpp"
 
 #include <gaudi/nic.hpp>
@@ -18,10 +20,12 @@ gaudi_iface::gaudi_iface(uct_gaudi_module& module, const char* copies_are, const
 }
 
 gaudi_iface::~gaudi_iface() {
+    // First: another thread may call drop_lost() until it is removed, and remove() waits for such a call.
     module_.loss.remove(*this);
 }
 
 unsigned gaudi_iface::progress() {
+    // Polled once for all operations: the tickets are then only asked what is known.
     copies_.poll();
     const auto count =
         operations_.progress([](gaudi::copy_ticket& each) { return each.finished(); },
@@ -31,6 +35,7 @@ unsigned gaudi_iface::progress() {
 }
 
 ucs_status_t gaudi_iface::pending_add(uct_ep_h ep, uct_pending_req_t* request) {
+    // progress() calls the request again when an earlier operation has completed.
     operations_.pending_add(ep, request);
     return UCS_OK;
 }
@@ -57,6 +62,7 @@ ucs_status_t gaudi_iface::arm() {
         // Requests are pending although this interface has nothing in flight: other interfaces use the room,
         // and no completion here would wake the caller.
         return UCS_ERR_BUSY;
+    // Armed before the tickets are asked: a copy that completes in between makes the descriptor readable.
     copies_.arm();
     const bool any = operations_.any([](gaudi::copy_ticket& each) { return each.done(); });
     return any ? UCS_ERR_BUSY : UCS_OK; // call progress first
@@ -69,6 +75,7 @@ void gaudi_iface::keep_fence() {
 
 void gaudi_iface::note_failure(uct_ep_h ep, const gaudi::error& why) {
     // Zero-copy that is required and impossible stays impossible: both sides must fail.
+    // Reported in the next progress: UCX's error handler may destroy the endpoint of this very call.
     if (ep != nullptr &&
         (why.code() == gaudi::errc::peer_gone || why.code() == gaudi::errc::zero_copy_impossible))
         failures_.add(ep, status_of(why));
@@ -95,6 +102,7 @@ ucs_log_level_t gaudi_iface::level_of_failure(const gaudi::error& why) {
 }
 
 void gaudi_iface::announce_loss() {
+    // Operations in flight use the device: only when the last has failed can it be released.
     if (loss_seen_ && operations_.none_running()) {
         loss_seen_ = false;
         module_.loss.drop_lost();
@@ -106,6 +114,7 @@ void gaudi_iface::wait_for_all() {
 }
 
 ucs_status_t gaudi_iface::outcome_of(gaudi::copy_ticket& ticket, uct_ep_h ep) {
+    // What remains where building an error's text throws bad_alloc.
     auto status = UCS_ERR_NO_MEMORY;
     (void)no_throw([&] { // the completion must get a status in any case
         const auto result = ticket.wait();
@@ -124,6 +133,8 @@ ucs_status_t gaudi_iface::outcome_of(gaudi::copy_ticket& ticket, uct_ep_h ep) {
 }
 
 interface_id::interface_id() {
+    // Unique among all processes that exchange addresses: two interfaces with one id would believe that they
+    // share memory.
     if (::getrandom(bytes.data(), bytes.size(), GRND_NONBLOCK) != static_cast<ssize_t>(bytes.size())) {
         const auto made = number(this) ^ static_cast<std::uint64_t>(::getpid()) << 48;
         std::memcpy(bytes.data(), &made, bytes.size());
@@ -137,6 +148,7 @@ const char* interface_id::unreachable_reason(const void* iface) const {
 }
 
 bool any_nic() {
+    // Once per process, because enumerating opens every NIC.
     static const bool found = [] {
         const auto all = gaudi::list_nics();
         return all &&
@@ -180,6 +192,8 @@ ucs_status_t uct_gaudi_iface_query(uct_iface_h iface, uct_iface_attr_t* attr) {
                           UCT_IFACE_FLAG_GET_ZCOPY | UCT_IFACE_FLAG_PENDING;
         attr->cap.event_flags =
             UCT_IFACE_FLAG_EVENT_SEND_COMP | UCT_IFACE_FLAG_EVENT_RECV | UCT_IFACE_FLAG_EVENT_FD;
+        // Any address and any length: the engines have no alignment rules, and longer copies are split
+        // (gotcha 23).
         attr->cap.put.max_zcopy = attr->cap.get.max_zcopy = SIZE_MAX;
         attr->cap.put.opt_zcopy_align = attr->cap.get.opt_zcopy_align = 1;
         attr->cap.put.align_mtu = attr->cap.get.align_mtu = 1;
@@ -218,6 +232,7 @@ int uct_gaudi_iface_is_reachable_v2(const uct_iface_h iface, const uct_iface_is_
 
 unsigned uct_gaudi_iface_progress(uct_iface_h iface) {
     auto& self = iface_of(iface);
+    // UCX calls this in its busiest loop, for every interface.
     if (self.outstanding().idle() && self.failures().empty())
         return 0;
     unsigned count = 0;
@@ -236,6 +251,7 @@ void uct_gaudi_iface_close(uct_iface_h tl_iface) {
     auto* iface = reinterpret_cast<uct_gaudi_iface_t*>(tl_iface);
     const auto& ucx = iface->self->module().ucx;
     (void)no_throw([&] {
+        // Outstanding copies still write to their memory, and UCX owns their completions.
         iface->self->drain();
         return UCS_OK;
     });

@@ -37,6 +37,7 @@ std::string_view memory_key::fault() const {
 
 bool memory_key::valid_in_this_process() const {
     const auto self = gaudi::own_process();
+    // Not by pid: it may be another process's by now, or in another container.
     return machine == self.machine && process == self.random[0];
 }
 

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// UCX passes every address as a pointer. Whether it is a device's is decided by the address alone: memory of
+// a device that was closed must not be taken for host memory, because the CPU cannot access it (gotcha 12).
 #include "ucx/base/memory.hpp"
 
 #include <algorithm>
@@ -12,6 +14,7 @@ located locate(std::uint64_t address) {
 
 bool in_device_space(std::uint64_t address) {
     const auto spaces = gaudi::address_spaces();
+    // All generations, also those of no device here: an address may come from a peer or from freed memory.
     return std::any_of(spaces.begin(), spaces.end(),
                        [&](const auto& space) { return address - space.base.value() < space.size; });
 }
@@ -23,6 +26,7 @@ gaudi::place place_of(const located& where, std::uint64_t address, std::size_t l
 }
 
 void attached_devices::attach() {
+    // Without the mutex: attaching calls observers, and UCX through them.
     auto found = gaudi::attach_devices();
     const std::lock_guard guard(mutex_);
     for (auto& device : found)
@@ -32,6 +36,7 @@ void attached_devices::attach() {
 
 located attached_devices::locate_or_attach(std::uint64_t address) {
     const auto where = locate(address);
+    // Host addresses, by far the most, end here without a look at SynapseAI.
     if (where.device || !in_device_space(address))
         return where;
     attach();
@@ -41,6 +46,7 @@ located attached_devices::locate_or_attach(std::uint64_t address) {
 bool attached_devices::attach_again(std::uint64_t address) {
     {
         const std::lock_guard guard(mutex_);
+        // A reference to the closed device would keep its context, and the new one could not be attached.
         std::erase_if(devices_, [](const auto& each) { return each->lost(); });
     }
     if (!in_device_space(address))
@@ -68,6 +74,7 @@ void uct_gaudi_memh_t::keep_pinned(uct_gaudi_module& module, unsigned device_ind
         listed_in_ = &module.loss;
     }
     const std::lock_guard guard(mutex_);
+    // Kept with the handle, so that UCX's deregistration unpins it.
     auto& pin = pins_[device_index];
     if (!pin.engine.expired())
         return; // pinned, or pinning failed: one attempt per engine
@@ -76,6 +83,7 @@ void uct_gaudi_memh_t::keep_pinned(uct_gaudi_module& module, unsigned device_ind
     if (!engine)
         return; // the copy reports why
     auto pinned = gaudi::copy_engine(*engine).pin({reinterpret_cast<std::byte*>(key.base), key.length});
+    // Also where pinning failed: the next copy would fail alike, and maps the memory for itself.
     pin.engine = *engine;
     if (pinned)
         pin.memory = std::move(*pinned);
@@ -91,6 +99,7 @@ void uct_gaudi_memh_t::drop_lost() {
 
 void keep_pinned(uct_gaudi_module& module, const uct_iov_t& iov, unsigned device, gaudi::copier& copies) {
     auto* memh = static_cast<uct_gaudi_memh_t*>(iov.memh);
+    // Shorter memory passes through the engine's slab, which is pinned already.
     if (memh != UCT_MEM_HANDLE_NULL && !memh->is_device() && iov.length > gaudi::copy_engine::longest_bounced)
         memh->keep_pinned(module, device, copies);
 }

@@ -19,6 +19,7 @@ bool uct_gaudi_module::set_log_level(std::string_view name) {
     for (int level = 0; level < UCS_LOG_LEVEL_LAST; ++level)
         if (name.size() == std::strlen(names[level]) &&
             ::strncasecmp(name.data(), names[level], name.size()) == 0) {
+            // Other threads log while a second memory domain is opened with another level.
             std::atomic_ref(log.log_level)
                 .store(static_cast<ucs_log_level_t>(level), std::memory_order_relaxed);
             return true;
@@ -30,6 +31,7 @@ namespace {
 
 bool cpu_can_read(std::uint64_t address) {
     char byte = 0;
+    // The kernel reads for us: memory that the CPU cannot access is an error then, not a signal.
     const iovec to{&byte, 1}, from{reinterpret_cast<void*>(address), 1}; // NOLINT: the kernel reads it
     return ::process_vm_readv(::getpid(), &to, 1, &from, 1, 0) == 1;
 }
@@ -47,6 +49,8 @@ void refuse_gpu_memory(uct_gaudi_module& module, std::uint64_t address, std::siz
               "cannot reach; "
               "set UCX_RNDV_FRAG_MEM_TYPES=host",
               length, address);
+    // UCX would take a failed copy of its own staging for a completed one, and report the message as received
+    // (gotcha U18).
     std::abort();
 }
 

@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// Keeps UCX's cache of memory types true: UCX asks it before every transfer, and takes what it does not find
+// there for host memory. Observers are called from any thread, so that calls into UCX here are those that UCX
+// allows anywhere.
 #include "ucx/base/publisher.hpp"
 
 #include <gaudi/device.hpp>
@@ -35,6 +38,8 @@ void publisher::start(uct_gaudi_module& module) {
     ucs_memory_info_t info;
     module.ucx.ucs_memtype_cache_lookup(&info, 1, &info); // creates the cache: without one, updates are lost
     auto made = std::make_shared<publisher>(module);
+    // All addresses that memory of a device could have: "unknown" makes UCX ask the memory domain, instead of
+    // reading the memory with the CPU.
     for (const auto& space : gaudi::address_spaces())
         made->set_unknown(space.base.value(), space.size);
     gaudi::observe_memory(made);
@@ -70,6 +75,8 @@ void publisher::set_registrable(unsigned device_index, bool registrable) {
     bool open = false;
     for (const auto& [base, window] : windows_)
         open = open || window.device_index == device_index;
+    // Only while a window is open: otherwise the answer would outlive the device, and be wrong for the next
+    // one.
     if (!open || !registrable_.emplace(device_index, registrable).second)
         return;
     for (const auto& [base, window] : windows_)
@@ -93,6 +100,7 @@ void publisher::window_closes(const gaudi::memory_window& window) {
     });
     if (last)
         registrable_.erase(window.device_index);
+    // Not removed: the addresses stay a device's, and no host memory can appear there.
     set_unknown(window.base.value(), window.size - gap);
 }
 
@@ -103,6 +111,7 @@ bool publisher::memory_goes(gaudi::device_address base, std::uint64_t length) {
     event.mem_type.size = length;
     event.mem_type.mem_type = UCS_MEMORY_TYPE_GAUDI;
     event.mem_type.sys_dev = sys_device(index);
+    // Without our mutex: UCX's handlers of this event take locks of their own.
     module_.ucx.ucm_event_enter();
     module_.ucx.ucm_event_dispatch(UCM_EVENT_MEM_TYPE_FREE, &event);
     module_.ucx.ucm_event_leave();
@@ -155,6 +164,8 @@ ucs_status_t query_if_any_gaudi(uct_component_t* component, uct_md_resource_desc
                                 unsigned* num_resources_p) {
     return no_throw([&]() -> ucs_status_t {
         auto& module = module_of(component);
+        // Nothing is opened here: UCX queries every component of every process, also of those that never use
+        // a Gaudi.
         auto devices = gaudi::list_devices();
         // A wrong setting is a warning; the absence of a Gaudi is logged at debug level only.
         const auto level = !devices && devices.error().kind() == gaudi::error_kind::invalid

@@ -18,6 +18,7 @@ struct uct_gaudi_copy_iface_config_t {
     double overhead;                       // seconds of CPU time to start one
 };
 
+// UCX compares transports by these figures: they decide which protocol a message takes, not how fast it is.
 double bandwidth_of(const uct_gaudi_copy_iface_config_t& config, const uct_perf_attr_t& attr) {
     constexpr auto both = UCT_PERF_ATTR_FIELD_LOCAL_MEMORY_TYPE | UCT_PERF_ATTR_FIELD_REMOTE_MEMORY_TYPE;
     if ((attr.field_mask & both) != both)
@@ -82,6 +83,7 @@ public:
         if (const auto status = check_key(module(), rkey, remote, local.length); status != UCS_OK)
             return status;
         const auto mine = number(local.buffer), to = put ? remote : mine, from = put ? mine : remote;
+        // UCX's own staging passes no key and cannot wait for room (gotcha U13).
         const bool has_key = rkey != UCT_INVALID_RKEY;
         if (has_key && outstanding().others_wait())
             return UCS_ERR_NO_RESOURCE;
@@ -94,6 +96,7 @@ public:
                 log_consequence();
             return status;
         }
+        // A copy that has failed already goes into the list: UCX expects its error in the completion.
         if (started->finished() && started->wait()) {
             completed(*started);
             return UCS_OK;
@@ -106,6 +109,7 @@ public:
         if (const auto status = check_key(module(), rkey, remote, length); status != UCS_OK)
             return status;
         const auto mine = number(buffer), to = put ? remote : mine, from = put ? mine : remote;
+        // Short and buffered copies have no completion: they must be complete when the call returns.
         auto started = start({to, from, length}, false);
         if (!started)
             return refused(started.error(), length, to, from);

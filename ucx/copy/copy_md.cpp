@@ -13,6 +13,7 @@ namespace gaudi_ucx {
 
 bool library_exports() {
     static const bool found = [] {
+        // Where hl-thunk is missing there is no Gaudi, and the answer does not matter.
         const auto driver = gaudi::loaded_driver();
         return !driver || std::find(driver->missing.begin(), driver->missing.end(),
                                     "hlthunk_device_mapped_memory_export_dmabuf_fd") == driver->missing.end();
@@ -141,6 +142,7 @@ ucs_status_t uct_gaudi_copy_md_open(uct_component_t* component, const char*, con
             return refuse_setting(module, wrong);
         made->attached.attach();
         module.loss.add(made->opened);
+        // Last: it tells UCX of memory, which UCX may query at once.
         publisher::start(module);
         *md_p = &made.release()->super;
         return UCS_OK;

@@ -48,7 +48,9 @@ gaudi::result<std::shared_ptr<gaudi::device>> device_for(uct_gaudi_copy_md_t& md
                 choice = gaudi::by_index{index};
     if (auto known = md.opened.find(choice)) // no driver call for a device that is open already
         return known;
+    // The device may be lost and still held by what failed: opening it again needs all of that gone.
     md.module->loss.drop_lost();
+    // One thread opens at a time: a second one would join or wait for what the first is about to offer.
     const std::lock_guard guard(md.opened.opening);
     auto made = gaudi::open_device(choice);
     // The process that has the device open may be about to offer it.
@@ -106,6 +108,7 @@ ucs_status_t uct_gaudi_copy_mem_alloc(uct_md_h tl_md, size_t* length_p, void** a
                               : fmt::format("Gaudi memory (UCX_GAUDI_COPY_DEVICE={})", md.device_setting));
         if (md.heap_chunk != 0)
             (*device)->heap().set_chunk(md.heap_chunk);
+        // Whole pages: UCX rounds what it registers, and a key to a page opens all of it (gotcha U3).
         auto buffer = (*device)->heap().allocate_pages(*length_p);
         if (!buffer)
             return failed(module, buffer.error(), level, "Gaudi memory");
@@ -132,6 +135,7 @@ ucs_status_t uct_gaudi_copy_mem_alloc(uct_md_h tl_md, size_t* length_p, void** a
 
 ucs_status_t uct_gaudi_copy_mem_free(uct_md_h, uct_mem_h memh) {
     return no_throw([&] {
+        // The heap announces the free to UCX's caches before the bytes are used again.
         delete static_cast<uct_gaudi_memh_t*>(memh);
         return UCS_OK;
     });
@@ -182,6 +186,7 @@ ucs_status_t uct_gaudi_copy_mem_reg(uct_md_h tl_md, void* address, size_t length
                         refuse_lost(*md.module, *device, level_of(flags), "registration of Gaudi memory");
                     status != UCS_OK)
                     return status;
+            // SynapseAI's allocations are not known: only its window can be checked.
             if (device && !device->attached()) {
                 const auto known =
                     gaudi::known_memory().find_pages(gaudi::device_address(number(address)), length);
@@ -237,6 +242,7 @@ ucs_status_t uct_gaudi_copy_mem_attach(uct_md_h tl_md, const void* mkey_buffer,
                          made->key.pid);
             return UCS_ERR_UNREACHABLE;
         }
+        // A newer generation in these pages: the memory that the key was made for has been freed.
         if (const auto& key = made->key; key.kind == memory_key::device && key.generation != 0) {
             const auto live = gaudi::known_memory().find_pages(gaudi::device_address(key.base), key.length);
             if (!live || live->generation > key.generation) {
@@ -258,8 +264,9 @@ bool is_lasting(const gaudi::error& refusal) {
     return reason != ENOMEM && reason != EAGAIN && reason != EINTR && reason != EBUSY;
 }
 
-// Whether a NIC can register memory of this device, determined once per device by exporting a page of it: UCX
-// stages memory that cannot be registered. The export of an address that is not allocated proves nothing.
+// Whether a NIC can register memory of this device, determined once per device by exporting the chunk of the
+// address: UCX stages memory that cannot be registered. The export of an address that is not allocated proves
+// nothing.
 bool is_registrable(uct_gaudi_copy_md_t& md, unsigned device_index, std::uint64_t address) {
     auto& known = *md.module->observer;
     if (const auto found = known.registrable(device_index))
@@ -269,6 +276,7 @@ bool is_registrable(uct_gaudi_copy_md_t& md, unsigned device_index, std::uint64_
         return md.dmabuf == UCS_YES;
     }
     const auto device = gaudi::find_open_device(device_index);
+    // Not decided: UCX asks again when the device is open.
     if (!device || device->lost())
         return true;
     const auto exported = device->export_memory(gaudi::device_address(address), 1);

@@ -9,6 +9,7 @@ namespace {
 
 gaudi::result<gaudi::copy_ticket> start(uct_gaudi_copy_md_t& md, gaudi::copier& copies,
                                         const copied_range& range, const gaudi::copy_policy& policy) {
+    // The addresses decide which side is a device: UCX passes no memory type with a copy.
     const auto target = md.attached.locate_or_attach(range.to),
                source = md.attached.locate_or_attach(range.from);
     for (const auto& [where, address] : {std::pair(target, range.to), std::pair(source, range.from)}) {
@@ -53,6 +54,7 @@ ucs_status_t check_key(uct_gaudi_module& module, uct_rkey_t rkey, std::uint64_t 
                   address, why, key.length, key.base, key.pid);
         return UCS_ERR_INVALID_PARAM;
     };
+    // The addresses of another process mean other memory here.
     if (!key.valid_in_this_process())
         return refuse("the key is another process's");
     if (address < key.base || length > key.length || address - key.base > key.length - length)
@@ -72,6 +74,7 @@ gaudi::result<gaudi::copy_ticket> copy_in_process(uct_gaudi_copy_md_t& md, gaudi
                                                   const copied_range& range,
                                                   const gaudi::copy_policy& policy) {
     auto started = start(md, copies, range, policy);
+    // One more attempt: SynapseAI may have closed and opened the device since the address was last seen.
     if (!started && is_there_again(md, copies, range))
         started = start(md, copies, range, policy);
     return started;

@@ -22,6 +22,7 @@ class dma_iface final : public gaudi_iface {
 public:
     dma_iface(uct_gaudi_copy_md_t& md, const uct_gaudi_dma_iface_config_t& config)
         : gaudi_iface(*md.module, "DMA", lost_staging, {}), md_(md), config_(config) {
+        // Per copy, because all interfaces of the process share the device's engine.
         policy_.hints = {config.queues, config.stripe, config.batch};
     }
 
@@ -73,6 +74,7 @@ public:
         });
     }
     ucs_status_t pending_add(uct_ep_h ep, uct_pending_req_t* request) override {
+        // Room has appeared since: UCX must retry now, because no completion may follow.
         if (outstanding().running() < config_.in_flight && !outstanding().others_wait())
             return UCS_ERR_BUSY;
         return gaudi_iface::pending_add(ep, request);
@@ -89,6 +91,7 @@ private:
         const copied_range range{to, from, local.length, &local, false};
         auto started = copy_in_process(md_, copies(), range, policy_);
         if (!started && started.error().code() == gaudi::errc::too_many_operations) { // a NIC's queue is full
+            // With nothing in flight here no completion would wake UCX to try again: the copy waits instead.
             if (rkey != UCT_INVALID_RKEY && !outstanding().none_running())
                 return UCS_ERR_NO_RESOURCE;
             wait_for_all();

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Between processes of one host: gaudi::imported_buffer as a transport.
+// Between processes of one host: gaudi::imported_buffer as a transport. Peers decide by addresses alone
+// whether they can use it: whatever could make a copy fail later (host, network namespace, users, settings)
+// is in them.
 #include <gaudi/nic.hpp>
 
 #include "ucx/base/component.hpp"
@@ -49,6 +51,7 @@ double above_every_nic() {
 constexpr std::uint32_t unknown_user = UINT32_MAX;
 std::uint32_t own_user() {
     std::uint64_t inside = 0, outside = 0, count = 0;
+    // The map of the initial user namespace is the identity over all ids.
     const bool everybody = std::ifstream("/proc/self/uid_map") >> inside >> outside >> count && inside == 0 &&
                            outside == 0 && count >= UINT32_MAX - 1;
     return everybody ? ::geteuid() : unknown_user;
@@ -204,6 +207,7 @@ private:
 
     gaudi::result<gaudi::copy_ticket> start(uct_gaudi_ipc_rkey_t& key, const uct_iov_t& local,
                                             std::uint64_t remote, bool put) {
+        // UCX may use one key on several workers, each with a thread of its own.
         const std::lock_guard guard(key.mutex);
         if (!key.opened || key.opened->gone()) {
             auto opened = gaudi::import_memory(key.handle);

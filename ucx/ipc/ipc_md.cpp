@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// The memory domain of gaudi_ipc. Registration shares nothing; packing a key does. Keys that UCX may
+// invalidate have a handle of their own, all others of one allocation share one.
 #include "ucx/ipc/ipc_md.hpp"
 
 #include <gaudi/device.hpp>
@@ -41,6 +43,7 @@ ucs_status_t uct_gaudi_ipc_md_query(uct_md_h tl_md, uct_md_attr_v2_t* attr) {
     constexpr std::uint64_t gaudi_type = 1ULL << UCS_MEMORY_TYPE_GAUDI;
     attr->flags =
         UCT_MD_FLAG_REG | UCT_MD_FLAG_NEED_RKEY | UCT_MD_FLAG_INVALIDATE | UCT_MD_FLAG_INVALIDATE_RMA;
+    // Only device memory is shared; host memory is the local side of a copy and needs no registration.
     attr->reg_mem_types = gaudi_type;
     attr->cache_mem_types = gaudi_type;
     // Host memory works as well. If it were listed here, UCX would compare this transport with those for host
@@ -85,6 +88,7 @@ ucs_status_t uct_gaudi_ipc_mem_dereg(uct_md_h tl_md, const uct_md_mem_dereg_para
             gaudi_log(*md.module, ERROR, "deregistration of memory: {}", ended.error().message());
             status = UCS_ERR_TIMED_OUT;
         };
+        // Both wait for copies in flight: after deregistration UCX may free the memory.
         if (gaudi::is_shared(gone->separate))
             expect_no_copies(gaudi::revoke_handle(gone->separate));
         if (gone->uses_common)
@@ -124,6 +128,7 @@ ucs_status_t uct_gaudi_ipc_rkey_unpack(uct_component_t* component, const void* b
     return no_throw([&]() -> ucs_status_t {
         ipc_key key;
         std::memcpy(&key, buffer, sizeof(key));
+        // The bytes are a peer's. Opening is left to the first use, because it asks the owner.
         if (const auto valid = gaudi::check_handle(key.handle); !valid)
             return failed(module_of(component), valid.error(), UCS_LOG_LEVEL_ERROR, "key of gaudi_ipc");
         auto made = std::make_unique<uct_gaudi_ipc_rkey_t>();
@@ -253,6 +258,7 @@ ucs_status_t uct_gaudi_ipc_md_open(uct_component_t* component, const char*, cons
             return refuse("UCX_GAUDI_IPC_IMPORTS=0: use 1 or more");
         auto chosen = *settings;
         chosen.imports = config.imports;
+        // For the process: its broker and its imports serve every user of the library.
         gaudi::set_ipc(chosen);
         auto made = std::make_unique<uct_gaudi_ipc_md_t>();
         made->super = {&md_ops, component};
@@ -269,6 +275,8 @@ ucs_status_t uct_gaudi_ipc_md_open(uct_component_t* component, const char*, cons
 gaudi::result<gaudi::memory_handle> shared_handles::acquire(const memory& wanted, bool& used) {
     const std::lock_guard guard(mutex_);
     auto& entry = entries_[wanted];
+    // The first use, or the handle was revoked with memory that was freed: the old handle opens nothing any
+    // more.
     if (!gaudi::is_shared(entry.handle)) {
         auto handle = gaudi::share_separately(wanted.base, wanted.length);
         if (!handle) {

@@ -25,6 +25,7 @@ public:
         return devices_.engine_of(job.end_of(kind::device).device).map([](const auto&) {});
     }
     result<copy_ticket> start(const copy_job& job) override {
+        // The ticket keeps the engine, and with it the device, until it is dropped.
         GAUDI_TRY(auto core, devices_.engine_of(job.end_of(kind::device).device));
         const copy_details details{job.hints};
         GAUDI_TRY(const auto slot, job.from.is(kind::host)

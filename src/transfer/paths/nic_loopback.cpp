@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// The path for what no engine can copy, and for small copies, which it makes faster than one. Both ends are
+// registered with the same NIC; only the remote end needs a key with rights, which lies in a domain that no
+// peer reaches.
 #include "src/transfer/paths/nic_loopback.hpp"
 #include "src/os/internals.hpp"
 
@@ -40,11 +43,13 @@ private:
     using clock = std::chrono::steady_clock;
 
     std::optional<result<void>> check() override {
+        // All copies of one queue pair are polled together: a completion may be another copy's.
         const std::lock_guard guard(prepared_.copier->mutex);
         auto& copier = *prepared_.copier->copies;
         const auto completed = copier.poll();
         if (completed >= number_)
             return result<void>();
+        // Progress of any copy counts: this one may have to wait for many before it.
         if (std::exchange(seen_, completed) != completed)
             since_ = clock::now();
         // The queue pair's own timeout and retries end sooner, unless the NIC itself has failed and reports
@@ -58,6 +63,8 @@ private:
         return result<void>(tl::unexpected(*copier.broken()));
     }
     void release_resources() override {
+        // Registrations of foreign DMA-BUFs and of host memory last as long as the copy, not as long as its
+        // ticket.
         prepared_.local.kept.reset();
         prepared_.remote.kept.reset();
     }
@@ -127,6 +134,8 @@ result<nic_loopback::entry*> nic_loopback::entry_for(const copy_job& job, std::s
             owner = find_open_device(job.end_of(kind::device).device);
             if (!owner)
                 return tl::unexpected(error(errc::not_allocated, "memory of a device that was closed"));
+            // The device was closed and opened again: registrations and refusals of the old context do not
+            // apply.
             if (found.core.lock() != core_of(*owner))
                 found = {};
             found.owner = owner;
@@ -135,6 +144,7 @@ result<nic_loopback::entry*> nic_loopback::entry_for(const copy_job& job, std::s
     }
     if (found.loop && !found.loop->small->broken())
         return &found;
+    // Not tried again for every copy: forget() or a new context of the device clears it.
     if (found.why_none)
         return tl::unexpected(*found.why_none);
     if (const auto made = make_loop(found, owner); !made) {
@@ -172,6 +182,7 @@ result<copy_ticket> nic_loopback::copy_now(const copy_job& job) {
     GAUDI_TRY(auto* const known, entry_for(job, owner));
     if (const auto moved = move_small(*known->loop, *owner, job); !moved) {
         const auto kind = moved.error().kind();
+        // Neither says anything about the NIC: the next small copy may use it.
         if (kind != error_kind::invalid && kind != error_kind::exhausted)
             failed_->store(true, std::memory_order_relaxed);
         return tl::unexpected(moved.error());
@@ -234,6 +245,7 @@ result<nic_loopback::registered_end> nic_loopback::remote_end(nic_loop& loop, co
                               std::make_shared<const local_region>(std::move(region))};
     }
     case kind::leased: {
+        // The owner's DMA-BUF is registered once for the lease, not for each copy.
         auto resources = job.lease->resources(); // the copy keeps them, also if the owner ends
         GAUDI_TRY(const auto key, job.lease->key_on(*resources, opened_nic));
         return registered_end{{end.address.value(), key, true}, std::move(resources)};

@@ -9,6 +9,8 @@ namespace {
 
 using kind = copy_end::kind;
 
+// The first choice for another process's memory: this process submits to the owner's device itself, and the
+// owner takes no part. It needs the owner's trust, because a context has no rights below "all" (gotcha I1).
 class owner_context final : public path {
 public:
     explicit owner_context(const path_tools& tools) : devices_(tools.devices) {}
@@ -33,12 +35,14 @@ private:
         const auto& local = job.other_than(kind::leased);
         if (!local.is(kind::device))
             return devices_.engine_on_context(*job.lease);
+        // Both ends on one device: an engine of this process's own context reaches both.
         GAUDI_TRY(const auto own, devices_.device_of(local, job.length));
         if (core_of(*own)->node() != job.lease->handle().device)
             return tl::unexpected(error(errc::no_path, "the memory is another device's"));
         return devices_.engine_of(local.device);
     }
     result<std::uint32_t> begin(copy_core& core, const copy_job& job) {
+        // Not checked: the address map of this process does not have the owner's allocations.
         const copy_details details{job.hints, which(), job.kept, false};
         if (job.from.is(kind::host))
             return core.write(job.to.address, job.host_of(job.from), details);

@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// The last path, which needs nothing but an engine in the owner: the owner copies into slabs that both
+// processes map, this process copies out of them, or the reverse. Two slabs are in use, so that both work at
+// the same time.
 #include "src/error/try.hpp"
 #include "src/transfer/device_table.hpp"
 #include "src/transfer/path.hpp"
@@ -25,12 +28,14 @@ public:
     result<void> start(unsigned slab, std::span<std::byte> bytes, std::uint64_t offset) override {
         const copy_request request{lease_->slot(), source_ ? 1U : 0U, offset_ + offset, bytes.size(),
                                    slab_offsets_[slab]};
+        // Never blocks: a full socket is the broker's thread's to flush.
         GAUDI_TRY(ids_[slab], lease_->link()->post(request));
         asked_[slab] = clock::now();
         return {};
     }
     std::optional<result<void>> check(unsigned slab) override {
         const auto& link = lease_->link();
+        // The answer is also where the data is ready: the owner sends it after its engine has completed.
         const auto answer = link->answer_to(ids_[slab]);
         if (answer)
             return *answer ? result<void>() : tl::unexpected(answer->error());
@@ -98,6 +103,7 @@ public:
             offsets[slabs.count] = slab.offset;
             slabs.memory[slabs.count++] = slab.bytes;
         }
+        // The slabs return to the link when the copy has ended, also if its ticket is kept.
         slabs.release = [kept = acquired]() mutable { kept.reset(); };
         slabs.sleep = [link = acquired->link](std::chrono::milliseconds limit) {
             link->wait(std::min(limit, std::chrono::milliseconds(1)));
@@ -119,6 +125,7 @@ private:
         GAUDI_TRY(auto engine, tools_.devices.engine_of(local.device));
         std::vector<pinned_memory> pins;
         for (const auto& slab : acquired.slabs) {
+            // For this copy only: the slabs belong to the link, which may end before the engine.
             GAUDI_TRY(pins.emplace_back(), engine->pin(slab.bytes));
         }
         return engine_step(std::move(engine), local.address, source, std::move(pins));

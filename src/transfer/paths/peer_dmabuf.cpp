@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
+// A device imports the memory of another and copies with its own engine, which addresses the import as it
+// addresses host memory. Only the vendor's driver can import (gotcha 14): elsewhere the first attempt fails,
+// and is remembered.
 #include "src/error/try.hpp"
 #include "src/hl/hl_device.hpp"
 #include "src/memory/heap_core.hpp"
@@ -48,6 +51,7 @@ public:
         }
         return imported_range{entry->address() + (address - chunk.whole.iova), entry};
     }
+    // The driver unmaps no memory of which a DMA-BUF is imported (gotcha 9).
     void chunk_goes(std::uint64_t serial) override {
         const std::lock_guard guard(mutex_);
         std::erase_if(chunks_, [&](const auto& entry) { return entry.first.second == serial; });

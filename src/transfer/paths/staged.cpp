@@ -10,6 +10,9 @@ namespace {
 
 using kind = copy_end::kind;
 
+// Two engines copy in turn, through slabs that are pinned for both. The pins of this process's engines are
+// kept with the slabs; those on another process's context end with the copy, because they would keep its
+// device busy.
 class staged final : public path {
 public:
     explicit staged(const path_tools& tools) : tools_(tools) {}
@@ -36,6 +39,7 @@ public:
             slabs.memory[slabs.count] = set->slab(slabs.count);
             rest -= std::min<std::uint64_t>(rest, slab_pool::slab_bytes);
         }
+        // With a reference to the pool: the copy may outlive its copier.
         slabs.release = [pool, set] { pool->release(set); };
         return tools_.pending.add(
             std::make_shared<pipeline>(which(), job.length, job.kept, std::move(slabs),
