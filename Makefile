@@ -9,7 +9,7 @@ SOURCES := $(shell find abi include src ucx lab tools examples tests bench -name
 CTEST := ctest --output-on-failure --no-tests=error --timeout 300
 TEST_ENV = unset GAUDI_LAB GAUDI_LAB_ROOT GAUDI_LAB_TRACE GAUDI_LAB_FAULTS GAUDI_DIRECT_HLTHUNK GAUDI_DIRECT_VERBS HLS_MODULE_ID HABANA_VISIBLE_DEVICES HABANA_VISIBLE_MODULES;
 
-.PHONY: release ucx setup setup-full build-% demo test test-full build-headers fuzz bench install format format-check check-layers lint pictures help clean $(LABELS:%=test-%)
+.PHONY: release ucx setup setup-full build-% demo test test-full build-headers fuzz bench install format format-check check-layers lint pictures reference help clean $(LABELS:%=test-%)
 
 release: setup ## build what users install, into build/release/bin and build/release/lib
 	@.ci/ucx || echo "ucx: not there, so the UCX plugin and its part of the demo are left out; make ucx tries again"
@@ -53,7 +53,7 @@ fuzz: setup-full ## libFuzzer on handles, on what importers ask and on what owne
 $(LABELS:%=test-%): test-%: setup ucx build-release ## the tests of one label
 	@$(TEST_ENV) cd build/release && $(CTEST) -L '^$*$$'
 
-bench: setup ucx ## measure; a table with the limit of the same run beside each figure
+bench: setup ucx ## measure; a table of figures, each with the limit of the same run
 	@.ci/setup bench
 	@cmake --preset release -DGAUDI_DIRECT_BENCH=ON >/dev/null && cmake --build build/release -- --quiet
 	@build/release/bin/gaudi-direct lab run --lab bench --gaudis 1 --generation gaudi2 -- build/release/bin/bench_device_layer; \
@@ -65,7 +65,7 @@ bench: setup ucx ## measure; a table with the limit of the same run beside each 
 	@build/release/bin/gaudi-direct lab run --lab bench --gaudis 2 --generation gaudi2 --hcas 1 --ucx .deps/ucx/1.23.0 -- build/release/bin/bench_ucx; \
 	 status=$$?; build/release/bin/gaudi-direct lab clean bench; exit $$status
 	@GAUDI_DIRECT_TOOL=$(CURDIR)/build/release/bin/gaudi-direct build/release/bin/gaudi-direct lab run --lab bench --gaudis 2 --generation gaudi2 -- build/release/bin/bench_hca; \
-	 status=$$?; for lab in bench bench-near bench-far; do build/release/bin/gaudi-direct lab clean $$lab; done; exit $$status
+	 status=$$?; for lab in bench bench-local bench-remote; do build/release/bin/gaudi-direct lab clean $$lab; done; exit $$status
 
 install: release ## install under PREFIX (/usr/local)
 	@cmake --install build/release --prefix '$(PREFIX)' >/dev/null
@@ -74,6 +74,12 @@ install: release ## install under PREFIX (/usr/local)
 pictures: ## make docs/pictures/*.svg from their .dot sources
 	@.ci/setup docs
 	@for source in docs/pictures/*.dot; do dot -Tsvg $$source -o $${source%.dot}.svg || exit 1; done
+
+reference: ## the public headers as HTML in build/reference; fails where something public has no comment
+	@.ci/setup docs
+	@mkdir -p build/reference && doxygen docs/Doxyfile
+	@! grep -vE 'Member (operator|.*&&|.*\((variable|enumvalue)\))' build/reference/warnings
+	@echo "reference: build/reference/html/index.html"
 
 format: setup ## format the sources in place
 	@clang-format -i $(SOURCES)

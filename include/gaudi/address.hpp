@@ -15,12 +15,13 @@ namespace gaudi {
 class device_address {
 public:
     constexpr device_address() = default;
-    explicit constexpr device_address(std::uint64_t value) : value_(value) {}
+    explicit constexpr device_address(std::uint64_t value) : value_(value) {} ///< as value() returns it
 
     /// The number as the driver and the NIC expect it, as an iova and in packets.
     [[nodiscard]] constexpr std::uint64_t value() const { return value_; }
 
     friend constexpr auto operator<=>(device_address, device_address) = default;
+    /// The address `bytes` after `base`.
     friend constexpr device_address operator+(device_address base, std::uint64_t bytes) {
         return device_address(base.value_ + bytes);
     }

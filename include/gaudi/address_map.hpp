@@ -19,7 +19,7 @@ struct allocation_view {
     std::uint64_t length = 0;
     std::uint64_t generation = 0;
     unsigned device_index = 0;
-    std::uint64_t tag = 0; ///< for the library's own use
+    std::uint64_t tag = 0; ///< private to the library: finds the block of its heap; has no meaning elsewhere
 };
 
 /// Maps an address to its device and to its live allocation. A lookup takes no lock, never allocates, and

@@ -168,6 +168,7 @@ public:
     pending_connection& operator=(pending_connection&&) noexcept;
     ~pending_connection();
 
+    /// HOST:PORT of the peer.
     [[nodiscard]] const std::string& peer() const;
     /// Runs the handshake and connects the queue pair. Call it once. errc::handshake_timeout,
     /// handshake_refused, version_mismatch.
@@ -189,6 +190,7 @@ public:
     /// errc::address_in_use.
     static result<listener> open(std::uint16_t port, const std::string& address = {});
 
+    /// The port that the listener is bound to.
     [[nodiscard]] std::uint16_t port() const { return socket_->port; }
     /// Readable when a connection is pending. The listener owns the descriptor.
     [[nodiscard]] int descriptor() const { return socket_->fd; }

@@ -46,6 +46,7 @@ public:
     /// Memory of another process. The object must outlive the call that it is passed to, not the copy.
     place(const imported_buffer& buffer) // NOLINT(google-explicit-constructor)
         : place(buffer, 0, buffer.size()) {}
+    /// A part of another process's memory, as above.
     place(const imported_buffer& buffer, std::uint64_t offset, std::uint64_t length)
         : kind_(kind::imported), length_(length), address_(device_address(offset)), imported_(&buffer) {}
     /// Any DMA-BUF: of a GPU, of an FPGA, udmabuf. The iova is ignored. The caller owns the descriptor and
@@ -54,6 +55,7 @@ public:
         : kind_(kind::dmabuf), fd_(window.fd), length_(window.length),
           address_(device_address(window.offset)) {}
 
+    /// The length in bytes.
     [[nodiscard]] std::uint64_t length() const { return length_; }
 
 private:
@@ -104,8 +106,8 @@ struct path_verdict {
 /// copier, or call forget() or drop_lost().
 class copier {
 public:
-    explicit copier(const copier_options& options = {});
-    ~copier(); ///< copies in flight continue
+    explicit copier(const copier_options& options = {}); ///< opens nothing yet
+    ~copier();                                           ///< copies in flight continue
     copier(copier&&) noexcept;
     copier& operator=(copier&&) noexcept;
 

@@ -29,6 +29,7 @@ public:
     pinned_memory& operator=(pinned_memory&&) noexcept;
     ~pinned_memory();
 
+    /// The host memory.
     [[nodiscard]] std::span<std::byte> bytes() const;
     /// The address at which the device accesses it.
     [[nodiscard]] device_address address() const;
@@ -102,7 +103,9 @@ public:
     void arm();
     /// Pins host memory for copies on this engine. errc::host_range_invalid, map_failed, device_lost.
     [[nodiscard]] result<pinned_memory> pin(std::span<std::byte> memory);
+    /// What the engine counted since it was created.
     [[nodiscard]] engine_statistics statistics() const;
+    /// The queues that the engine submits to; empty for SynapseAI's copy call, which does not show them.
     [[nodiscard]] std::vector<queue_use> queues() const;
     /// Whether the device failed or was reset: every call fails from then on.
     [[nodiscard]] bool lost() const;
@@ -120,11 +123,13 @@ private:
 class weak_copy_engine {
 public:
     weak_copy_engine() = default;
+    /// Refers to that engine.
     weak_copy_engine(const copy_engine& engine) // NOLINT(google-explicit-constructor): as std::weak_ptr
         : core_(engine.core_) {}
 
     /// The engine, if anything still keeps it.
     [[nodiscard]] std::optional<copy_engine> lock() const;
+    /// Whether the engine is gone: lock() returns none.
     [[nodiscard]] bool expired() const { return core_.expired(); }
 
 private:

@@ -17,7 +17,9 @@ enum class copy_path : std::uint8_t {
     staged,        ///< through pinned host memory, by one engine after the other
     owner_proxy    ///< the owner copies, through host memory that both processes map
 };
+/// The number of values of copy_path.
 constexpr std::size_t copy_paths = 7;
+/// The path in words, as in "the device's engine".
 [[nodiscard]] std::string_view name_of(copy_path path);
 /// Whether the bytes go directly from one place to the other: neither staged nor copied by the owner.
 [[nodiscard]] constexpr bool is_zero_copy(copy_path path) {

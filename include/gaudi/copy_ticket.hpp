@@ -27,7 +27,9 @@ public:
     /// Blocks until the copy has completed and returns its outcome. errc::device_lost, peer_gone,
     /// copy_timeout (the copy continues).
     result<void> wait(std::chrono::milliseconds limit = no_limit);
+    /// The path that the copy takes.
     [[nodiscard]] copy_path path() const { return path_; }
+    /// The length of the copy.
     [[nodiscard]] std::uint64_t bytes() const { return bytes_; }
 
 private:

@@ -32,6 +32,7 @@ public:
 
     /// What is known of the device. Memory figures are those at the time of the call.
     [[nodiscard]] device_info info() const;
+    /// The heap that allocates memory of this device. The device owns it.
     [[nodiscard]] device_heap& heap() { return heap_; }
     /// The device's copy engine, which all callers share. The options count only for the caller that creates
     /// it, while no engine is in use. Where SynapseAI owns the queues, the engine uses SynapseAI's copy call.

@@ -23,9 +23,13 @@ class device_buffer {
 public:
     device_buffer() = default;
 
+    /// The address of the first byte.
     [[nodiscard]] device_address address() const { return range_->address; }
+    /// The length in bytes, as it was asked for.
     [[nodiscard]] std::uint64_t size() const { return range_->size; }
+    /// The generation of the allocation, see allocation_view.
     [[nodiscard]] std::uint64_t generation() const { return range_->generation; }
+    /// False: default-constructed, moved from or released.
     explicit operator bool() const { return static_cast<bool>(range_); }
 
     /// Exports the buffer as a part of its chunk's DMA-BUF. The chunk owns the descriptor, see dmabuf_export.
@@ -55,7 +59,7 @@ private:
 /// on Gaudi2). A buffer from a chunk with room costs no system call. Thread-safe.
 class device_heap {
 public:
-    static constexpr std::uint64_t granule = 64;
+    static constexpr std::uint64_t granule = 64; ///< bytes; the smallest alignment
 
     /// Allocates a buffer, which the caller owns. The alignment must be a power of two of at most 2 MiB; less
     /// than `granule` counts as `granule`. Buffers of a page or more are page-aligned. errc::size_zero,
@@ -75,6 +79,7 @@ public:
     void set_chunk(std::uint64_t bytes);
     /// Returns empty chunks to the driver.
     void trim();
+    /// What the heap holds now.
     [[nodiscard]] heap_statistics statistics() const;
 
 private:

@@ -8,8 +8,10 @@
 
 namespace gaudi {
 
+/// The generation of a device. It decides how memory is exported and whether programs may submit copies.
 enum class generation { gaudi, gaudi2, gaudi3 };
 
+/// "gaudi", "gaudi2" or "gaudi3".
 [[nodiscard]] std::string_view name_of(generation value);
 /// Whether the driver lets programs submit copies. Where it does not, SynapseAI or a NIC has to copy.
 [[nodiscard]] bool has_user_queues(generation value);

@@ -113,20 +113,27 @@ struct error_description {
 
 /// The catalogue, in the order of the codes. Documentation and tools are generated from it.
 [[nodiscard]] const std::vector<error_description>& error_catalogue();
+/// The row of an error.
 [[nodiscard]] const error_description& describe(errc code);
+/// The kind in words.
 [[nodiscard]] std::string_view name_of(error_kind kind);
 
 /// A failure as a value: what was observed, in which call, with the decisive numbers.
 class [[nodiscard]] error {
 public:
+    /// `observed`: the call and the numbers that decide. `system_error`: an errno value, or 0.
     error(errc code, std::string observed, int system_error = 0)
         : code_(code), system_error_(system_error), observed_(std::move(observed)) {}
 
+    /// Which error it is.
     [[nodiscard]] errc code() const { return code_; }
+    /// What the caller should do about it.
     [[nodiscard]] error_kind kind() const { return describe(code_).kind; }
     /// The errno that caused it, or 0.
     [[nodiscard]] int system_error() const { return system_error_; }
+    /// What was observed, with the decisive numbers.
     [[nodiscard]] const std::string& observed() const { return observed_; }
+    /// The remedy that the catalogue names.
     [[nodiscard]] std::string_view remedy() const { return describe(code_).remedy; }
     /// One line: name, observation, errno, remedy.
     [[nodiscard]] std::string message() const;
@@ -147,11 +154,15 @@ constexpr std::chrono::milliseconds no_limit = std::chrono::milliseconds::max();
 /// An error as an exception. what() is its message.
 class failure : public std::runtime_error {
 public:
+    /// Wraps the error; its message is composed now.
     explicit failure(error why)
         : std::runtime_error(why.message()), why_(std::make_shared<const error>(std::move(why))) {}
 
+    /// The error. It lives as long as the exception or a copy of it.
     [[nodiscard]] const error& why() const noexcept { return *why_; }
+    /// The code of the error.
     [[nodiscard]] errc code() const noexcept { return why_->code(); }
+    /// The kind of the error.
     [[nodiscard]] error_kind kind() const { return why_->kind(); }
 
 private:

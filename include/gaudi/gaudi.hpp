@@ -5,7 +5,8 @@
 #error "gaudi-direct needs C++20: compile with -std=c++20"
 #endif
 
-// Includes the whole library: devices, memory, DMA-BUF export, copies, NICs, connections, IPC.
+/// \file
+/// Includes the whole library: devices, memory, DMA-BUF export, copies, NICs, connections, IPC.
 #include <gaudi/address.hpp>
 #include <gaudi/address_map.hpp>
 #include <gaudi/connection.hpp>

@@ -22,7 +22,9 @@ struct memory_window {
 class memory_observer {
 public:
     virtual ~memory_observer() = default;
+    /// The window exists from now on.
     virtual void window_opens(const memory_window& window) = 0;
+    /// The window no longer exists, nor does any memory in it.
     virtual void window_closes(const memory_window& window) = 0;
     /// The range is about to be freed: the observer must drop what it keeps about the range before it
     /// returns. false: the memory may still be accessed and must never be allocated again.

@@ -13,7 +13,9 @@ enum class memory_path : std::uint8_t {
     zero_copy, ///< device memory, registered through its DMA-BUF
     staged     ///< device memory, copied through pinned host memory by the device's engines
 };
+/// The number of values of memory_path.
 constexpr std::size_t memory_paths = 3;
+/// "host", "zero-copy" or "staged".
 [[nodiscard]] std::string_view name_of(memory_path path);
 
 } // namespace gaudi

@@ -16,6 +16,7 @@ class nic_core;
 class registration_cache;
 struct internals;
 
+/// The network that a port is attached to: InfiniBand, or Ethernet with RoCE.
 enum class link_layer { infiniband, ethernet };
 
 /// One port of a NIC.
@@ -28,10 +29,10 @@ struct nic_info {
     std::string state; ///< of the port, in words
     gaudi::link_layer link_layer = link_layer::infiniband;
     double gbps = 0;
-    unsigned mtu = 0;          ///< bytes
-    bool dmabuf = false;       ///< can register DMA-BUFs
-    std::string why_no_dmabuf; ///< empty where it can
-    std::uint64_t longest_message = 0;
+    unsigned mtu = 0;                              ///< bytes
+    bool dmabuf = false;                           ///< can register DMA-BUFs
+    std::string why_no_dmabuf;                     ///< empty where it can
+    std::uint64_t longest_message = 0;             ///< bytes
     bool of_gaudi = false;                         ///< a port of a Gaudi itself, as its driver lists it
     nic_distance distance = nic_distance::unknown; ///< to the device that was named
 
@@ -61,6 +62,7 @@ public:
     nic(const nic&) = delete;
     nic& operator=(const nic&) = delete;
 
+    /// The port, as it was when it was opened.
     [[nodiscard]] const nic_info& info() const;
     /// Why this NIC was chosen, in words.
     [[nodiscard]] const std::string& why_chosen() const;
@@ -84,6 +86,7 @@ public:
     /// is freed. errc::dmabuf_unsupported, registration_refused.
     [[nodiscard]] result<local_region> region(int dmabuf, std::uint64_t offset, std::uint64_t length,
                                               std::uint64_t iova);
+    /// Counts of the registrations of this NIC.
     [[nodiscard]] registration_statistics statistics() const;
     /// Ends the registrations that are not in use.
     void trim();

@@ -22,13 +22,14 @@ struct internals;
 
 /// Which paths are allowed for device memory.
 enum class path_policy : std::uint8_t {
-    prefer_zero_copy, ///< staged where zero-copy is impossible; local_region::reason() names the cause
-    require_zero_copy,
-    staged_only ///< for comparison measurements
+    prefer_zero_copy,  ///< staged where zero-copy is impossible; local_region::reason() names the cause
+    require_zero_copy, ///< errc::zero_copy_impossible where it is impossible
+    staged_only        ///< for comparison measurements
 };
 
 /// What a peer may do with memory that it has a key for. Combined with |.
 enum class remote_access : std::uint8_t { none = 0, read = 1, write = 2, atomic = 4, all = 7 };
+/// The rights of `a` and `b` together.
 [[nodiscard]] constexpr remote_access operator|(remote_access a, remote_access b) {
     return static_cast<remote_access>(static_cast<std::uint8_t>(a) | static_cast<std::uint8_t>(b));
 }
@@ -37,7 +38,7 @@ enum class remote_access : std::uint8_t { none = 0, read = 1, write = 2, atomic 
     return (static_cast<std::uint8_t>(rights) & static_cast<std::uint8_t>(wanted)) ==
            static_cast<std::uint8_t>(wanted);
 }
-/// "read, write", or "nothing".
+/// The rights in words, as in "read, write"; "nothing" for none.
 [[nodiscard]] std::string name_of(remote_access rights);
 
 /// Memory of a peer, as this process may address it. The values came over the network.
@@ -48,7 +49,7 @@ struct remote_region {
     memory_path path = memory_path::host;
     remote_access rights = remote_access::all;
 
-    static constexpr std::size_t encoded_bytes = 24;
+    static constexpr std::size_t encoded_bytes = 24; ///< the length of encode()'s result
     /// The region as bytes to send: big-endian, the same on every host.
     [[nodiscard]] std::array<std::byte, encoded_bytes> encode() const;
     /// Reads what encode() wrote. errc::protocol_violated: the bytes are not a valid region.
@@ -84,11 +85,15 @@ class local_region {
 public:
     local_region() = default;
 
+    /// The host pointer or the device address of the first byte.
     [[nodiscard]] std::uint64_t address() const { return address_; }
+    /// The length in bytes.
     [[nodiscard]] std::uint64_t length() const { return length_; }
+    /// How the NIC accesses the memory.
     [[nodiscard]] memory_path path() const { return path_; }
     /// For staged device memory: why it is not zero-copy.
     [[nodiscard]] std::string_view reason() const;
+    /// The lkey of the registration; 0 for staged memory.
     [[nodiscard]] std::uint32_t local_key() const { return local_key_; }
     /// A part of the region. errc::range_leaves_allocation.
     [[nodiscard]] result<local_region> part(std::uint64_t offset, std::uint64_t length) const;

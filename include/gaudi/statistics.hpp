@@ -20,7 +20,9 @@ template <typename Path, std::size_t paths>
 struct traffic_by_path {
     std::array<traffic, paths> all{};
 
+    /// The traffic of one path.
     [[nodiscard]] const traffic& by(Path path) const { return all[static_cast<std::size_t>(path)]; }
+    /// The same, to change it.
     [[nodiscard]] traffic& by(Path path) { return all[static_cast<std::size_t>(path)]; }
 };
 /// Successful copies. Each counts once, when it has completed.
@@ -37,6 +39,7 @@ struct engine_statistics {
     std::uint64_t most_in_flight = 0;                  ///< submissions; the greatest of any engine
     std::uint64_t pinned = 0, bounced = 0, mapped = 0; ///< copies by how host memory was reached
 
+    /// Adds up; `most_in_flight` becomes the greater one.
     engine_statistics& operator+=(const engine_statistics& other);
 };
 
@@ -50,6 +53,7 @@ struct heap_statistics {
     std::uint64_t exports = 0;      ///< open DMA-BUFs: at most one per chunk
     std::uint64_t abandoned = 0;    ///< bytes never allocated again: another process may still access them
 
+    /// Adds up; `largest_free` becomes the greater one.
     heap_statistics& operator+=(const heap_statistics& other);
 };
 
@@ -75,6 +79,7 @@ struct statistics {
     heap_statistics heaps;
     ipc_statistics ipc;
 };
+/// The statistics of this process at the time of the call.
 [[nodiscard]] statistics process_statistics();
 
 } // namespace gaudi

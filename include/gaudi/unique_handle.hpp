@@ -11,6 +11,7 @@ template <class Resource>
 class unique_handle {
 public:
     unique_handle() = default;
+    /// Takes ownership.
     explicit unique_handle(Resource owned) : resource_(std::move(owned)) {}
     unique_handle(unique_handle&& other) noexcept : resource_(other.release()) {}
     unique_handle& operator=(unique_handle&& other) noexcept {

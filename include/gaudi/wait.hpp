@@ -40,6 +40,7 @@ bool poll_until(std::chrono::milliseconds limit, F&& ended) {
     return true;
 }
 
+/// The error of a wait whose limit passed.
 inline error out_of_time(std::size_t tickets, std::chrono::milliseconds limit) {
     return {errc::wait_timeout,
             std::to_string(limit.count()) + " ms for " + std::to_string(tickets) + " operations"};
