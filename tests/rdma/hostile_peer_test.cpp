@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // A hostile peer with a key must not access memory that was not offered to it. The victim is a separate
 // process, in the same lab or on another virtual host, and checks all of its memory after each attack.
+#include "src/connection/connection_core.hpp"
+#include "src/os/internals.hpp"
 #include "tests/rdma/peer_access.hpp"
 #include "tests/rdma/rdma_test.hpp"
 #include "tests/support/child.hpp"
@@ -18,6 +20,9 @@ using enum remote_access;
 // Action of the victim before the attack.
 enum class then { stay, withdraw, free, free_and_allocate };
 
+// What the attacker has a key to.
+enum class what { offered, credits, slab };
+
 struct attack {
     const char* name;
     remote_access rights;   // that the victim offers
@@ -27,9 +32,10 @@ struct attack {
     then first = then::stay;
     bool with_local_key = false; // the attacker uses the victim's lkey
     std::uint32_t key_shift = 0; // offset from the offered key
+    what to = what::offered;
 };
 
-constexpr std::int64_t page = one_page;
+constexpr std::int64_t page = one_page, slab_bytes = 512 << 10;
 
 constexpr attack attacks[] = {
     {"write beyond the end", read | write, write_it, page},
@@ -55,6 +61,14 @@ constexpr attack attacks[] = {
     {"write with the next key", read | write, write_it, 0, one_page, then::stay, false, 0x100},
     {"write with the key before", read | write, write_it, 0, one_page, then::stay, false, ~0U - 0xff},
     {"write with another generation of the key", read | write, write_it, 0, one_page, then::stay, false, 1},
+    {"read of the credits", read, read_it, 0, 8, then::stay, false, 0, what::credits},
+    {"write beyond the credits", read, write_it, sizeof(credit::ring), 8, then::stay, false, 0,
+     what::credits},
+    {"write before the credits", read, write_it, -1, 8, then::stay, false, 0, what::credits},
+    {"atomic on the credits", read, add_to_it, 0, 8, then::stay, false, 0, what::credits},
+    {"read of a slab granted for a write", write, read_it, 0, one_page, then::stay, false, 0, what::slab},
+    {"write beyond that slab", write, write_it, slab_bytes, one_page, then::stay, false, 0, what::slab},
+    {"write before that slab", write, write_it, -1, one_page, then::stay, false, 0, what::slab},
 };
 
 // In memory that both processes share.
@@ -185,14 +199,14 @@ protected:
         }
         return ::testing::Test::HasFailure() ? 1 : 0;
     }
-    void prepare(victim& it, connection& link, then what) const {
-        if (what == then::withdraw)
+    void prepare(victim& it, connection& link, then next) const {
+        if (next == then::withdraw)
             link.withdraw(it.regions[1]);
-        if (what != then::free && what != then::free_and_allocate)
+        if (next != then::free && next != then::free_and_allocate)
             return;
         const auto address = it.device[1].address();
         it.device[1] = {};
-        if (what == then::free)
+        if (next == then::free)
             return;
         it.allocate(1, GetParam().path);
         EXPECT_EQ(it.device[1].address(), address) << "the address is handed out again";
@@ -202,11 +216,26 @@ protected:
     static bool applies(const attack& tried) {
         const auto path = GetParam().path;
         const bool frees = tried.first == then::free || tried.first == then::free_and_allocate;
+        if (tried.to == what::slab)
+            return path == memory_path::staged;
         return !(frees && path == memory_path::host) &&
-               !((tried.with_local_key || tried.kind == add_to_it || tried.rights == atomic) &&
+               !((tried.with_local_key || (tried.to == what::offered && tried.kind == add_to_it) ||
+                  tried.rights == atomic) &&
                  path == memory_path::staged);
     }
 
+    // Asks for a slab of the offered memory and returns where it is.
+    static remote_region granted_slab(connection_link& link, const remote_region& offered) {
+        expect(link.control.send(
+            frame_kind::access_request,
+            encode_frame(access_request{1, offered.address, offered.length, offered.key, /*writing*/ true})));
+        for (;;)
+            for (const auto& received : expect(link.control.receive()))
+                if (received.kind == frame_kind::slab_grant) {
+                    const auto slab = *decode_frame<slab_grant>(received.body);
+                    return {slab.address, slab.bytes, slab.key, memory_path::zero_copy, write};
+                }
+    }
     static result<completion> strike(connection& link, const local_region& mine, const remote_region& at,
                                      transfer_kind kind) {
         auto begun = kind == write_it  ? link.write(mine, at)
@@ -240,10 +269,16 @@ TEST_P(hostile_peer, gets_nowhere) {
         expect(link.send_note({}));
         ASSERT_TRUE(reached(++step));
         auto at = offered;
+        auto& wire = const_cast<connection_link&>(core_of(link)->link());
+        if (tried.to == what::credits)
+            at = {wire.remote_hello.credits_address, 0, wire.remote_hello.credits_key, memory_path::host,
+                  write};
+        if (tried.to == what::slab)
+            at = granted_slab(wire, offered);
         at.rights = all; // the attacker claims all rights
         at.address += static_cast<std::uint64_t>(tried.shift);
         at.length = tried.length;
-        at.key = tried.with_local_key ? shared_->local_key.load() : offered.key + tried.key_shift;
+        at.key = tried.with_local_key ? shared_->local_key.load() : at.key + tried.key_shift;
         std::fill(left.host.begin(), left.host.end(), std::byte{0x5a});
         const auto mine = expect(left.nic->region(std::span(left.host).first(tried.length)));
         const auto outcome = strike(link, mine, at, tried.kind);

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "src/os/unique_fd.hpp"
 #include "tests/rdma/rdma_test.hpp"
 #include "tests/support/child.hpp"
 #include "tests/support/hlthunk_functions.h"

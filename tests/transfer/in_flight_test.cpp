@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Copies in flight: no path blocks its caller, no owner blocks another, a full queue is no error where
 // another path is viable, and what may keep a device open.
+#include "src/os/unique_fd.hpp"
 #include "tests/transfer/ends.hpp"
 
 #include <atomic>

@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Memory that SynapseAI allocated, in a process that SynapseAI shares with this library: copies by every
-// path, and keys for peers.
+// path, also from C, and keys for peers.
+#include <gaudi/gaudi.h>
+
+#include "src/hl/hl_device.hpp"
 #include "src/os/internals.hpp"
 #include "tests/rdma/peer_access.hpp"
+#include "tests/support/expect_has.hpp"
 #include "tests/support/fake_synapse.hpp"
+#include "tests/support/hlthunk_functions.h"
 #include "tests/transfer/ends.hpp"
 
 namespace {
@@ -12,8 +17,9 @@ using namespace testing_support;
 
 class synapse_memory_test : public ipc_test {
 protected:
-    void SetUp() override {
-        describe("gaudis = 2\nhcas = 1");
+    void SetUp() override { start("gaudis = 2\nhcas = 1"); }
+    void start(std::string_view description) {
+        describe(description);
         synapse.emplace(FAKE_SYNAPSE);
         shared = expect(open_device(by_index{0}));
         ASSERT_TRUE(shared->attached());
@@ -96,6 +102,126 @@ TEST_F(synapse_memory_test, is_opened_to_a_peer_by_the_bytes_and_rights_of_its_k
     }
     for (const auto kind : {read_it, write_it})
         EXPECT_EQ(access(through, kind, address, ended), IBV_WC_REM_ACCESS_ERR) << "the key has ended";
+}
+
+// The driver keeps the device busy while a DMA-BUF of its pool exists: SynapseAI could not open it again.
+TEST_F(synapse_memory_test, is_registered_until_trimmed_or_its_device_is_lost) {
+    const auto opened_nic = expect(open_nic());
+    auto region = expect(opened_nic->region(*shared, base, one_page));
+    auto key = expect(region.expose(remote_access::read));
+    opened_nic->trim();
+    EXPECT_EQ(opened_nic->statistics().regions, 2U) << "in use";
+    region = {};
+    key = {};
+    EXPECT_EQ(opened_nic->statistics().regions, 1U) << "kept";
+    opened_nic->trim();
+    EXPECT_EQ(opened_nic->statistics().regions, 0U);
+
+    region = expect(opened_nic->region(*shared, base, one_page));
+    key = expect(region.expose(remote_access::read));
+    EXPECT_EQ(access(core_of(*opened_nic), read_it, base.value(), key.region().key), IBV_WC_SUCCESS);
+    core_of(*shared)->loss().mark("SynapseAI closed it");
+    EXPECT_EQ(opened_nic->region(*shared, base, one_page).error().code(), errc::device_lost);
+    EXPECT_FALSE(key.valid());
+    EXPECT_EQ(access(core_of(*opened_nic), read_it, base.value(), key.region().key), IBV_WC_REM_ACCESS_ERR);
+    region = {};
+    shared.reset();
+    synapse.reset();
+    synapse.emplace(FAKE_SYNAPSE); // the device is not busy
+    shared = expect(open_device(by_index{0}));
+    EXPECT_TRUE(opened_nic->region(*shared, base, one_page));
+}
+
+using c_device = std::unique_ptr<gaudi_device, void (*)(gaudi_device*)>;
+
+c_device open_in_c(const char* which) {
+    gaudi_device* opened = nullptr;
+    EXPECT_EQ(gaudi_open(which, &opened), GAUDI_OK) << gaudi_last_error();
+    return {opened, gaudi_close};
+}
+
+// Successful copies by each path since this object was made.
+class copies_since {
+public:
+    [[nodiscard]] std::uint64_t by(copy_path path) const {
+        return process_statistics().copies.by(path).operations - before_.by(path).operations;
+    }
+
+private:
+    const copy_traffic before_ = process_statistics().copies;
+};
+
+TEST_F(synapse_memory_test, is_copied_from_c_by_synapses_engine) {
+    constexpr std::size_t size = mebibyte + 17;
+    const auto handle = open_in_c("0");
+    const auto one = base.value() + 4096, two = one + 2 * mebibyte;
+    const auto out = pattern(size, 7);
+    std::vector<std::byte> back(size), by_nic(size);
+    const copies_since before;
+    EXPECT_EQ(gaudi_copy_in(handle.get(), one, out.data(), size), GAUDI_OK) << gaudi_last_error();
+    EXPECT_EQ(gaudi_copy_within(handle.get(), two, one, size), GAUDI_OK) << gaudi_last_error();
+    EXPECT_EQ(gaudi_copy_out(handle.get(), back.data(), two, size), GAUDI_OK) << gaudi_last_error();
+    EXPECT_TRUE(back == out);
+    EXPECT_EQ(before.by(copy_path::engine), 3U);
+    EXPECT_EQ(before.by(copy_path::nic_loopback), 0U);
+    copier copies;
+    expect(expect(copies.copy(std::span(by_nic), place(device_address(one), size), {copy_path::nic_loopback}))
+               .wait());
+    EXPECT_TRUE(by_nic == out) << "they lie where C has written them";
+}
+
+TEST_F(synapse_memory_test, is_refused_in_c_beyond_its_pool_and_for_another_device) {
+    const auto handle = open_in_c("0"), other = open_in_c("1");
+    std::array<std::byte, 16> bytes{};
+    const auto end = base.value() + fake_synapse::pool_size;
+    EXPECT_EQ(gaudi_copy_in(handle.get(), end - 16, bytes.data(), 16), GAUDI_OK) << gaudi_last_error();
+    for (const auto address : {end - 15, end, base.value() - 1}) {
+        EXPECT_EQ(gaudi_copy_in(handle.get(), address, bytes.data(), 16), GAUDI_INVALID) << address;
+        EXPECT_HAS(std::string(gaudi_last_error()), "16 bytes at");
+        EXPECT_EQ(gaudi_copy_out(handle.get(), bytes.data(), address, 16), GAUDI_INVALID) << address;
+    }
+    EXPECT_EQ(gaudi_copy_within(handle.get(), base.value(), end - 8, 16), GAUDI_INVALID);
+    EXPECT_EQ(gaudi_copy_in(other.get(), base.value(), bytes.data(), 16), GAUDI_INVALID);
+    EXPECT_EQ(gaudi_copy_out(other.get(), bytes.data(), base.value(), 16), GAUDI_INVALID);
+}
+
+class synapse_memory_on_gaudi3 : public synapse_memory_test {
+protected:
+    void SetUp() override { start("gaudis = 2\nhcas = 1\ngeneration = gaudi3"); }
+};
+
+// The fake SynapseAI copies by queues, which a virtual Gaudi3 has not: its copy begins and fails.
+TEST_F(synapse_memory_on_gaudi3, is_copied_from_c_by_synapses_engine) {
+    const auto handle = open_in_c("0");
+    auto bytes = pattern(4096, 8);
+    const copies_since before;
+    EXPECT_NE(gaudi_copy_in(handle.get(), base.value(), bytes.data(), 4096), GAUDI_OK);
+    EXPECT_HAS(std::string(gaudi_last_error()), "synEventQuery");
+    EXPECT_NE(gaudi_copy_out(handle.get(), bytes.data(), base.value(), 4096), GAUDI_OK);
+    EXPECT_HAS(std::string(gaudi_last_error()), "synEventQuery");
+    for (std::size_t path = 0; path < copy_paths; ++path)
+        EXPECT_EQ(before.by(static_cast<copy_path>(path)), 0U) << path;
+    EXPECT_TRUE(bytes == pattern(4096, 8));
+}
+
+TEST_F(synapse_memory_on_gaudi3, is_copied_from_c_by_a_nic_if_synapse_has_no_engine) {
+    constexpr std::size_t size = 5 * mebibyte + 17;
+    ASSERT_EQ(gaudi_lab_arm_faults("hlthunk_host_memory_map every errno ENOMEM"), 0); // synHostMap fails
+    EXPECT_EQ(shared->copies().error().code(), errc::copies_absent);
+    const auto handle = open_in_c("0");
+    const auto one = base.value() + 4096, two = one + 8 * mebibyte;
+    const auto out = pattern(size, 9);
+    std::vector<std::byte> back(size);
+    const copies_since before;
+    EXPECT_EQ(gaudi_copy_in(handle.get(), one, out.data(), size), GAUDI_OK) << gaudi_last_error();
+    EXPECT_EQ(gaudi_copy_within(handle.get(), two, one, size), GAUDI_OK) << gaudi_last_error();
+    EXPECT_EQ(gaudi_copy_out(handle.get(), back.data(), two, size), GAUDI_OK) << gaudi_last_error();
+    EXPECT_TRUE(back == out);
+    EXPECT_EQ(before.by(copy_path::nic_loopback), 3U);
+    EXPECT_EQ(before.by(copy_path::engine), 0U);
+    const auto end = base.value() + fake_synapse::pool_size;
+    EXPECT_EQ(gaudi_copy_in(handle.get(), end - 8, out.data(), 16), GAUDI_INVALID);
+    EXPECT_EQ(gaudi_copy_out(handle.get(), back.data(), end - 8, 16), GAUDI_INVALID);
 }
 
 } // namespace
