@@ -98,7 +98,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         while (size > 0) {
             const auto how = *data++;
             const auto wanted = std::min(--size, longest_request * (how & amount) / amount);
-            message_bytes message(wanted);
+            message_bytes message;
+            message.reserve(longest_request); // data() is no null pointer, which memcpy does not take
+            message.resize(wanted);
             std::memcpy(message.data(), data, wanted);
             data += wanted;
             size -= wanted;

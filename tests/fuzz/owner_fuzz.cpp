@@ -35,7 +35,9 @@ void answer(int listener, answers given, int descriptor) {
         const auto request = read_as<request_head>(std::span(asked).first(sizeof(request_head)));
         const auto how = *given.data++;
         const auto wanted = std::min(--given.size, longest_answer * (how & amount) / amount);
-        message_bytes message(wanted);
+        message_bytes message;
+        message.reserve(longest_answer); // data() is no null pointer, which memcpy does not take
+        message.resize(wanted);
         std::memcpy(message.data(), given.data, wanted);
         given.data += wanted;
         given.size -= wanted;
