@@ -44,7 +44,8 @@ result<connection_pool::pooled_connection> connection_pool::take(const std::stri
 void connection_pool::release(const std::string& peer, connection returned) {
     returned.poll();
     // A note or an outstanding operation would reach the next user of the connection.
-    if (!returned.alive() || !core_of(returned)->idle())
+    // A peer that accesses staged memory would find its slabs gone.
+    if (!returned.alive() || !core_of(returned)->idle() || core_of(returned)->offers().busy())
         return;
     // The next user must not expose the memory of this one.
     core_of(returned)->offers().clear();

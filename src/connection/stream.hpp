@@ -18,7 +18,7 @@ using time_point = std::chrono::steady_clock::time_point;
 // For poll(2): never negative, rounded up.
 [[nodiscard]] int milliseconds_until(time_point deadline);
 
-// A TCP connection that never blocks beyond a deadline.
+// A TCP connection that never blocks beyond a deadline, except while the system resolves a name.
 class stream {
 public:
     stream() = default;

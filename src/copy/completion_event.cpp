@@ -7,6 +7,7 @@
 #include "src/os/system_error.hpp"
 
 #include <sys/eventfd.h>
+#include <system_error>
 #include <unistd.h>
 
 namespace gaudi {
@@ -24,7 +25,12 @@ result<int> completion_event::open(event_when when, std::function<void()> watch)
         // The caller holds the engine's mutex, which the thread takes first: it sees the state after this
         // call. The member is set last, so that a thread that cannot be started leaves no descriptor to wait
         // on.
-        thread_ = signal_free_thread(std::move(watch));
+        try {
+            thread_ = signal_free_thread(std::move(watch));
+        } catch (const std::system_error& failed) {
+            return tl::unexpected(
+                error(errc::system_call_failed, "the thread of a copy engine", failed.code().value()));
+        }
         descriptor_ = std::move(event);
     }
     return descriptor_.get();

@@ -110,8 +110,9 @@ result<shared_context*> context_membership::open() {
     if (auto* open = shared(); open != nullptr)
         return open;
     GAUDI_TRY(kept_, shared_context::make());
-    shared_.store(kept_.get(), std::memory_order_release);
-    // Submissions from before the context was shared may still be in flight: members must count them.
+    // Submissions from before the context was shared may still be in flight: members must count them. Both
+    // sides store first and load then, sequentially consistent: one of them sees the other's store.
+    shared_.store(kept_.get());
     kept_->submitted(last_sequence_.load());
     return kept_.get();
 }
@@ -128,7 +129,7 @@ void context_membership::join(std::shared_ptr<shared_context> context, unsigned 
 
 void context_membership::submitted(std::uint64_t sequence) {
     last_sequence_.store(sequence);
-    if (auto* context = shared(); context != nullptr)
+    if (auto* context = shared_.load(); context != nullptr) // see open()
         context->submitted(sequence);
 }
 

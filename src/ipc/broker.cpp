@@ -112,7 +112,12 @@ void broker::end() {
     events_.wake();
     if (thread_.joinable())
         thread_.join();
-    for (const auto& each : hangups_.take_all()) // no thread is left to report it later
+    hangup_watch::watchers left; // no thread will report their hang-ups
+    {
+        const std::lock_guard guard(mutex_);
+        left = hangups_.take_all();
+    }
+    for (const auto& each : left)
         each->hung_up();
 }
 

@@ -39,11 +39,17 @@ result<std::shared_ptr<owner_link>> importer::link_to(const process_identity& ow
 }
 
 void importer::owner_gone(const process_identity& owner) {
+    std::shared_ptr<owner_link> newer; // released after unlocking
     {
         const std::lock_guard guard(mutex_);
-        links_.erase(owner.random);
+        // The hang-up of an earlier connection may be reported after a new one was made.
+        if (const auto link = links_.find(owner.random); link != links_.end())
+            newer = link->second.lock();
+        const bool ended = !newer || newer->gone();
+        if (ended)
+            links_.erase(owner.random);
         // A bound for processes that see many owners end. Beyond it has_ended() relies on /proc alone.
-        if (lost_.size() < 4096)
+        if (ended && lost_.size() < 4096)
             lost_.insert(owner.random);
     }
     release_revoked();

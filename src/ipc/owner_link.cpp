@@ -63,6 +63,8 @@ result<std::shared_ptr<owner_link>> owner_link::connect(std::string_view name, c
 }
 
 owner_link::~owner_link() {
+    if (forks_ != fork_count()) // the numbers name other descriptors in a child of fork
+        return;
     if (const auto service = broker::running())
         for (const auto* each : {&socket_, &revoke_socket_})
             if (*each)
@@ -215,15 +217,21 @@ void owner_link::answer_came_late(bool opened, const answer_head& head, std::spa
     (void)send_message(socket_.get(), message, {}, {});
 }
 
+std::optional<result<owner_link::raw_answer>> owner_link::take_answer(std::uint64_t id) {
+    const auto entry = answers_.find(id);
+    if (entry == answers_.end())
+        return std::nullopt;
+    auto answer = std::move(entry->second);
+    answers_.erase(entry);
+    return answer;
+}
+
 std::optional<result<owner_link::raw_answer>> owner_link::pop_answer(std::uint64_t id) {
     const std::lock_guard guard(mutex_);
     // An answer that arrived before the connection ended counts: it is looked up before the error.
     auto collected = collect();
-    if (const auto found = answers_.find(id); found != answers_.end()) {
-        auto taken = std::move(found->second);
-        answers_.erase(found);
-        return taken;
-    }
+    if (auto answer = take_answer(id))
+        return answer;
     if (!collected) {
         if (collected.error().code() != errc::peer_gone)
             disconnect(); // the owner's messages cannot be relied upon
@@ -256,6 +264,9 @@ result<owner_link::raw_answer> owner_link::send_and_wait(std::uint64_t id, const
         const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - clock::now());
         if (left.count() <= 0) {
             const std::lock_guard guard(mutex_);
+            // Another thread may have collected it since.
+            if (auto answer = take_answer(id))
+                return std::move(*answer);
             // The answer may still come: a lease in it would otherwise last as long as the connection.
             abandoned_.emplace(id, opens_lease);
             return tl::unexpected(error(errc::peer_silent, fmt::format("process {}, waited {} ms", owner_.pid,

@@ -4,6 +4,7 @@
 #include "src/ipc/broker.hpp"
 #include "src/ipc/joined_contexts.hpp"
 #include "src/ipc/owner_slabs.hpp"
+#include "src/os/fork_count.hpp"
 
 #include <deque>
 #include <functional>
@@ -96,6 +97,8 @@ private:
     void send_later(message_bytes message);
     result<raw_answer> send_and_wait(std::uint64_t id, const message_bytes& message,
                                      std::span<const int> passed, bool opens_lease);
+    // With the mutex held.
+    std::optional<result<raw_answer>> take_answer(std::uint64_t id);
     std::optional<result<raw_answer>> pop_answer(std::uint64_t id);
     result<void> collect();
     void answer_came_late(bool opened_lease, const answer_head& head, std::span<const std::byte> body);
@@ -107,6 +110,7 @@ private:
 
     const process_identity owner_;
     const ipc_settings settings_;
+    const unsigned forks_ = fork_count(); // at the time of the connection
     fork_private_fd socket_, revoke_socket_;
     std::function<void()> when_gone_; // called once
     std::optional<error> refusal_;    // set before gone_

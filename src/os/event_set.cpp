@@ -5,6 +5,7 @@
 #include "src/os/system_error.hpp"
 
 #include <array>
+#include <cerrno>
 #include <sys/epoll.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
@@ -24,7 +25,8 @@ result<event_set> event_set::make(std::string_view what) {
 result<void> event_set::add(int fd, std::uint32_t events) const {
     epoll_event wanted{};
     wanted.events = events;
-    if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &wanted) != 0)
+    // Two callers may add one descriptor: it is watched then, once.
+    if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &wanted) != 0 && errno != EEXIST)
         return tl::unexpected(system_error("epoll_ctl"));
     return {};
 }
