@@ -64,6 +64,7 @@ enum class errc {
     no_nic,
     nic_unknown,
     nic_open_failed,
+    nic_of_gaudi,
     port_down,
     gid_invalid,
     dmabuf_unsupported,

@@ -33,7 +33,7 @@ struct nic_info {
     bool dmabuf = false;                           ///< can register DMA-BUFs
     std::string why_no_dmabuf;                     ///< empty where it can
     std::uint64_t longest_message = 0;             ///< bytes
-    bool of_gaudi = false;                         ///< a port of a Gaudi itself, as its driver lists it
+    bool of_gaudi = false;                         ///< the ports of a Gaudi itself: never opened
     nic_distance distance = nic_distance::unknown; ///< to the device that was named
 
     /// Whether it can move Gaudi memory without a copy: active, with DMA-BUFs, and no port of a Gaudi itself.

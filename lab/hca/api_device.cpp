@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <fcntl.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 namespace lab::hca {
@@ -64,9 +65,19 @@ int compat_query_port(ibv_context* handle, std::uint8_t port, _compat_ibv_port_a
 constexpr int vectors = 4;
 
 void close_pipe(context& where) {
-    for (const int fd : {where.async_pipe[0], where.async_pipe[1], where.seen.context.cmd_fd})
+    for (const int fd : {where.async_pipe[0], where.async_pipe[1], where.seen.context.cmd_fd, where.only})
         if (fd >= 0)
             ::close(fd);
+}
+
+// The driver of a Gaudi's own ports has one user context: HCCL's, or that of whoever opens them first.
+answer<void> take_only_context(context& of) {
+    of.only = ::open(of.hca->opens.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+    if (of.only < 0 || ::write(of.only, "+", 1) != 1)
+        return tl::unexpected(errno);
+    if (::flock(of.only, LOCK_EX | LOCK_NB) != 0)
+        return tl::unexpected(EBUSY);
+    return {};
 }
 
 answer<ibv_context*> open_context(device& hca) {
@@ -85,6 +96,11 @@ answer<ibv_context*> open_context(device& hca) {
     if (::pipe2(device_context->async_pipe, O_CLOEXEC) != 0)
         return tl::unexpected(errno);
     ::fcntl(device_context->async_pipe[1], F_SETFL, O_NONBLOCK);
+    if (hca.description.of_gaudi)
+        if (const auto taken = take_only_context(*device_context); !taken) {
+            close_pipe(*device_context);
+            return tl::unexpected(taken.error());
+        }
     inner.cmd_fd = ::open("/dev/null", O_RDWR | O_CLOEXEC);
     if (inner.cmd_fd < 0) {
         const int error = errno;

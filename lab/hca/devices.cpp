@@ -48,7 +48,7 @@ in_addr host_address() {
 }
 
 void fill_gids(device& hca) {
-    for (unsigned port = 0; port < 2; ++port) {
+    for (unsigned port = 0; port < hca.description.ports; ++port) {
         std::uint8_t link_local[16] = {0xfe, 0x80};
         const auto guid = guid_of(hca.index, port + 1);
         for (unsigned i = 0; i < 8; ++i)
@@ -91,17 +91,20 @@ tl::expected<std::vector<device*>, int> list_devices() {
     for (unsigned i = 0; i < entered->contents().hcas.size(); ++i) {
         auto& hca = slot_for(i);
         hca.index = i;
-        if (hca.seen.name[0] == '\0' || !(hca.description == entered->contents().hcas[i])) {
+        const auto name = entered->contents().name_of_hca(i);
+        const auto opens = (entered->path() / (name + ".opens")).string();
+        if (hca.opens != opens || !(hca.description == entered->contents().hcas[i])) {
+            hca.opens = opens;
             hca.description = entered->contents().hcas[i];
             hca.seen.node_type = IBV_NODE_CA;
             hca.seen.transport_type = IBV_TRANSPORT_IB;
-            std::snprintf(hca.seen.name, sizeof(hca.seen.name), "vhca%u", i);
+            std::snprintf(hca.seen.name, sizeof(hca.seen.name), "%s", name.c_str());
             std::snprintf(hca.seen.dev_name, sizeof(hca.seen.dev_name), "uverbs-vhca%u", i);
             const auto base = entered->path() / "sys";
-            std::snprintf(hca.seen.dev_path, sizeof(hca.seen.dev_path),
-                          "%s/class/infiniband_verbs/uverbs-vhca%u", base.c_str(), i);
-            std::snprintf(hca.seen.ibdev_path, sizeof(hca.seen.ibdev_path), "%s/class/infiniband/vhca%u",
-                          base.c_str(), i);
+            std::snprintf(hca.seen.dev_path, sizeof(hca.seen.dev_path), "%s/class/infiniband_verbs/%s",
+                          base.c_str(), hca.seen.dev_name);
+            std::snprintf(hca.seen.ibdev_path, sizeof(hca.seen.ibdev_path), "%s/class/infiniband/%s",
+                          base.c_str(), name.c_str());
             fill_gids(hca);
         }
         devices.push_back(&hca);

@@ -20,7 +20,8 @@ struct device {
     std::byte slack[1024];
     unsigned index;
     hca_description description;
-    std::uint8_t gids[2][2][16]; // port, index
+    std::uint8_t gids[ports_of_gaudi][2][16]; // port, index
+    std::string opens; // path of the file that counts the opens of a Gaudi's own ports, a byte for each
 };
 
 struct context {
@@ -28,6 +29,7 @@ struct context {
     std::shared_ptr<process> home;
     device* hca;
     int async_pipe[2] = {-1, -1};
+    int only = -1; // a lock: the context is the only one of a Gaudi's own ports
 
     static context& of(ibv_context* handle) {
         return *reinterpret_cast<context*>(reinterpret_cast<std::byte*>(handle) -

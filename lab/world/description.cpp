@@ -130,7 +130,17 @@ const settings<hca_description>& device_settings(const hca_description&) {
          }},
         {"numa_node", number(&hca_description::numa_node, 255)},
         {"pci_switch", number(&hca_description::pci_switch, 255)},
-        {"ports", number(&hca_description::ports, 2, 1)},
+        {"of_gaudi",
+         [](hca_description& device, std::string_view value) -> result<void> {
+             const auto parsed = parse_unsigned(value, max_gaudis - 1);
+             if (!parsed)
+                 return tl::unexpected(problem{"expected the number of a Gaudi of this lab"});
+             device.of_gaudi = static_cast<unsigned>(*parsed);
+             device.ports = ports_of_gaudi;
+             device.vendor_id = vendor_of_gaudi;
+             return {};
+         }},
+        {"ports", number(&hca_description::ports, ports_of_gaudi, 1)},
         {"speed_gbps", one_of(&hca_description::speed_gbps, {10, 25, 40, 56, 100, 200, 400, 800})},
         {"mtu", one_of(&hca_description::mtu, {256, 512, 1024, 2048, 4096})},
         {"dmabuf", yes_or_no(&hca_description::dmabuf)},
@@ -292,6 +302,35 @@ result<void> apply_all(std::vector<Device>& devices, const device_lines& lines, 
     return {};
 }
 
+// The ports of a Gaudi are functions of its PCI device.
+result<void> place_ports_of_gaudis(description& wanted, std::string_view name) {
+    std::set<unsigned> taken;
+    for (unsigned i = 0; i < wanted.hcas.size(); ++i) {
+        auto& hca = wanted.hcas[i];
+        const auto refuse = [&](const std::string& why) {
+            return tl::unexpected(problem{fmt::format("{}: hca {}: {}", name, i, why)});
+        };
+        if (!hca.of_gaudi && hca.ports > max_ports)
+            return refuse(
+                fmt::format("ports = {}: expected 1 to {}; only the ports of a Gaudi (of_gaudi) may "
+                            "be more",
+                            hca.ports, max_ports));
+        if (!hca.of_gaudi)
+            continue;
+        if (*hca.of_gaudi >= wanted.gaudis.size())
+            return refuse(fmt::format("of_gaudi = {}: this lab has only {} Gaudis", *hca.of_gaudi,
+                                      wanted.gaudis.size()));
+        if (!taken.insert(*hca.of_gaudi).second)
+            return refuse(
+                fmt::format("of_gaudi = {}: another nic has the ports of that Gaudi", *hca.of_gaudi));
+        const auto& gaudi = wanted.gaudis[*hca.of_gaudi];
+        hca.bus_id = gaudi.bus_id;
+        hca.numa_node = gaudi.numa_node;
+        hca.pci_switch = gaudi.pci_switch;
+    }
+    return {};
+}
+
 result<void> check_unique(const description& wanted, std::string_view name) {
     std::map<std::string, unsigned> bus_ids;
     std::map<unsigned, unsigned> modules;
@@ -307,7 +346,7 @@ result<void> check_unique(const description& wanted, std::string_view name) {
                                                       name, other->second, i, wanted.gaudis[i].module_id)});
     }
     for (unsigned i = 0; i < wanted.hcas.size(); ++i)
-        if (!used_bus_ids.insert(wanted.hcas[i].bus_id).second)
+        if (!wanted.hcas[i].of_gaudi && !used_bus_ids.insert(wanted.hcas[i].bus_id).second)
             return tl::unexpected(problem{fmt::format("{}: hca {} has the bus_id {} of another device", name,
                                                       i, wanted.hcas[i].bus_id)});
     return {};
@@ -368,6 +407,8 @@ std::string description::text() const {
         const auto& device = hcas[i];
         out +=
             fmt::format("\n[hca {}]\nlink_layer = {}\nbus_id = {}\n", i, name_of(device.link), device.bus_id);
+        if (device.of_gaudi) // before the number of ports, which it sets
+            out += fmt::format("of_gaudi = {}\n", *device.of_gaudi);
         if (!device.address.empty())
             out += fmt::format("address = {}\n", device.address);
         out += fmt::format(
@@ -383,6 +424,11 @@ std::string description::text() const {
     return out;
 }
 
+std::string description::name_of_hca(unsigned index) const {
+    const auto& of_gaudi = hcas[index].of_gaudi;
+    return of_gaudi ? fmt::format("hbl_{}", *of_gaudi) : fmt::format("vhca{}", index);
+}
+
 result<description> parse_description(std::string_view text, std::string_view name) {
     const auto parsed = split_lines(text, name);
     if (!parsed)
@@ -392,6 +438,8 @@ result<description> parse_description(std::string_view text, std::string_view na
         return tl::unexpected(done.error());
     if (const auto done = apply_all(contents.hcas, parsed->hcas, name); !done)
         return tl::unexpected(done.error());
+    if (const auto placed = place_ports_of_gaudis(contents, name); !placed)
+        return tl::unexpected(placed.error());
     if (const auto unique = check_unique(contents, name); !unique)
         return tl::unexpected(unique.error());
     return contents;

@@ -3,6 +3,7 @@
 
 #include "lab/world/problem.hpp"
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -34,8 +35,11 @@ struct gaudi_description {
 
 enum class link_layer { infiniband, ethernet };
 
-// One virtual RDMA nic, named vhcaN.
+// One virtual RDMA nic.
 struct hca_description {
+    // The ports of that Gaudi, as its driver registers them with the verbs: at the Gaudi's bus id, of the
+    // Gaudi's vendor, for one opener at a time.
+    std::optional<unsigned> of_gaudi;
     lab::link_layer link = lab::link_layer::infiniband;
     std::string bus_id;
     std::string
@@ -71,10 +75,13 @@ struct description {
     bool operator==(const description&) const = default;
     // A text that parses to this description.
     [[nodiscard]] std::string text() const;
+    // vhcaN, or hbl_G for the ports of Gaudi G.
+    [[nodiscard]] std::string name_of_hca(unsigned index) const;
 };
 
 constexpr unsigned max_gaudis = 64;
 constexpr unsigned max_hcas = 16;
+constexpr unsigned max_ports = 2, ports_of_gaudi = 24, vendor_of_gaudi = 0x1da3;
 
 [[nodiscard]] std::string_view name_of(link_layer value);
 [[nodiscard]] description make_description(unsigned gaudis, generation kind, unsigned hcas = 1);

@@ -84,7 +84,7 @@ result<void> make_sysfs(const fs::path& path, const description& wanted) {
     fs::create_directories(classes);
     for (unsigned i = 0; i < wanted.hcas.size(); ++i) {
         const auto& hca = wanted.hcas[i];
-        const auto name = fmt::format("vhca{}", i);
+        const auto name = wanted.name_of_hca(i);
         const auto pci = fs::path("devices") / fmt::format("pci{}", hca.bus_id.substr(0, 7)) / hca.bus_id;
         const auto nic = path / "sys" / pci / "infiniband" / name;
         fs::create_directories(nic);
@@ -92,7 +92,7 @@ result<void> make_sysfs(const fs::path& path, const description& wanted) {
         fs::create_symlink(fs::path("../../../") / hca.bus_id, nic / "device");
         const std::pair<fs::path, std::string> files[] = {
             {path / "sys" / pci / "numa_node", fmt::format("{}\n", hca.numa_node)},
-            {path / "sys" / pci / "vendor", "0x6764\n"},
+            {path / "sys" / pci / "vendor", fmt::format("{:#x}\n", hca.of_gaudi ? vendor_of_gaudi : 0x6764U)},
             {path / "sys" / pci / "device", "0x0001\n"},
             {nic / "node_type", "1: CA\n"},
             {nic / "hca_type", "VHCA\n"}};

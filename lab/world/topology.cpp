@@ -75,8 +75,9 @@ std::string topology_xml(const description& machine) {
         nodes[device.numa_node][device.pci_switch].push_back(
             {device.bus_id, "1200 [1da3:1020] [0000:0000] 01"});
     for (const auto& device : machine.hcas)
-        nodes[device.numa_node][device.pci_switch].push_back(
-            {device.bus_id, "0207 [6764:0001] [0000:0000] 00"});
+        if (!device.of_gaudi) // the Gaudi's own PCI device
+            nodes[device.numa_node][device.pci_switch].push_back(
+                {device.bus_id, "0207 [6764:0001] [0000:0000] 00"});
     writer out;
     std::vector<std::uint32_t> all(nodes.rbegin()->first / 32 + 1);
     for (const auto& [index, switches] : nodes) {

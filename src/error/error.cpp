@@ -88,6 +88,8 @@ const std::vector<error_description> catalogue = {
      "take one of those that are listed; ibv_devices lists them too"},
     {errc::nic_open_failed, "nic_open_failed", not_permitted, "the NIC cannot be opened",
      "check the rights on /dev/infiniband"},
+    {errc::nic_of_gaudi, "nic_of_gaudi", unsupported, "a Gaudi's own ports are not opened",
+     "name another NIC: opening them would take them away from HCCL"},
     {errc::port_down, "port_down", unsupported, "the NIC's port is not active",
      "check cable, switch and interface, or choose another NIC"},
     {errc::gid_invalid, "gid_invalid", invalid, "no such GID",

@@ -53,7 +53,6 @@ result<chosen_port> choose(const std::vector<nic_info>& all, const nic_choice& c
         return tl::unexpected(error(errc::no_nic, "libibverbs lists no device"));
     std::vector<nic_info> fitting;
     for (const auto& candidate : all)
-        // A Gaudi's own ports are not used as a NIC for its memory, unless chosen by name.
         if ((choice.name.empty() ? !candidate.of_gaudi : candidate.name == choice.name) &&
             (choice.port == 0 || candidate.port == choice.port))
             fitting.push_back(candidate);
@@ -65,6 +64,8 @@ result<chosen_port> choose(const std::vector<nic_info>& all, const nic_choice& c
                   fmt::format("{}{}; there are: {}", choice.name.empty() ? "any" : choice.name,
                               choice.port != 0 ? fmt::format(" port {}", choice.port) : "", listed(all))));
     const auto first = fitting.front();
+    if (first.of_gaudi) // chosen by name
+        return tl::unexpected(error(errc::nic_of_gaudi, fmt::format("{}, {}", first.name, first.bus_id)));
     if (choice.needs_dmabuf)
         std::erase_if(fitting, [](const auto& candidate) { return !candidate.dmabuf; });
     if (fitting.empty())

@@ -113,8 +113,15 @@ void add_ports(const std::shared_ptr<const verbs_api>& api, ibv_device* device, 
     nic.numa_node = numa_node_below(folder);
     std::string vendor;
     std::ifstream(folder / "vendor") >> vendor;
-    // Habana's vendor id: a Gaudi's own ports may be listed as NICs.
-    nic.of_gaudi = vendor == "0x1da3";
+    // The driver of a Gaudi's own ports has one user context. Opening it, even to ask what it is, takes the
+    // ports away from HCCL. Containers may hide sysfs, so that the driver's names count too.
+    nic.of_gaudi = vendor == "0x1da3" || nic.name.starts_with("hbl_");
+    if (nic.of_gaudi) {
+        nic.state = "not opened: the ports of a Gaudi";
+        nic.why_no_dmabuf = nic.state;
+        into.push_back(nic);
+        return;
+    }
     const context_handle context(api->ibv_open_device(device), {api});
     if (!context) {
         nic.state = fmt::format("closed to us: {}", std::strerror(errno));

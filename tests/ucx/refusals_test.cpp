@@ -277,4 +277,23 @@ TEST_F(ucx_test, an_hlthunk_that_cannot_export_is_staged) {
     EXPECT_GE(counted.staged, 4U << 20);
 }
 
+// Stock 1.22 has no InfiniBand: what is opened here, our plugin has opened. With libuct_ib UCX itself opens
+// every device when it starts (gotcha U19).
+TEST_F(ucx_test, the_plugin_opens_no_ports_of_a_gaudi) {
+    describe_lab("gaudis = 2\nhcas = 2\n[hca 0]\nof_gaudi = 0\n");
+    const auto opens = [&] {
+        for (const auto& entry : std::filesystem::recursive_directory_iterator(root()))
+            if (entry.path().filename() == "hbl_0.opens")
+                return std::filesystem::file_size(entry.path());
+        return std::uintmax_t{0};
+    };
+    const auto moved = run(old_ucx, "ucx_perftest -t tag_bw -m gaudi -l -n 10 -s 1000000", {"UCX_TLS=all"});
+    EXPECT_EQ(moved.status, 0) << moved.output;
+    const auto shown = run(old_ucx, "ucx_info -d");
+    EXPECT_HAS(shown.output, "Transport: gaudi_ipc");
+    EXPECT_EQ(opens(), 0U);
+    EXPECT_EQ(run(old_ucx, "ibv_devinfo -d hbl_0").status, 0);
+    EXPECT_EQ(opens(), 1U) << "the lab counts";
+}
+
 } // namespace

@@ -24,7 +24,7 @@ json counters_json(const lab::hca::traffic_counters& from) {
 }
 
 // The objects and the traffic of the processes that use the nics of a lab.
-json nic_users_json(const fs::path& folder, unsigned devices) {
+json nic_users_json(const fs::path& folder, const lab::description& contents) {
     constexpr std::string_view types[] = {"?", "?", "RC", "UC", "UD"};
     constexpr std::string_view states[] = {"RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR"};
     auto all = json::array();
@@ -32,15 +32,15 @@ json nic_users_json(const fs::path& folder, unsigned devices) {
         json user = {{"process", memory->head.process},
                      {"gone_queue_pairs", json::array()},
                      {"queue_pairs", json::array()}};
-        for (unsigned i = 0; i < devices; ++i) {
+        for (unsigned i = 0; i < contents.hcas.size(); ++i) {
             auto sum = counters_json(memory->head.counted[i]);
-            sum["device"] = fmt::format("vhca{}", i);
+            sum["device"] = contents.name_of_hca(i);
             user["gone_queue_pairs"].push_back(sum);
         }
         for (std::uint32_t i = 0; i < memory->head.qps_used.load(); ++i) // further reads would allocate pages
             if (const auto& qp = memory->qps[i]; qp.in_use.load() != 0) {
                 json pair = {{"number", qp.number},
-                             {"device", fmt::format("vhca{}", qp.device)},
+                             {"device", contents.name_of_hca(qp.device)},
                              {"type", types[std::min<std::size_t>(qp.type, 4)]},
                              {"state", states[std::min<std::size_t>(qp.state.load(), 6)]}};
                 pair.update(counters_json(qp.counted));
@@ -60,7 +60,7 @@ json hcas_json(const fs::path& path, const lab::description& contents) {
         for (unsigned port = 1; port <= hca.ports; ++port)
             if (links ? !links->is_up(i, port) : !hca.port_up)
                 down.push_back(port);
-        all.push_back({{"name", fmt::format("vhca{}", i)},
+        all.push_back({{"name", contents.name_of_hca(i)},
                        {"link_layer", lab::name_of(hca.link)},
                        {"bus_id", hca.bus_id},
                        {"address", hca.address.empty() ? json(nullptr) : json(hca.address)},
@@ -106,7 +106,7 @@ nlohmann::ordered_json lab_json(const std::string& name) {
     std::uint64_t total = 0;
     if (contents) {
         entry["hcas"] = hcas_json(path, *contents);
-        entry["hca_users"] = nic_users_json(path / "hca", static_cast<unsigned>(contents->hcas.size()));
+        entry["hca_users"] = nic_users_json(path / "hca", *contents);
     }
     if (contents)
         for (unsigned i = 0; i < contents->gaudis.size(); ++i) {

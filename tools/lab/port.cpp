@@ -29,7 +29,7 @@ int lab_port(const std::string& name, const std::string& port, bool up) {
     const auto& hcas = entered->contents().hcas;
     for (unsigned i = 0; i < hcas.size(); ++i)
         for (unsigned number = 1; number <= hcas[i].ports; ++number) {
-            const auto hca = fmt::format("vhca{}", i), one = fmt::format("{}/{}", hca, number);
+            const auto hca = entered->contents().name_of_hca(i), one = fmt::format("{}/{}", hca, number);
             port_names += (port_names.empty() ? "" : ", ") + one;
             if (port != hca && port != one)
                 continue;

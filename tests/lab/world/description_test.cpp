@@ -75,6 +75,31 @@ TEST(description, problems_of_nics_of_a_description) {
               "my.lab: hca 0 has the bus_id 0000:19:00.0 of another device");
 }
 
+TEST(description, the_ports_of_a_gaudi_are_at_its_place_and_there_once) {
+    const auto parsed =
+        lab::parse_description("gaudis = 2\nhcas = 2\n[gaudi 1]\nnuma_node = 1\npci_switch = 3\n"
+                               "[hca 1]\nof_gaudi = 1\n",
+                               "my.lab");
+    ASSERT_TRUE(parsed) << parsed.error().text;
+    EXPECT_EQ(parsed->name_of_hca(0), "vhca0");
+    EXPECT_EQ(parsed->name_of_hca(1), "hbl_1");
+    const auto& ports = parsed->hcas[1];
+    EXPECT_EQ(ports.bus_id, parsed->gaudis[1].bus_id);
+    EXPECT_EQ(ports.numa_node, 1U);
+    EXPECT_EQ(ports.pci_switch, 3U);
+    EXPECT_EQ(ports.ports, 24U);
+    EXPECT_EQ(ports.vendor_id, 0x1da3U);
+    EXPECT_TRUE(lab::parse_description(parsed->text(), "its text") == *parsed);
+    EXPECT_EQ(problem_of("[hca 0]\nof_gaudi = 2\n"),
+              "my.lab: hca 0: of_gaudi = 2: this lab has only 2 Gaudis");
+    EXPECT_EQ(problem_of("[hca 0]\nof_gaudi = all\n"),
+              "my.lab:2: of_gaudi = all: expected the number of a Gaudi of this lab");
+    EXPECT_EQ(problem_of("hcas = 2\nof_gaudi = 0\n"),
+              "my.lab: hca 1: of_gaudi = 0: another nic has the ports of that Gaudi");
+    EXPECT_EQ(problem_of("ports = 3\n"),
+              "my.lab: hca 0: ports = 3: expected 1 to 2; only the ports of a Gaudi (of_gaudi) may be more");
+}
+
 TEST(description, every_problem_names_line_and_expectation) {
     EXPECT_EQ(problem_of("\n\nnonsense\n"),
               "my.lab:3: 'nonsense': expected key = value, or a section [gaudi N] or [hca N]");
