@@ -114,4 +114,30 @@ ucs_status_t failed(uct_gaudi_module& module, const gaudi::error& error, ucs_log
     return status_of(error);
 }
 
+ucs_status_t check_key(uct_gaudi_module& module, uct_rkey_t rkey, std::uint64_t address, std::size_t length) {
+    // UCX's own copies pass no key: the engine checks the address.
+    if (rkey == UCT_INVALID_RKEY)
+        return UCS_OK;
+    const auto& key = *reinterpret_cast<const memory_key*>(rkey);
+    const auto refuse = [&](std::string_view why) {
+        gaudi_log(module, ERROR, "{} bytes at {:#x}: {} (key for {} bytes at {:#x} of process {})", length,
+                  address, why, key.length, key.base, key.pid);
+        return UCS_ERR_INVALID_PARAM;
+    };
+    // The addresses of another process mean other memory here.
+    if (!key.valid_in_this_process())
+        return refuse("the key is another process's");
+    if (address < key.base || length > key.length || address - key.base > key.length - length)
+        return refuse("the key does not reach there");
+    if (key.kind == memory_key::device && key.generation != 0) {
+        const auto live = gaudi::known_memory().find(gaudi::device_address(address));
+        if (!live)
+            return refuse("the memory was freed");
+        // The allocation is newer than the registration of it, or of a neighbour in its page.
+        if (live->generation > key.generation)
+            return refuse("the memory was freed and belongs to another allocation");
+    }
+    return UCS_OK;
+}
+
 } // namespace gaudi_ucx

@@ -77,4 +77,8 @@ void keep_pinned(uct_gaudi_module& module, const uct_iov_t& iov, unsigned device
 ucs_status_t failed(uct_gaudi_module& module, const gaudi::error& error, ucs_log_level_t level,
                     std::string_view doing);
 
+// UCS_OK, or an error where `key` does not permit access to [address, address + length).
+[[nodiscard]] ucs_status_t check_key(uct_gaudi_module& module, uct_rkey_t key, std::uint64_t address,
+                                     std::size_t length);
+
 } // namespace gaudi_ucx

@@ -82,9 +82,6 @@ struct copied_range {
     const uct_iov_t* pinned = nullptr; // registered host memory, one of the two ends, to be kept pinned
     bool within_host = true;           // also where neither end is device memory
 };
-// UCS_OK, or an error where `key` does not permit access to [address, address + length).
-[[nodiscard]] ucs_status_t check_key(uct_gaudi_module& module, uct_rkey_t key, std::uint64_t address,
-                                     std::size_t length);
 // Starts a copy. Memory of SynapseAI's that was closed and opened again since the last copy is attached anew.
 [[nodiscard]] gaudi::result<gaudi::copy_ticket> copy_in_process(uct_gaudi_copy_md_t& md,
                                                                 gaudi::copier& copies,
