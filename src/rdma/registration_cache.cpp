@@ -224,14 +224,16 @@ result<local_region> registration_cache::find_or_register_pool(device& owner, de
     forget_lost_pools();
     if (context->lost())
         return tl::unexpected(context->loss().describe("registration of SynapseAI's pool"));
+    // Kept when the registration is evicted: keys made before it must still end with the device.
     auto& serial = pools_[context];
+    if (serial == 0)
+        serial = new_chunk_serial();
     auto found = chunks_.find(serial);
     if (found == chunks_.end()) { // a new one, or one that was evicted
         GAUDI_TRY(const auto whole, owner.export_foreign(pool->base, pool->size));
         GAUDI_TRY(auto what, add(
                                  pool->size, [&] { return nic_->register_dmabuf(whole, rights_, domain_); },
                                  registration::descriptor{unique_fd(whole.fd), whole}));
-        serial = new_chunk_serial();
         found = chunks_.emplace(serial, kept{std::move(what), 0, whole}).first;
     }
     found->second.last_use = ++uses_;

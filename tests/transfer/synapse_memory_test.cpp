@@ -117,13 +117,20 @@ TEST_F(synapse_memory_test, is_registered_until_trimmed_or_its_device_is_lost) {
     opened_nic->trim();
     EXPECT_EQ(opened_nic->statistics().regions, 0U);
 
+    std::vector<std::byte> host(one_page);
+    const auto of_host = expect(opened_nic->region(host));
+    const auto host_key = expect(of_host.expose(remote_access::read));
     region = expect(opened_nic->region(*shared, base, one_page));
     key = expect(region.expose(remote_access::read));
+    region = {};
+    opened_nic->trim(); // and the key stays
+    region = expect(opened_nic->region(*shared, base, one_page));
     EXPECT_EQ(access(core_of(*opened_nic), read_it, base.value(), key.region().key), IBV_WC_SUCCESS);
     core_of(*shared)->loss().mark("SynapseAI closed it");
     EXPECT_EQ(opened_nic->region(*shared, base, one_page).error().code(), errc::device_lost);
     EXPECT_FALSE(key.valid());
     EXPECT_EQ(access(core_of(*opened_nic), read_it, base.value(), key.region().key), IBV_WC_REM_ACCESS_ERR);
+    EXPECT_TRUE(host_key.valid()) << "memory of no device";
     region = {};
     shared.reset();
     synapse.reset();
