@@ -241,7 +241,11 @@ result<int> copier_core::event_fd() {
     GAUDI_TRY(events_, event_set::make("the event descriptor of a copier"));
     devices_.when_new([this](copy_core& engine) { watch(engine); });
     devices_.for_each_engine([this](copy_core& engine) { watch(engine); });
-    pending_.when_added([this] { events_.set_timer(poll_interval); }); // a thread may be asleep already
+    // Only where a thread may be asleep: setting a timer is a system call, which a copy must not cost.
+    pending_.when_added([this] {
+        if (armed_.exchange(false))
+            events_.set_timer(poll_interval);
+    });
     return events_.descriptor();
 }
 
@@ -252,11 +256,15 @@ void copier_core::arm() {
     if (!events_)
         return;
     events_.discard(); // the engines are polled below
+    events_.set_timer(std::chrono::nanoseconds(0));
+    // Before the pending copies are counted, so that one that is added meanwhile sets the timer.
+    armed_.store(true);
     devices_.for_each_engine([](copy_core& engine) {
         engine.arm();
         engine.poll();
     });
-    events_.set_timer(pending_.any() || unwatched_ ? poll_interval : std::chrono::microseconds(0));
+    if (pending_.any() || unwatched_)
+        events_.set_timer(poll_interval);
 }
 
 void copier_core::forget(unsigned device_index) {

@@ -57,6 +57,7 @@ private:
     std::array<std::unique_ptr<path>, copy_paths> paths_; // in the order of copy_path
     std::mutex events_mutex_;
     event_set events_;                   // of event_fd(), once it was called
+    std::atomic<bool> armed_{false};     // a thread may be asleep: the next pending copy sets the timer
     std::atomic<bool> unwatched_{false}; // descriptors were exhausted: the timer stands in for an engine's
 };
 

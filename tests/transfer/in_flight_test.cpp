@@ -7,7 +7,9 @@
 #include <atomic>
 #include <fcntl.h>
 #include <filesystem>
+#include <fstream>
 #include <linux/sockios.h>
+#include <poll.h>
 #include <set>
 #include <sys/ioctl.h>
 
@@ -46,6 +48,41 @@ TEST_F(in_flight_test, a_copy_returns_before_it_has_ended) {
         }
         EXPECT_TRUE(in_flight);
     }
+}
+
+// Whether the timer of a copier's descriptor is set, as the kernel shows it.
+bool any_timer_is_set() {
+    for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fdinfo")) {
+        std::ifstream info(entry.path());
+        for (std::string line; std::getline(info, line);)
+            if (line.starts_with("it_value:") && line != "it_value: (0, 0)")
+                return true;
+    }
+    return false;
+}
+
+// Setting a timer is a system call, which a copy must not cost while no thread sleeps.
+TEST_F(in_flight_test, a_timer_is_set_only_for_a_caller_that_sleeps) {
+    describe("gaudis = 2\nhcas = 1");
+    ::setenv("GAUDI_LAB_HCA_MODE", "delay=50ms", 1); // the copies stay in flight
+    constexpr std::size_t size = mebibyte;
+    device_place to(1, size), from(0, size);
+    copier copies;
+    const copy_policy by_nic{copy_path::nic_loopback};
+    const auto start = [&] { return expect(copies.copy(to.part(0, size), from.part(0, size), by_nic)); };
+    expect(start().wait());
+    pollfd sleeper{expect(copies.event_fd()), POLLIN, 0};
+    auto first = start();
+    EXPECT_FALSE(any_timer_is_set());
+    copies.arm();
+    EXPECT_TRUE(any_timer_is_set() || ::poll(&sleeper, 1, 0) == 1) << "it may have expired";
+    expect(first.wait());
+    copies.arm(); // nothing is in flight
+    EXPECT_FALSE(any_timer_is_set());
+    auto second = start(); // perhaps by another thread than the one that sleeps
+    EXPECT_TRUE(any_timer_is_set() || ::poll(&sleeper, 1, 0) == 1);
+    EXPECT_EQ(::poll(&sleeper, 1, 20000), 1);
+    expect(second.wait());
 }
 
 TEST_F(in_flight_test, a_large_copy_between_devices_is_spread_over_queues) {
