@@ -102,6 +102,22 @@ bool was_left_alone(queue_pair& qp) {
 
 // Finishes what a peer that was killed half-way left undone. Runs once a second, while any queue pair is
 // connected.
+// Whether a producer has owed an event for a whole interval. A producer that is about to raise its event owes
+// it for less than a microsecond, unless it has died.
+bool is_overdue(completion_queue& cq) {
+    const auto now = now_ns();
+    if (cq.cq->signal_owed.load() == 0) {
+        cq.owed_since_ns = 0;
+        return false;
+    }
+    if (cq.owed_since_ns == 0)
+        cq.owed_since_ns = now;
+    if (now - cq.owed_since_ns < check_interval_ns)
+        return false;
+    cq.owed_since_ns = 0;
+    return cq.cq->signal_owed.exchange(0) != 0;
+}
+
 bool check_all(process& home) {
     bool anything = false;
     for (std::uint32_t i = 0; i < home.qps_in_use; ++i)
@@ -120,13 +136,12 @@ bool check_all(process& home) {
             const producer_guard guard(home.own(), *cq->cq);
         if (cq->cq->channel == no_index)
             continue;
-        const bool owed = cq->cq->signal_owed.exchange(0) != 0;
+        const bool owed = is_overdue(*cq);
         auto armed = std::uint32_t{lab::hca::anything};
         const bool silent = cq->cq->armed.load() == armed && has_unreported(home.own(), *cq->cq, false) &&
                             cq->cq->armed.compare_exchange_strong(armed, nothing);
-        // A producer that owes an event may be alive but slow: then its event has been read and the queue is
-        // armed again, and this raises a second one. That is accepted: an extra event costs one poll; a
-        // missing one would block a program for ever.
+        // A producer may be alive and stopped for longer: then this raises a second event. That is accepted:
+        // an extra event costs one poll; a missing one would block a program for ever.
         if (owed || silent)
             pay(home, *cq);
     }

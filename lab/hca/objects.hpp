@@ -85,7 +85,8 @@ struct completion_queue {
     std::atomic<int> users{0};
     std::uint32_t events_read = 0, async_events_read = 0; // under seen.mutex
     std::atomic<std::uint32_t> empty_polls{0};
-    completion now; // the current completion of an extended poll
+    std::uint64_t owed_since_ns = 0; // for the guard thread: when it first saw the event that is owed now
+    completion now;                  // the current completion of an extended poll
 
     // The caller holds the consumers' lock.
     void consumed_up_to(std::uint32_t place) {
