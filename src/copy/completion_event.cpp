@@ -3,11 +3,11 @@
 // driver and writes to an eventfd. An engine that only is polled never starts the thread.
 #include "src/copy/completion_event.hpp"
 
+#include "src/error/try.hpp"
 #include "src/os/signal_free_thread.hpp"
 #include "src/os/system_error.hpp"
 
 #include <sys/eventfd.h>
-#include <system_error>
 #include <unistd.h>
 
 namespace gaudi {
@@ -25,12 +25,7 @@ result<int> completion_event::open(event_when when, std::function<void()> watch)
         // The caller holds the engine's mutex, which the thread takes first: it sees the state after this
         // call. The member is set last, so that a thread that cannot be started leaves no descriptor to wait
         // on.
-        try {
-            thread_ = signal_free_thread(std::move(watch));
-        } catch (const std::system_error& failed) {
-            return tl::unexpected(
-                error(errc::system_call_failed, "the thread of a copy engine", failed.code().value()));
-        }
+        GAUDI_TRY(thread_, signal_free_thread("the thread of a copy engine", std::move(watch)));
         descriptor_ = std::move(event);
     }
     return descriptor_.get();
