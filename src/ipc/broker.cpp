@@ -59,11 +59,7 @@ result<std::shared_ptr<broker>> broker::self() {
     GAUDI_TRY(auto settings, get_ipc());
     GAUDI_TRY(auto events, poller::make());
     std::shared_ptr<broker> made(new broker(std::move(events), std::move(settings)));
-    try {
-        made->thread_ = signal_free_thread([raw = made.get()] { raw->run(); });
-    } catch (const std::system_error& failed) {
-        return tl::unexpected(error(errc::system_call_failed, "the broker's thread", failed.code().value()));
-    }
+    GAUDI_TRY(made->thread_, signal_free_thread("the broker's thread", [raw = made.get()] { raw->run(); }));
     current.instance = std::move(made);
     // Last: from now on every free of device memory asks this broker, which must be complete.
     observe_memory(current.instance);
@@ -262,12 +258,8 @@ result<memory_handle> broker::share(device_address address, std::uint64_t length
     const auto owner = find_open_device(allocation->device_index);
     if (!owner)
         return tl::unexpected(error(errc::not_allocated, fmt::format("memory at {:#x}", address.value())));
-    const auto& self = own_identity();
     handle_record record;
-    record.machine = self.machine;
-    record.random = self.random;
-    record.start_time = self.start_time;
-    record.pid = self.pid;
+    record.set_owner(own_identity());
     record.device_index = allocation->device_index;
     record.device = core_of(*owner)->node();
     record.base = allocation->base.value();

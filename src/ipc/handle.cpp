@@ -14,6 +14,13 @@ std::uint64_t checksum_of(const handle_record& record) {
 
 } // namespace
 
+void handle_record::set_owner(const process_identity& process) {
+    machine = process.machine;
+    random = process.random;
+    start_time = process.start_time;
+    pid = process.pid;
+}
+
 memory_handle handle_record::seal() {
     checksum = checksum_of(*this);
     memory_handle sealed;

@@ -33,6 +33,7 @@ struct handle_record {
     std::uint64_t checksum = 0;
 
     [[nodiscard]] process_identity owner() const { return {machine, random, start_time, pid, 0}; }
+    void set_owner(const process_identity& process);
     [[nodiscard]] memory_handle seal();
 };
 static_assert(sizeof(handle_record) == memory_handle::size && std::is_trivially_copyable_v<handle_record>);

@@ -86,12 +86,8 @@ struct request_handler_test : ::testing::Test {
 
     // A handle of memory that this process shares.
     handle_record share() {
-        const auto& self = own_identity();
         handle_record record;
-        record.machine = self.machine;
-        record.random = self.random;
-        record.start_time = self.start_time;
-        record.pid = self.pid;
+        record.set_owner(own_identity());
         record.base = base;
         record.allocated = allocated;
         record.generation = generation;
