@@ -221,15 +221,18 @@ result<local_region> registration_cache::find_or_register_pool(device& owner, de
         return tl::unexpected(error(errc::not_allocated, fmt::format("{} bytes at {:#x} of SynapseAI's pool",
                                                                      length, address.value())));
     const std::lock_guard guard(mutex_);
-    forget_lost_pools();
-    if (context->lost())
+    if (context->lost()) {
+        forget_lost_pools();
         return tl::unexpected(context->loss().describe("registration of SynapseAI's pool"));
+    }
     // Kept when the registration is evicted: keys made before it must still end with the device.
-    auto& serial = pools_[context];
-    if (serial == 0)
-        serial = new_chunk_serial();
+    auto& kept_serial = pools_[context];
+    if (kept_serial == 0)
+        kept_serial = new_chunk_serial();
+    const auto serial = kept_serial; // forget_lost_pools() may erase the entry
     auto found = chunks_.find(serial);
     if (found == chunks_.end()) { // a new one, or one that was evicted
+        forget_lost_pools();
         GAUDI_TRY(const auto whole, owner.export_foreign(pool->base, pool->size));
         GAUDI_TRY(auto what, add(
                                  pool->size, [&] { return nic_->register_dmabuf(whole, rights_, domain_); },
