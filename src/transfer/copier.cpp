@@ -256,14 +256,15 @@ void copier_core::arm() {
     if (!events_)
         return;
     events_.discard(); // the engines are polled below
-    events_.set_timer(std::chrono::nanoseconds(0));
+    const bool polled = pending_.any() || unwatched_;
+    events_.set_timer(polled ? poll_interval : std::chrono::microseconds(0));
     // Before the pending copies are counted, so that one that is added meanwhile sets the timer.
     armed_.store(true);
     devices_.for_each_engine([](copy_core& engine) {
         engine.arm();
         engine.poll();
     });
-    if (pending_.any() || unwatched_)
+    if (!polled && pending_.any())
         events_.set_timer(poll_interval);
 }
 
