@@ -179,6 +179,20 @@ TEST_F(nic_loopback_test, one_that_fails_is_left_alone) {
     EXPECT_EQ(word, back);
 }
 
+// A shortage passes: the NIC is tried again.
+TEST_F(nic_loopback_test, one_that_was_short_of_memory_is_tried_again) {
+    describe("gaudis = 1\nhcas = 1");
+    open();
+    const auto buffer = expect(opened_device->heap().allocate(4096));
+    std::array<std::byte, 8> word{std::byte{5}};
+    const place there(buffer.address(), 8);
+    const copy_policy only{copy_path::nic_loopback};
+    ASSERT_EQ(gaudi_lab_hca_arm_faults("ibv_reg_mr every errno ENOMEM"), 0);
+    EXPECT_EQ(copies->copy(there, std::span(word), only).error().kind(), error_kind::exhausted);
+    gaudi_lab_hca_arm_faults("");
+    EXPECT_TRUE(soon_true([&] { return copies->copy(there, std::span(word), only).has_value(); }));
+}
+
 // The importer's NIC needs a remote key to leased memory. No peer of the importer can use it.
 TEST_F(nic_loopback_test, the_key_to_leased_memory_is_out_of_reach_for_connections) {
     describe("gaudis = 1\nhcas = 1");

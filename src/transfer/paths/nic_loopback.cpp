@@ -20,9 +20,11 @@ namespace {
 using kind = copy_end::kind;
 
 constexpr std::size_t bounce_bytes = 16 * 1024;
+constexpr auto retry_interval = std::chrono::seconds(1);
 constexpr auto both_rights = remote_access::read | remote_access::write;
 
-// Keeps a memory region; a child of fork does not deregister it.
+// Keeps a memory region; a child of fork does not deregister it. In a braced list the key is read before
+// the region moves.
 std::shared_ptr<const void> keep(const std::shared_ptr<nic>& opened_nic, mr_handle region) {
     return {region.release(), [opened_nic, destroy = std::move(region.get_deleter())](ibv_mr* last) {
                 if (core_of(*opened_nic)->valid_in_this_process())
@@ -145,10 +147,14 @@ result<nic_loopback::entry*> nic_loopback::entry_for(const copy_job& job, std::s
     if (found.loop && !found.loop->small->broken())
         return &found;
     // Not tried again for every copy: forget() or a new context of the device clears it.
-    if (found.why_none)
+    const auto now = std::chrono::steady_clock::now();
+    if (found.why_none && now < found.try_again)
         return tl::unexpected(*found.why_none);
     if (const auto made = make_loop(found, owner); !made) {
         found.why_none = made.error();
+        const auto kind = made.error().kind(); // a shortage may pass, another reason does not
+        const bool may_pass = kind == error_kind::exhausted || kind == error_kind::busy;
+        found.try_again = may_pass ? now + retry_interval : std::chrono::steady_clock::time_point::max();
         return tl::unexpected(made.error());
     }
     return &found;
@@ -198,8 +204,7 @@ result<nic_loopback::registered_end> nic_loopback::local_end(nic_loop& loop, con
         GAUDI_TRY(auto region,
                   core_of(*opened_nic)
                       ->register_dmabuf({end.fd, end.offset, device_address(end.offset), job.length}));
-        const auto key = region->lkey;
-        return registered_end{{end.offset, key, true}, keep(opened_nic, std::move(region))};
+        return registered_end{{end.offset, region->lkey, true}, keep(opened_nic, std::move(region))};
     }
     const bool on_device = end.is(kind::device);
     std::shared_ptr<device> owner;
@@ -211,8 +216,7 @@ result<nic_loopback::registered_end> nic_loopback::local_end(nic_loop& loop, con
     if (!region && end.is(kind::host) && &end == &job.from) { // perhaps it is read-only
         const auto host = job.host_of(end);
         GAUDI_TRY(auto source, core_of(*opened_nic)->register_source(host));
-        const auto key = source->lkey;
-        return registered_end{{reinterpret_cast<std::uintptr_t>(host.data()), key, false},
+        return registered_end{{reinterpret_cast<std::uintptr_t>(host.data()), source->lkey, false},
                               keep(opened_nic, std::move(source))};
     }
     GAUDI_CHECK(region);
@@ -229,8 +233,7 @@ result<nic_loopback::registered_end> nic_loopback::remote_end(nic_loop& loop, co
         GAUDI_TRY(auto region, &end == &job.from
                                    ? core_of(*opened_nic)->register_source(host, loop.domain)
                                    : core_of(*opened_nic)->register_host(host, both_rights, loop.domain));
-        const auto key = region->rkey;
-        return registered_end{{reinterpret_cast<std::uintptr_t>(host.data()), key, false},
+        return registered_end{{reinterpret_cast<std::uintptr_t>(host.data()), region->rkey, false},
                               keep(opened_nic, std::move(region))};
     }
     case kind::device: {
@@ -255,8 +258,7 @@ result<nic_loopback::registered_end> nic_loopback::remote_end(nic_loop& loop, co
                   core_of(*opened_nic)
                       ->register_dmabuf({end.fd, end.offset, device_address(end.offset), job.length},
                                         both_rights, loop.domain));
-        const auto key = region->rkey;
-        return registered_end{{end.offset, key, true}, keep(opened_nic, std::move(region))};
+        return registered_end{{end.offset, region->rkey, true}, keep(opened_nic, std::move(region))};
     }
     }
     return tl::unexpected(error(errc::no_path, "an unknown kind of place"));

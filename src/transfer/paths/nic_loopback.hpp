@@ -69,6 +69,7 @@ private:
         std::weak_ptr<hl_device> core; // identifies the context: buffers keep it alive after `owner` is gone
         std::shared_ptr<nic_loop> loop;
         std::optional<error> why_none;
+        std::chrono::steady_clock::time_point try_again;
     };
     // An end as the NIC addresses it, and what keeps it registered.
     struct registered_end {
