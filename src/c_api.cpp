@@ -81,6 +81,32 @@ gaudi::place memory_of(const gaudi_device& device, uint64_t address, uint64_t si
     return {gaudi::device_address(address), size, core_of(*device.open)->identity().index};
 }
 
+using export_function = gaudi::result<gaudi::dmabuf_export> (gaudi::device::*)(gaudi::device_address,
+                                                                               std::uint64_t);
+
+gaudi_status export_by(export_function function, gaudi_device* device, std::uint64_t address,
+                       std::uint64_t size, gaudi_dmabuf* dmabuf) {
+    return guarded([&]() -> gaudi_status {
+        if (!all_there(device, dmabuf))
+            return null_pointer();
+        if (size == 0)
+            return failed(
+                gaudi::error(gaudi::errc::size_zero, fmt::format("export of 0 bytes at {:#x}", address)));
+        const auto exported = ((*device->open).*function)(gaudi::device_address(address), size);
+        if (!exported)
+            return failed(exported.error());
+        gaudi_dmabuf values{};
+        values.fd = exported->fd;
+        values.offset = exported->offset;
+        values.iova = exported->iova.value();
+        values.length = exported->length;
+        const auto status = store(values, dmabuf);
+        if (status != GAUDI_OK)
+            ::close(exported->fd);
+        return status;
+    });
+}
+
 } // namespace
 
 gaudi_status gaudi_device_count(uint32_t* count) {
@@ -192,36 +218,6 @@ gaudi_status gaudi_copy_within(gaudi_device* device, uint64_t to, uint64_t from,
         return copy(*device, memory_of(*device, to, size), memory_of(*device, from, size));
     });
 }
-
-namespace {
-
-using export_function = gaudi::result<gaudi::dmabuf_export> (gaudi::device::*)(gaudi::device_address,
-                                                                               std::uint64_t);
-
-gaudi_status export_by(export_function function, gaudi_device* device, std::uint64_t address,
-                       std::uint64_t size, gaudi_dmabuf* dmabuf) {
-    return guarded([&]() -> gaudi_status {
-        if (!all_there(device, dmabuf))
-            return null_pointer();
-        if (size == 0)
-            return failed(
-                gaudi::error(gaudi::errc::size_zero, fmt::format("export of 0 bytes at {:#x}", address)));
-        const auto exported = ((*device->open).*function)(gaudi::device_address(address), size);
-        if (!exported)
-            return failed(exported.error());
-        gaudi_dmabuf values{};
-        values.fd = exported->fd;
-        values.offset = exported->offset;
-        values.iova = exported->iova.value();
-        values.length = exported->length;
-        const auto status = store(values, dmabuf);
-        if (status != GAUDI_OK)
-            ::close(exported->fd);
-        return status;
-    });
-}
-
-} // namespace
 
 gaudi_status gaudi_export(gaudi_device* device, uint64_t address, uint64_t size, gaudi_dmabuf* dmabuf) {
     return export_by(&gaudi::device::export_memory, device, address, size, dmabuf);
