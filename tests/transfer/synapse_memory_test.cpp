@@ -147,6 +147,16 @@ c_device open_in_c(const char* which) {
     return {opened, gaudi_close};
 }
 
+// Copies in, within the device from `one` to `two`, and out again.
+std::vector<std::byte> copy_around(gaudi_device* handle, std::uint64_t one, std::uint64_t two,
+                                   const std::vector<std::byte>& out) {
+    std::vector<std::byte> back(out.size());
+    EXPECT_EQ(gaudi_copy_in(handle, one, out.data(), out.size()), GAUDI_OK) << gaudi_last_error();
+    EXPECT_EQ(gaudi_copy_within(handle, two, one, out.size()), GAUDI_OK) << gaudi_last_error();
+    EXPECT_EQ(gaudi_copy_out(handle, back.data(), two, out.size()), GAUDI_OK) << gaudi_last_error();
+    return back;
+}
+
 // Successful copies by each path since this object was made.
 class copies_since {
 public:
@@ -163,12 +173,9 @@ TEST_F(synapse_memory_test, is_copied_from_c_by_synapses_engine) {
     const auto handle = open_in_c("0");
     const auto one = base.value() + 4096, two = one + 2 * mebibyte;
     const auto out = pattern(size, 7);
-    std::vector<std::byte> back(size), by_nic(size);
+    std::vector<std::byte> by_nic(size);
     const copies_since before;
-    EXPECT_EQ(gaudi_copy_in(handle.get(), one, out.data(), size), GAUDI_OK) << gaudi_last_error();
-    EXPECT_EQ(gaudi_copy_within(handle.get(), two, one, size), GAUDI_OK) << gaudi_last_error();
-    EXPECT_EQ(gaudi_copy_out(handle.get(), back.data(), two, size), GAUDI_OK) << gaudi_last_error();
-    EXPECT_TRUE(back == out);
+    EXPECT_TRUE(copy_around(handle.get(), one, two, out) == out);
     EXPECT_EQ(before.by(copy_path::engine), 3U);
     EXPECT_EQ(before.by(copy_path::nic_loopback), 0U);
     copier copies;
@@ -218,17 +225,14 @@ TEST_F(synapse_memory_on_gaudi3, is_copied_from_c_by_a_nic_if_synapse_has_no_eng
     const auto handle = open_in_c("0");
     const auto one = base.value() + 4096, two = one + 8 * mebibyte;
     const auto out = pattern(size, 9);
-    std::vector<std::byte> back(size);
     const copies_since before;
-    EXPECT_EQ(gaudi_copy_in(handle.get(), one, out.data(), size), GAUDI_OK) << gaudi_last_error();
-    EXPECT_EQ(gaudi_copy_within(handle.get(), two, one, size), GAUDI_OK) << gaudi_last_error();
-    EXPECT_EQ(gaudi_copy_out(handle.get(), back.data(), two, size), GAUDI_OK) << gaudi_last_error();
-    EXPECT_TRUE(back == out);
+    EXPECT_TRUE(copy_around(handle.get(), one, two, out) == out);
     EXPECT_EQ(before.by(copy_path::nic_loopback), 3U);
     EXPECT_EQ(before.by(copy_path::engine), 0U);
     const auto end = base.value() + fake_synapse::pool_size;
-    EXPECT_EQ(gaudi_copy_in(handle.get(), end - 8, out.data(), 16), GAUDI_INVALID);
-    EXPECT_EQ(gaudi_copy_out(handle.get(), back.data(), end - 8, 16), GAUDI_INVALID);
+    std::array<std::byte, 16> bytes{};
+    EXPECT_EQ(gaudi_copy_in(handle.get(), end - 8, bytes.data(), 16), GAUDI_INVALID);
+    EXPECT_EQ(gaudi_copy_out(handle.get(), bytes.data(), end - 8, 16), GAUDI_INVALID);
 }
 
 } // namespace
