@@ -118,7 +118,8 @@ result<void> remote_staging::grant(std::uint32_t index) {
     frame.slab = index;
     frame.address = memory_.address_of(index);
     frame.key = key;
-    return send_(frame_kind::slab_grant, encode_frame(frame));
+    unsent_.push_back({frame_kind::slab_grant, encode_frame(frame)});
+    return {};
 }
 
 result<bool> remote_staging::return_slab(const slab_return& returned) {
@@ -173,19 +174,27 @@ result<void> remote_staging::start_parts() {
     return {};
 }
 
-result<void> remote_staging::part_done(std::uint32_t index) {
+void remote_staging::part_done(std::uint32_t index) {
     auto& slab = slabs_[index];
     slab.state = state::free;
     auto* current = find(slab.id);
     current->done += slab.bytes;
     if (current->done < current->request.length)
-        return {};
+        return;
     const access_end frame{slab.id};
     std::erase_if(accesses_, [&](const access& finished) { return finished.request.id == frame.id; });
-    return send_(frame_kind::access_end, encode_frame(frame));
+    unsent_.push_back({frame_kind::access_end, encode_frame(frame)});
 }
 
 result<std::size_t> remote_staging::progress() {
+    const auto happened = advance();
+    // Without the mutex: a peer that does not read must not stop a thread that frees device memory.
+    for (; !unsent_.empty(); unsent_.pop_front())
+        GAUDI_CHECK(send_(unsent_.front().kind, unsent_.front().body));
+    return happened;
+}
+
+result<std::size_t> remote_staging::advance() {
     const std::lock_guard guard(mutex_);
     std::size_t happened = 0;
     for (std::uint32_t index = 0; index < slabs; ++index) {
@@ -194,7 +203,10 @@ result<std::size_t> remote_staging::progress() {
             continue;
         ++happened;
         GAUDI_CHECK(slab.copy.wait());
-        GAUDI_CHECK(slab.state == state::filling ? grant(index) : part_done(index));
+        if (slab.state == state::delivering)
+            part_done(index);
+        else
+            GAUDI_CHECK(grant(index));
     }
     GAUDI_CHECK(start_parts());
     return happened;

@@ -72,7 +72,8 @@ private:
     access* find(std::uint64_t id);
     result<void> grant(std::uint32_t index);
     result<void> start_parts();
-    result<void> part_done(std::uint32_t index);
+    void part_done(std::uint32_t index);
+    result<std::size_t> advance();
 
     const nic_core& nic_;
     // Held while slabs change: a thread that frees device memory reads them.
@@ -83,6 +84,7 @@ private:
     const permission permitted_;
     std::vector<slab_entry> slabs_;
     std::deque<access> accesses_;
+    std::deque<frame> unsent_; // of the thread that calls progress()
 };
 
 } // namespace gaudi

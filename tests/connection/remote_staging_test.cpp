@@ -6,6 +6,8 @@
 #include "tests/rdma/rdma_test.hpp"
 
 #include <cstring>
+#include <functional>
+#include <future>
 #include <set>
 
 namespace {
@@ -71,9 +73,11 @@ protected:
     std::vector<slab_grant> grants;
     std::vector<access_end> ends;
     bool denied = false, peer_is_gone = false;
+    std::function<void()> during_send = [] {};
 
 private:
     result<void> record(frame_kind kind, std::span<const std::byte> body) {
+        during_send();
         if (peer_is_gone)
             return tl::unexpected(error(errc::peer_gone, "the peer"));
         if (kind == frame_kind::slab_grant)
@@ -252,6 +256,19 @@ TEST_F(remote_staging_test, reports_that_a_frame_could_not_be_sent) {
     const auto failed = subject->progress();
     ASSERT_FALSE(failed);
     EXPECT_EQ(failed.error().code(), errc::peer_gone);
+}
+
+// A peer that does not read may make a frame take as long as the connection's time-out.
+TEST_F(remote_staging_test, stops_no_free_while_it_sends_a_frame) {
+    auto other = expect(left.gaudi->heap().allocate(4096));
+    std::future<void> freed;
+    during_send = [&] {
+        freed = std::async(std::launch::async, [&] { other = {}; });
+        EXPECT_EQ(freed.wait_for(soon), std::future_status::ready);
+    };
+    ASSERT_TRUE(open(1, slab_bytes, /*writing*/ true));
+    await_grants(1);
+    EXPECT_TRUE(freed.valid());
 }
 
 TEST_F(remote_staging_test, settles_and_ends_with_copies_in_flight) {
