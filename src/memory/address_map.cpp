@@ -87,6 +87,18 @@ struct address_map::impl {
         return alive;
     }
 
+    template <typename F>
+    void close_windows(F&& which) {
+        const auto count = window_count.load(std::memory_order_relaxed);
+        for (std::size_t i = 0; i < count; ++i)
+            if (const auto* shown = windows[i].load(std::memory_order_relaxed);
+                shown != nullptr && which(*shown)) {
+                windows[i].store(nullptr, std::memory_order_release);
+                for (const auto& listener : listeners())
+                    listener->window_closes({device_address(shown->base), shown->size, shown->device});
+            }
+    }
+
     const window* window_of(std::uint64_t address) const noexcept {
         // A process has few windows, one for each device: a search is faster than a tree.
         const auto count = window_count.load(std::memory_order_acquire);
@@ -212,14 +224,12 @@ void editable_address_map::remove_device(unsigned device_index) {
                              0);
             impl_->retire(entry);
         }
-    const auto count = impl_->window_count.load(std::memory_order_relaxed);
-    for (std::size_t i = 0; i < count; ++i)
-        if (const auto* shown = impl_->windows[i].load(std::memory_order_relaxed);
-            shown != nullptr && shown->device == device_index) {
-            impl_->windows[i].store(nullptr, std::memory_order_release);
-            for (const auto& listener : impl_->listeners())
-                listener->window_closes({device_address(shown->base), shown->size, device_index});
-        }
+    impl_->close_windows([&](const window& shown) { return shown.device == device_index; });
+}
+
+void editable_address_map::remove_window(device_address base) {
+    const std::lock_guard guard(impl_->mutex);
+    impl_->close_windows([&](const window& shown) { return shown.base == base.value(); });
 }
 
 result<std::uint64_t> editable_address_map::insert(device_address base, std::uint64_t length,

@@ -13,6 +13,8 @@ public:
     // Adds the range [base, base + size) in which a device's memory lies. errc::address_collision: it
     // overlaps another window, or there are too many windows.
     result<void> add_window(device_address base, std::uint64_t size, unsigned device_index);
+    // Removes the window that begins there; no allocation is left in it.
+    void remove_window(device_address base);
     // Removes all windows and all allocations of a device.
     void remove_device(unsigned device_index);
 

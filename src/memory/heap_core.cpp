@@ -75,9 +75,11 @@ result<heap_core::chunk*> heap_core::new_chunk(std::uint64_t at_least) {
         return tl::unexpected(memory.error());
     // The driver may have ignored the hint (gotcha 26): then this chunk gets a window of its own.
     const auto begin = memory->address();
-    if (map_.device_of(begin) != device_->identity().index)
+    const bool own_window = map_.device_of(begin) != device_->identity().index;
+    if (own_window)
         GAUDI_CHECK(map_.add_window(begin, memory->size(), device_->identity().index));
-    return &chunks_.emplace_front(std::move(*memory));
+    chunks_.emplace_front(std::move(*memory)).own_window = own_window;
+    return &chunks_.front();
 }
 
 result<heap_core::allocated> heap_core::allocate(std::uint64_t size, std::uint64_t alignment,
@@ -150,8 +152,11 @@ bool heap_core::release_chunk(std::list<chunk>::iterator position) {
     position->dmabuf.reset();
     // The driver refuses while a memory region of it exists elsewhere: then the chunk stays and is used
     // again.
+    const auto base = position->memory.address();
     if (!position->memory.release())
         return false;
+    if (position->own_window)
+        map_.remove_window(base);
     chunks_.erase(position);
     return true;
 }

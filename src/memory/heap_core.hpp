@@ -80,6 +80,7 @@ private:
         device_memory memory;
         unique_fd dmabuf;
         range_allocator ranges;
+        bool own_window = false; // it lies outside the window that was added when the device opened
 
         explicit chunk(device_memory taken);
     };

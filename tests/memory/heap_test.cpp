@@ -135,6 +135,28 @@ TEST_F(heap_test, empty_chunks_go_back_to_the_driver) {
     EXPECT_EQ(device_->info().memory_free, device_->info().memory_total);
 }
 
+// Another mapping has the address that the heap asks for: the driver chooses others, which end with
+// their chunks.
+TEST_F(heap_test, chunks_at_addresses_of_the_drivers_choice_leave_no_window) {
+    const int fd = device_->descriptor();
+    const auto taken = hlthunk_device_memory_alloc(fd, 768ULL << 20, 0, false, false);
+    const auto hint = heap().allocate(64)->address(); // where the next first chunk would be mapped
+    heap().trim();
+    ASSERT_EQ(hlthunk_device_memory_map(fd, taken, hint.value()), hint.value());
+    auto small = *heap().allocate(4096);
+    const auto begin = small.address();
+    EXPECT_NE(begin, hint);
+    EXPECT_TRUE(known_memory().window_at(begin, 4096));
+    small = {};
+    heap().trim();
+    EXPECT_FALSE(known_memory().window_at(begin, 4096)) << "nothing is mapped there";
+    const auto large = *heap().allocate(1ULL << 30);
+    EXPECT_EQ(large.address(), begin);
+    EXPECT_TRUE(known_memory().window_at(begin, 1ULL << 30));
+    EXPECT_EQ(hlthunk_memory_unmap(fd, hint.value()), 0);
+    EXPECT_EQ(hlthunk_device_memory_free(fd, taken), 0);
+}
+
 TEST_F(heap_test, a_chunk_whose_dmabuf_is_held_stays) {
     auto buffer = *heap().allocate(4096);
     const int region = ::dup(buffer.dmabuf()->fd); // a memory region holds such a reference
