@@ -2,9 +2,8 @@
 // Copies of any length within this process, small ones through a NIC where there is one. UCX stages with this
 // transport.
 #include "ucx/base/component.hpp"
-#include "ucx/base/iface.hpp"
 #include "ucx/base/settings.hpp"
-#include "ucx/copy/copy_md.hpp"
+#include "ucx/copy/process_iface.hpp"
 
 namespace gaudi_ucx {
 namespace {
@@ -44,114 +43,31 @@ bool is_small(const uct_perf_attr_t& attr) {
            attr.operation == UCT_EP_OP_PUT_BCOPY || attr.operation == UCT_EP_OP_GET_BCOPY;
 }
 
-gaudi::copier_options options_of(const uct_gaudi_copy_md_t& md) {
-    gaudi::copier_options options;
-    options.engines = md.copies;
-    options.nic_max = md.nic_max != 0 && any_nic() ? md.nic_max : 0;
-    return options;
+process_transport transport_of(uct_gaudi_copy_md_t& md, const uct_gaudi_copy_iface_config_t& config) {
+    auto& counters = md.module->counters;
+    process_transport copy{"copy"};
+    copy.options.engines = md.copies;
+    copy.options.nic_max = md.nic_max != 0 && any_nic() ? md.nic_max : 0;
+    copy.hints.queues = md.copies.queues; // the engine may have been created with another number
+    copy.max_short = config.max_short;
+    copy.max_bcopy = config.max_bcopy;
+    copy.max_zcopy = config.max_zcopy;
+    copy.within_host = true;
+    copy.bandwidth = config.to_device;
+    copy.latency = config.latency;
+    copy.overhead = config.overhead;
+    const bool nic_first = copy.options.nic_max != 0 && copy.options.nic_max >= config.max_bcopy;
+    copy.estimate_perf = [config, nic_first](uct_perf_attr_t& attr) {
+        const bool small = nic_first && is_small(attr);
+        fill_perf_attr(attr, bandwidth_of(config, attr), small ? config.nic_latency : config.latency,
+                       small ? 0 : config.overhead);
+    };
+    copy.short_bytes = &counters.short_bytes;
+    copy.bcopy_bytes = &counters.bcopy_bytes;
+    copy.zcopy_bytes = &counters.zcopy_bytes;
+    copy.loopback_bytes = &counters.loopback_bytes;
+    return copy;
 }
-
-class copy_iface final : public gaudi_iface {
-public:
-    copy_iface(uct_gaudi_copy_md_t& md, const uct_gaudi_copy_iface_config_t& config)
-        : gaudi_iface(*md.module, "copy", lost_staging, options_of(md)), md_(md), config_(config),
-          nic_max_(options_of(md).nic_max) {
-        policy_.hints.queues = md.copies.queues; // the engine may have been created with another number
-    }
-
-    std::vector<std::byte> iface_address() override { return id_.bytes; }
-    const char* unreachable_reason(const void*, const void* iface) override {
-        return id_.unreachable_reason(iface);
-    }
-    void query(uct_iface_attr_t& attr) override {
-        attr.cap.put.max_zcopy = attr.cap.get.max_zcopy = config_.max_zcopy;
-        attr.latency = {config_.latency, 0};
-        attr.bandwidth = {0, config_.to_device};
-        attr.overhead = config_.overhead;
-    }
-    void estimate_perf(uct_perf_attr_t& attr) override {
-        const bool small = nic_max_ != 0 && nic_max_ >= config_.max_bcopy && is_small(attr);
-        fill_perf_attr(attr, bandwidth_of(config_, attr), small ? config_.nic_latency : config_.latency,
-                       small ? 0 : config_.overhead);
-    }
-    [[nodiscard]] std::size_t limit_of(kind which) const override {
-        return which == kind::short_copy ? config_.max_short : config_.max_bcopy;
-    }
-
-    ucs_status_t ep_zcopy(uct_ep_h ep, const uct_iov_t& local, std::uint64_t remote, uct_rkey_t rkey,
-                          bool put, uct_completion_t* comp) override {
-        if (const auto status = check_key(module(), rkey, remote, local.length); status != UCS_OK)
-            return status;
-        const auto mine = number(local.buffer), to = put ? remote : mine, from = put ? mine : remote;
-        // UCX's own staging passes no key and cannot wait for room (gotcha U13).
-        const bool has_key = rkey != UCT_INVALID_RKEY;
-        if (has_key && outstanding().others_wait())
-            return UCS_ERR_NO_RESOURCE;
-        auto started = start({to, from, local.length, local.length > nic_max_ ? &local : nullptr}, has_key);
-        if (!started && has_key && started.error().code() == gaudi::errc::too_many_operations)
-            return UCS_ERR_NO_RESOURCE;
-        if (!started) {
-            const auto status = refused(started.error(), local.length, to, from);
-            if (!has_key)
-                log_consequence();
-            return status;
-        }
-        // A copy that has failed already goes into the list: UCX expects its error in the completion.
-        if (started->finished() && started->wait()) {
-            completed(*started);
-            return UCS_OK;
-        }
-        outstanding().add(std::move(*started), comp, ep);
-        return UCS_INPROGRESS;
-    }
-    ucs_status_t ep_copy(kind which, void* buffer, std::size_t length, std::uint64_t remote, uct_rkey_t rkey,
-                         bool put) override {
-        if (const auto status = check_key(module(), rkey, remote, length); status != UCS_OK)
-            return status;
-        const auto mine = number(buffer), to = put ? remote : mine, from = put ? mine : remote;
-        // Short and buffered copies have no completion: they must be complete when the call returns.
-        auto started = start({to, from, length}, false);
-        if (!started)
-            return refused(started.error(), length, to, from);
-        if (const auto done = started->wait(); !done) // it may have completed with an error
-            return refused(done.error(), length, to, from);
-        auto& counters = module().counters;
-        (which == kind::short_copy ? counters.short_bytes : counters.bcopy_bytes)
-            .fetch_add(length, std::memory_order_relaxed);
-        count_loopback(*started);
-        return UCS_OK;
-    }
-
-private:
-    // Where a NIC's queue is full: errc::too_many_operations to a caller that can retry. UCX's own staging,
-    // which has no key, cannot (gotcha U13): its copies wait for all earlier ones.
-    gaudi::result<gaudi::copy_ticket> start(const copied_range& range, bool can_retry) {
-        if (range.length == 0)
-            return gaudi::copy_ticket();
-        keep_fence();
-        auto started = copy_in_process(md_, copies(), range, policy_);
-        if (!started && started.error().code() == gaudi::errc::too_many_operations &&
-            !(can_retry && !outstanding().none_running())) {
-            wait_for_all();
-            started = copy_in_process(md_, copies(), range, policy_);
-        }
-        return started;
-    }
-    void completed(const gaudi::copy_ticket& copy) override {
-        module().counters.zcopy_bytes.fetch_add(copy.bytes(), std::memory_order_relaxed);
-        count_loopback(copy);
-    }
-    void count_loopback(const gaudi::copy_ticket& copy) {
-        if (copy.path() == gaudi::copy_path::nic_loopback)
-            module().counters.loopback_bytes.fetch_add(copy.bytes(), std::memory_order_relaxed);
-    }
-
-    uct_gaudi_copy_md_t& md_;
-    const uct_gaudi_copy_iface_config_t config_;
-    const std::uint64_t nic_max_; // the longest copy that a NIC makes; 0: there is none
-    gaudi::copy_policy policy_;
-    interface_id id_;
-};
 
 std::string wrong_with(const uct_gaudi_copy_iface_config_t& config) {
     if (config.max_short == 0 || config.max_short > 1 << 20)
@@ -176,8 +92,8 @@ ucs_status_t uct_gaudi_copy_iface_open(uct_md_h md, uct_worker_h worker, const u
         const auto& config = *reinterpret_cast<const uct_gaudi_copy_iface_config_t*>(tl_config);
         if (const auto wrong = wrong_with(config); !wrong.empty())
             return refuse_setting(*copy_md(md).module, wrong);
-        return open_iface(std::make_unique<copy_iface>(copy_md(md), config), md, worker, params, tl_config,
-                          iface_p);
+        return open_iface(std::make_unique<process_iface>(copy_md(md), transport_of(copy_md(md), config)), md,
+                          worker, params, tl_config, iface_p);
     });
 }
 

@@ -73,21 +73,6 @@ void fill_mem_ops(uct_md_ops_t& ops);
 ucs_status_t uct_gaudi_copy_rkey_unpack(uct_component_t* component, const void* rkey_buffer,
                                         const uct_rkey_unpack_params_t*, uct_rkey_t* rkey_p, void** handle_p);
 
-// Copies within this process, in process_copy.cpp.
-
-// The bytes of one copy, by UCX's addresses of host or device memory.
-struct copied_range {
-    std::uint64_t to = 0, from = 0;
-    std::size_t length = 0;
-    const uct_iov_t* pinned = nullptr; // registered host memory, one of the two ends, to be kept pinned
-    bool within_host = true;           // also where neither end is device memory
-};
-// Starts a copy. Memory of SynapseAI's that was closed and opened again since the last copy is attached anew.
-[[nodiscard]] gaudi::result<gaudi::copy_ticket> copy_in_process(uct_gaudi_copy_md_t& md,
-                                                                gaudi::copier& copies,
-                                                                const copied_range& range,
-                                                                const gaudi::copy_policy& policy);
-
 // Whether this hl-thunk can export at all. Whether the driver refuses an export is known only once a device
 // is open, long after UCX has queried the domain.
 [[nodiscard]] bool library_exports();

@@ -2,9 +2,8 @@
 // Large copies within this process on the devices' own queues: asynchronous, over several queues. Beyond the
 // limit of outstanding copies operations return UCS_ERR_NO_RESOURCE.
 #include "ucx/base/component.hpp"
-#include "ucx/base/iface.hpp"
 #include "ucx/base/settings.hpp"
-#include "ucx/copy/copy_md.hpp"
+#include "ucx/copy/process_iface.hpp"
 
 namespace gaudi_ucx {
 namespace {
@@ -18,96 +17,18 @@ struct uct_gaudi_dma_iface_config_t {
     double bandwidth, latency, overhead;
 };
 
-class dma_iface final : public gaudi_iface {
-public:
-    dma_iface(uct_gaudi_copy_md_t& md, const uct_gaudi_dma_iface_config_t& config)
-        : gaudi_iface(*md.module, "DMA", lost_staging, {}), md_(md), config_(config) {
-        // Per copy, because all interfaces of the process share the device's engine.
-        policy_.hints = {config.queues, config.stripe, config.batch};
-    }
-
-    std::vector<std::byte> iface_address() override { return id_.bytes; }
-    const char* unreachable_reason(const void*, const void* iface) override {
-        return id_.unreachable_reason(iface);
-    }
-
-    void query(uct_iface_attr_t& attr) override {
-        attr.latency = {config_.latency, 0};
-        attr.bandwidth = {0, config_.bandwidth};
-        attr.overhead = config_.overhead;
-    }
-    void estimate_perf(uct_perf_attr_t& attr) override {
-        fill_perf_attr(attr, config_.bandwidth, config_.latency, config_.overhead);
-    }
-    // UCX stages with short copies, whatever their length.
-    [[nodiscard]] std::size_t limit_of(kind which) const override {
-        return which == kind::short_copy ? 256 : 0;
-    }
-
-    ucs_status_t ep_zcopy(uct_ep_h ep, const uct_iov_t& local, std::uint64_t remote, uct_rkey_t rkey,
-                          bool put, uct_completion_t* comp) override {
-        // UCX's own staging passes no key, cannot retry, and would take a refused copy for completed (gotcha
-        // U13): such copies always go into the engine's queue.
-        if (rkey != UCT_INVALID_RKEY &&
-            (outstanding().running() >= config_.in_flight || outstanding().others_wait()))
-            return UCS_ERR_NO_RESOURCE;
-        const auto status =
-            run(local, remote, rkey, put, [&](gaudi::copy_ticket& ticket) -> gaudi::result<ucs_status_t> {
-                outstanding().add(std::move(ticket), comp, ep);
-                return UCS_INPROGRESS;
-            });
-        if (UCS_STATUS_IS_ERR(status) && rkey == UCT_INVALID_RKEY)
-            log_consequence();
-        return status;
-    }
-    ucs_status_t ep_copy(kind, void* buffer, std::size_t length, std::uint64_t remote, uct_rkey_t rkey,
-                         bool put) override {
-        uct_iov_t local{};
-        local.buffer = buffer;
-        local.length = length;
-        local.memh = UCT_MEM_HANDLE_NULL;
-        return run(local, remote, rkey, put, [&](gaudi::copy_ticket& ticket) -> gaudi::result<ucs_status_t> {
-            if (const auto done = ticket.wait(); !done)
-                return tl::unexpected(done.error());
-            completed(ticket);
-            return UCS_OK;
-        });
-    }
-    ucs_status_t pending_add(uct_ep_h ep, uct_pending_req_t* request) override {
-        // Room has appeared since: UCX must retry now, because no completion may follow.
-        if (outstanding().running() < config_.in_flight && !outstanding().others_wait())
-            return UCS_ERR_BUSY;
-        return gaudi_iface::pending_add(ep, request);
-    }
-
-private:
-    // Starts a copy; `go_on` keeps the ticket or waits for it.
-    template <typename F>
-    ucs_status_t run(const uct_iov_t& local, std::uint64_t remote, uct_rkey_t rkey, bool put, F&& go_on) {
-        if (const auto status = check_key(module(), rkey, remote, local.length); status != UCS_OK)
-            return status;
-        keep_fence();
-        const auto mine = number(local.buffer), to = put ? remote : mine, from = put ? mine : remote;
-        const copied_range range{to, from, local.length, &local, false};
-        auto started = copy_in_process(md_, copies(), range, policy_);
-        if (!started && started.error().code() == gaudi::errc::too_many_operations) { // a NIC's queue is full
-            // With nothing in flight here no completion would wake UCX to try again: the copy waits instead.
-            if (rkey != UCT_INVALID_RKEY && !outstanding().none_running())
-                return UCS_ERR_NO_RESOURCE;
-            wait_for_all();
-            started = copy_in_process(md_, copies(), range, policy_);
-        }
-        const auto status = started ? go_on(*started) : tl::unexpected(started.error());
-        return status ? *status : refused(status.error(), local.length, to, from);
-    }
-    void completed(const gaudi::copy_ticket& copy) override {
-        module().counters.dma_bytes.fetch_add(copy.bytes(), std::memory_order_relaxed);
-    }
-    uct_gaudi_copy_md_t& md_;
-    const uct_gaudi_dma_iface_config_t config_;
-    gaudi::copy_policy policy_;
-    interface_id id_;
-};
+process_transport transport_of(uct_gaudi_copy_md_t& md, const uct_gaudi_dma_iface_config_t& config) {
+    auto* const bytes = &md.module->counters.dma_bytes;
+    process_transport dma{"DMA"};
+    dma.hints = {config.queues, config.stripe, config.batch};
+    dma.max_short = 256; // UCX stages with short copies, whatever their length
+    dma.in_flight = config.in_flight;
+    dma.bandwidth = config.bandwidth;
+    dma.latency = config.latency;
+    dma.overhead = config.overhead;
+    dma.short_bytes = dma.bcopy_bytes = dma.zcopy_bytes = bytes;
+    return dma;
+}
 
 std::string wrong_with(const uct_gaudi_dma_iface_config_t& config) {
     if (config.queues == 0 || config.queues > 4)
@@ -128,8 +49,8 @@ ucs_status_t uct_gaudi_dma_iface_open(uct_md_h md, uct_worker_h worker, const uc
         const auto& config = *reinterpret_cast<const uct_gaudi_dma_iface_config_t*>(tl_config);
         if (const auto wrong = wrong_with(config); !wrong.empty())
             return refuse_setting(*copy_md(md).module, wrong);
-        return open_iface(std::make_unique<dma_iface>(copy_md(md), config), md, worker, params, tl_config,
-                          iface_p);
+        return open_iface(std::make_unique<process_iface>(copy_md(md), transport_of(copy_md(md), config)), md,
+                          worker, params, tl_config, iface_p);
     });
 }
 
