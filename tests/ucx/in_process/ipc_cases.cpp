@@ -7,10 +7,12 @@
 #include <gaudi/device.hpp>
 #include <gaudi/ipc.hpp>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <csignal>
 #include <cstdlib>
+#include <filesystem>
 #include <fmt/format.h>
 #include <fstream>
 #include <sys/socket.h>
@@ -213,6 +215,25 @@ private:
 
 // ---- this process ----
 
+// Whether this process has a device open, its own or as a member of another process's context.
+bool has_a_device_open() {
+    const std::filesystem::directory_iterator all("/proc/self/fd");
+    return std::any_of(begin(all), end(all), [](const auto& entry) {
+        std::error_code closed_meanwhile;
+        return std::filesystem::read_symlink(entry.path(), closed_meanwhile).string().find("/accel/accel") !=
+               std::string::npos;
+    });
+}
+
+// The broker's thread leaves the context of a process that has ended as soon as it sees the end: until then
+// that device is busy.
+struct no_device_open {
+    no_device_open() {
+        if (!testing_support::soon_true([] { return !has_a_device_open(); }))
+            throw std::runtime_error("a device is still open from an earlier test");
+    }
+};
+
 class uct_ipc : public ::testing::Test {
 protected:
     uct_ipc() {
@@ -264,6 +285,7 @@ protected:
         return done.comp.status;
     }
 
+    const no_device_open nothing_left;
     memory_domain copy{"gaudi_copy", "gaudi_copy"}, ipc{"gaudi_ipc", "gaudi_ipc"};
     worker worker_;
     const allocated mine{copy, size}; // opens this process's device before the other process opens one
