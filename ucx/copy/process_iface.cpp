@@ -47,8 +47,9 @@ ucs_status_t process_iface::ep_zcopy(uct_ep_h ep, const uct_iov_t& local, std::u
             log_consequence();
         return status;
     }
-    // A copy that has failed already goes into the list: UCX expects its error in the completion.
-    if (started->finished() && started->wait()) {
+    // An engine's copy is not asked, which would take its lock: it has hardly completed. A copy that has
+    // failed already goes into the list: UCX expects its error in the completion.
+    if (started->path() != gaudi::copy_path::engine && started->finished() && started->wait()) {
         completed(*started);
         return UCS_OK;
     }
