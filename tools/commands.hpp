@@ -30,6 +30,7 @@ struct lab_run_options {
     std::optional<unsigned> gaudis, hcas;
     std::optional<std::string> generation;
     std::string config, faults, ucx;
+    bool synapse = false;
     std::vector<std::string> command;
 };
 [[nodiscard]] int lab_run(const lab_run_options& options);

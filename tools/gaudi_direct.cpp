@@ -66,6 +66,8 @@ void add_lab(CLI::App& program, chosen& options) {
     run->add_option("--faults", options.run.faults, "Fault script; see gaudi-lab-faults(5)");
     run->add_option("--ucx", options.run.ucx,
                     "Run with the UCX under this prefix: its bin and lib come first");
+    run->add_flag("--synapse", options.run.synapse,
+                  "The program finds a virtual libSynapse.so and libscal.so");
     run->add_option("command", options.run.command, "The program and its arguments, after --")->required();
     run->positionals_at_end();
     run->callback([&options] { options.outcome = tools::lab_run(options.run); });

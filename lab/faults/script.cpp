@@ -195,6 +195,61 @@ constexpr std::string_view known_calls[] = {
     "ibv_set_ece",
     "ibv_set_err_comp_cntr",
     "ibv_wr_complete",
+    // SCAL and SynapseAI.
+    "scal_allocate_aligned_buffer",
+    "scal_allocate_buffer",
+    "scal_buffer_get_info",
+    "scal_destroy",
+    "scal_free_buffer",
+    "scal_get_fd",
+    "scal_get_handle_from_fd",
+    "scal_get_pool_handle_by_id",
+    "scal_get_pool_handle_by_name",
+    "scal_get_sram_size",
+    "scal_init",
+    "scal_pool_get_info",
+    "scal_pool_get_infoV2",
+    "scal_set_logs_folder",
+    "synDestroy",
+    "synDeviceAcquire",
+    "synDeviceAcquireByDeviceType",
+    "synDeviceAcquireByModuleId",
+    "synDeviceCount",
+    "synDeviceFree",
+    "synDeviceGetAttribute",
+    "synDeviceGetCount",
+    "synDeviceGetCountByDeviceType",
+    "synDeviceGetInfo",
+    "synDeviceGetInfoV2",
+    "synDeviceGetMemoryInfo",
+    "synDeviceGetModuleIDs",
+    "synDeviceGetName",
+    "synDeviceGetPCIBusId",
+    "synDeviceMalloc",
+    "synDeviceRelease",
+    "synDeviceSynchronize",
+    "synDriverGetVersion",
+    "synEventCreate",
+    "synEventDestroy",
+    "synEventElapsedTime",
+    "synEventQuery",
+    "synEventRecord",
+    "synEventSynchronize",
+    "synHostFree",
+    "synHostMalloc",
+    "synHostMap",
+    "synHostUnmap",
+    "synInitialize",
+    "synMemCopyAsync",
+    "synMemCopyAsyncMultiple",
+    "synMemsetD16Async",
+    "synMemsetD32Async",
+    "synMemsetD8Async",
+    "synStreamCreateGeneric",
+    "synStreamDestroy",
+    "synStreamQuery",
+    "synStreamSynchronize",
+    "synStreamWaitEvent",
 };
 
 bool is_call(std::string_view name) {
@@ -304,7 +359,8 @@ result<std::vector<fault_rule>> parse_faults(std::string_view text, std::string_
             fault_rule rule;
             rule.call = words[0];
             if (!is_call(rule.call))
-                return refuse(fmt::format("'{}' is no call of hl-thunk or libibverbs", rule.call));
+                return refuse(
+                    fmt::format("'{}' is no call of hl-thunk, libibverbs, SynapseAI or SCAL", rule.call));
             if (auto parsed = parse_occurrence(words[1], rule); !parsed)
                 return refuse(parsed.error().text);
             auto action = parse_action(rule.call, words);

@@ -3,6 +3,7 @@
 #include "lab/gaudi/exported.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <poll.h>
 #include <sys/mman.h>
@@ -275,3 +276,26 @@ LAB_EXPORT(int, hlthunk_debug, (int fd, hl_debug_args* debug), (fd, debug), {
     return on_device<int>(fd,
                           [&](virtual_device&) { return debug->op == set_mode ? 0 : failure<int>(EINVAL); });
 })
+
+// For the virtual SynapseAI: what the device's schedulers do, which no call of hl-thunk reaches.
+extern "C" [[gnu::visibility("default")]] int gaudi_lab_scheduler_copy(int fd, uint64_t source,
+                                                                       uint64_t target, uint64_t size) {
+    using namespace lab::gaudi;
+    auto* const device = process::self().find(fd);
+    return device != nullptr && scheduler_copy(*device, source, target, size) ? 0 : -EIO;
+}
+
+// `value`: one element of `width` bytes, of which there are `count`.
+extern "C" [[gnu::visibility("default")]] int
+gaudi_lab_scheduler_fill(int fd, uint64_t target, uint64_t count, const void* value, uint32_t width) {
+    using namespace lab::gaudi;
+    auto* const device = process::self().find(fd);
+    if (device == nullptr || (width != 1 && width != 2 && width != 4))
+        return -EINVAL;
+    std::array<unsigned char, 8> bytes{};
+    for (std::size_t i = 0; i < bytes.size(); i += width)
+        std::memcpy(bytes.data() + i, value, width);
+    std::uint64_t pattern = 0;
+    std::memcpy(&pattern, bytes.data(), sizeof(pattern));
+    return scheduler_fill(*device, target, count * width, pattern) ? 0 : -EIO;
+}

@@ -54,11 +54,11 @@ dma_flags flags_of(generation kind, std::uint32_t control) {
     return {(control >> 4 & 1) != 0, kind == generation::gaudi ? 0 : widths[control >> 1 & 3]};
 }
 
-bool fault(submission& owner, unsigned queue, std::uint64_t address, int error) {
+bool fault(virtual_device& device, unsigned queue, std::uint64_t address, int error) {
     if (error == EFAULT)
-        raise_page_fault(owner.device, address, queue);
+        raise_page_fault(device, address, queue);
     else
-        raise_storage_error(owner.device, error);
+        raise_storage_error(device, error);
     return false;
 }
 
@@ -85,17 +85,45 @@ bool copy_pieces(const piece& to, const piece& from, std::uint64_t length, unsig
     return write_piece(to, between.data(), length);
 }
 
-bool fill(submission& owner, unsigned queue, std::uint64_t destination, std::uint64_t size,
-          std::uint64_t pattern) {
+// `cancelled` ends the work early.
+template <typename F>
+bool fill(virtual_device& device, unsigned queue, std::uint64_t destination, std::uint64_t size,
+          std::uint64_t pattern, F&& cancelled) {
     std::vector<unsigned char> block(64 * kib);
     for (std::size_t i = 0; i < block.size(); i += 8)
         std::memcpy(block.data() + i, &pattern, 8);
     for (std::uint64_t done = 0; done < size;) {
-        if (owner.cancelled())
+        if (cancelled())
             return false;
         const auto length = std::min<std::uint64_t>(size - done, block.size());
-        if (!write_memory(owner.device, destination + done, {block.data(), length}))
-            return fault(owner, queue, destination + done, errno);
+        if (!write_memory(device, destination + done, {block.data(), length}))
+            return fault(device, queue, destination + done, errno);
+        done += length;
+    }
+    return true;
+}
+
+template <typename F>
+bool copy(virtual_device& device, unsigned queue, std::uint64_t source, std::uint64_t destination,
+          std::uint64_t size, unsigned swap_bytes, F&& cancelled) {
+    const bool to_host =
+        device.type.host_va.contains(destination) || device.type.host_huge_va.contains(destination);
+    static familiar_targets targets;
+    const bool large = size >= (to_host ? large_for_host : large_for_device) ||
+                       (to_host && size >= middling_for_host && targets.gone_from_cache(destination, size));
+    for (std::uint64_t done = 0; done < size;) {
+        if (cancelled())
+            return false;
+        auto length = std::min<std::uint64_t>(size - done, slice);
+        const auto from = translate(device, source + done, length);
+        if (!from)
+            return fault(device, queue, source + done, from.error());
+        const auto to = translate(device, destination + done, from->length);
+        if (!to)
+            return fault(device, queue, destination + done, to.error());
+        length = to->length;
+        if (!copy_pieces(*to, *from, length, swap_bytes, large))
+            return fault(device, queue, source + done, EFAULT);
         done += length;
     }
     return true;
@@ -109,29 +137,24 @@ bool run_lin_dma(submission& owner, unsigned queue, std::uint32_t size, std::uin
     const auto flags = flags_of(device.type.generation, control);
     if (device.type.generation == generation::gaudi)
         destination &= (1ULL << 56) - 1; // the top byte is a context id
-    if (flags.memset)
-        return fill(owner, queue, destination, size, source);
-    const bool to_host =
-        device.type.host_va.contains(destination) || device.type.host_huge_va.contains(destination);
-    static familiar_targets targets;
-    const bool large = size >= (to_host ? large_for_host : large_for_device) ||
-                       (to_host && size >= middling_for_host && targets.gone_from_cache(destination, size));
-    for (std::uint64_t done = 0; done < size;) {
-        if (owner.cancelled())
-            return false;
-        auto length = std::min<std::uint64_t>(size - done, slice);
-        const auto from = translate(device, source + done, length);
-        if (!from)
-            return fault(owner, queue, source + done, from.error());
-        const auto to = translate(device, destination + done, from->length);
-        if (!to)
-            return fault(owner, queue, destination + done, to.error());
-        length = to->length;
-        if (!copy_pieces(*to, *from, length, flags.swap_bytes, large))
-            return fault(owner, queue, source + done, EFAULT);
-        done += length;
-    }
-    return true;
+    const auto cancelled = [&] { return owner.cancelled(); };
+    return flags.memset ? fill(device, queue, destination, size, source, cancelled)
+                        : copy(device, queue, source, destination, size, flags.swap_bytes, cancelled);
+}
+
+// A device's own schedulers belong to no queue that a user may submit to.
+constexpr unsigned scheduler_queue = 0;
+
+bool scheduler_copy(virtual_device& device, std::uint64_t source, std::uint64_t destination,
+                    std::uint64_t size) {
+    const auto lost = [&] { return device.state().status != HL_DEVICE_STATUS_OPERATIONAL; };
+    return !lost() && copy(device, scheduler_queue, source, destination, size, 0, lost);
+}
+
+bool scheduler_fill(virtual_device& device, std::uint64_t destination, std::uint64_t size,
+                    std::uint64_t pattern) {
+    const auto lost = [&] { return device.state().status != HL_DEVICE_STATUS_OPERATIONAL; };
+    return !lost() && fill(device, scheduler_queue, destination, size, pattern, lost);
 }
 
 } // namespace lab::gaudi

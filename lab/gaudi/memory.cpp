@@ -253,7 +253,8 @@ answer<std::uint64_t> map_host(virtual_device& device, void* host, std::uint64_t
         hint != 0 && hint % host_page == 0 && range.contains(hint, span) && is_free(state, hint, span);
     if (!usable && hint != 0 && (flags & HL_MEM_FORCE_HINT) != 0)
         return tl::unexpected(EINVAL);
-    const auto base = usable ? hint : find_room(state, range, span, huge ? host_huge_page : host_page);
+    const auto avoid = huge ? address_range{} : type.host_hint_va;
+    const auto base = usable ? hint : find_room(state, range, span, huge ? host_huge_page : host_page, avoid);
     const auto self = ::getpid();
     if (base == 0 || !insert_mapping(state, {base + in_page, size, 0, pointer, process_start_time(self), self,
                                              mapping_kind::host}))

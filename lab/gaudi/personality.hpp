@@ -44,6 +44,7 @@ struct personality {
     std::uint64_t cfg_base;
     std::uint64_t cfg_size;
     address_range host_va;
+    address_range host_hint_va; // avoided unless a hint asks for it
     address_range host_huge_va;
 
     unsigned queues;        // 0: none that a user may submit to

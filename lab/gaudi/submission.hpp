@@ -21,6 +21,12 @@ struct wait_result {
 // EINVAL: not issued yet, ETIMEDOUT, EIO: aborted, EBUSY: the device waits to be closed. BUSY is no error.
 answer<wait_result> wait_for(virtual_device& device, std::uint64_t sequence, std::uint64_t timeout_us);
 
+// Copies and fills by the device's own schedulers, without a submission. False: the device has failed.
+bool scheduler_copy(virtual_device& device, std::uint64_t source, std::uint64_t destination,
+                    std::uint64_t size);
+bool scheduler_fill(virtual_device& device, std::uint64_t destination, std::uint64_t size,
+                    std::uint64_t pattern);
+
 // How a submission ends.
 void complete_submission(submission& done);
 void abort_all(virtual_device& device);

@@ -77,6 +77,8 @@ void set_environment(const lab_run_options& options) {
         if (const auto plugin = lab_folder().parent_path().parent_path() / "ucx"; fs::exists(plugin))
             ::setenv("UCX_PLUGIN_PATH", plugin.c_str(), 0);
     }
+    if (options.synapse)
+        put_in_front("LD_LIBRARY_PATH", lab_folder() / "synapse");
     put_in_front("LD_LIBRARY_PATH", lab_folder()); // for programs linked to libhl-thunk.so by name
     ::setenv("GAUDI_DIRECT_HLTHUNK", lab_hlthunk().c_str(), 1);
     // The virtual nic: preloaded for programs linked to libibverbs; by its path for our own library.

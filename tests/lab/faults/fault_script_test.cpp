@@ -33,9 +33,9 @@ TEST(fault_script, every_problem_names_line_and_expectation) {
               "my.faults:2: 'hlthunk_open': expected CALL OCCURRENCE ACTION, "
               "for example hlthunk_open 1 errno EBUSY");
     EXPECT_EQ(fault_problem_of("malloc 1 errno ENOMEM"),
-              "my.faults:1: 'malloc' is no call of hl-thunk or libibverbs");
+              "my.faults:1: 'malloc' is no call of hl-thunk, libibverbs, SynapseAI or SCAL");
     EXPECT_EQ(fault_problem_of("hlthunk_opne 1 errno EIO"),
-              "my.faults:1: 'hlthunk_opne' is no call of hl-thunk or libibverbs");
+              "my.faults:1: 'hlthunk_opne' is no call of hl-thunk, libibverbs, SynapseAI or SCAL");
     EXPECT_EQ(fault_problem_of("hlthunk_open 0 errno EIO"),
               "my.faults:1: occurrence '0': expected N, N+ or every, N from 1");
     EXPECT_EQ(fault_problem_of("hlthunk_open 1 errno EWHAT"),
