@@ -44,6 +44,9 @@ public:
     [[nodiscard]] int descriptor() const;
     /// Whether SynapseAI opened the device: then memory and queues belong to SynapseAI as well.
     [[nodiscard]] bool attached() const;
+    /// Where SynapseAI's pool is; proved by exporting its first and last page when the device was attached.
+    /// errc::not_allocated: the device is not SynapseAI's, or the pool could not be found, with the reason.
+    [[nodiscard]] result<gaudi::synapse_pool> synapse_pool() const;
     /// Whether the device failed or was reset: every call fails until it is opened again.
     [[nodiscard]] bool lost() const;
     /// Exports memory of this device that SynapseAI allocated (its pool). The caller owns the descriptor.

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <gaudi/address.hpp>
+
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -29,6 +31,18 @@ struct device_info {
     std::uint64_t allocation_page = 0; ///< the driver's granularity: 768 MB on Gaudi2
     bool operational = true;
     std::string status; ///< as the driver reports it
+};
+
+/// Where SynapseAI's memory lies in a device that SynapseAI has opened in this process. Programs' allocations
+/// are parts of it.
+struct synapse_pool {
+    /// Who said so: SCAL, the library below SynapseAI, or SynapseAI's device information.
+    enum class source { scal, device_info };
+
+    device_address base;
+    std::uint64_t size = 0;
+    device_address mapping; ///< where the driver's mapping begins that it lies in: exports begin there
+    source told_by = source::scal;
 };
 
 /// A process that has a device open, as far as /proc shows it.

@@ -3,6 +3,7 @@
 // submissions by this library would collide with its own (gotcha 36): all copies go through its calls.
 #include "src/copy/synapse_core.hpp"
 
+#include "abi/synapse.h"
 #include "src/error/try.hpp"
 #include "src/os/internals.hpp"
 
@@ -88,8 +89,8 @@ synapse_core::~synapse_core() {
 }
 
 error synapse_core::failed(std::string_view call, int status) const {
-    if (status == synapse_copies::device_reset)
-        device_->loss().mark(fmt::format("{} answers synDeviceReset", call));
+    if (status == synDeviceReset || status == synSynapseTerminated)
+        device_->loss().mark(fmt::format("{} answers {}", call, status));
     // The program may have released the device through SynapseAI, which gives this library no notice.
     if (const auto held = device_->synapse_side(); !held)
         return held.error();
@@ -171,6 +172,9 @@ result<std::uint32_t> synapse_core::start(std::uint32_t slot, std::uint64_t sour
     if (status == 0) {
         call = "synEventRecord";
         status = api_.synEventRecord(begun.event, stream);
+        // The copy is on the stream: its memory must not be unmapped before it has run.
+        if (status != 0)
+            api_.synStreamSynchronize(stream);
     }
     // Also where a call failed: end_operation() takes it back.
     ++pending_;
@@ -210,9 +214,9 @@ std::size_t synapse_core::advance() {
         if (polled.state != state::pending)
             continue;
         const int status = api_.synEventQuery(polled.event);
-        if (status == synapse_copies::busy)
+        if (status == synBusy)
             continue;
-        if (status != synapse_copies::success)
+        if (status != synSuccess)
             polled.failure = failed("synEventQuery", status);
         end_operation(polled);
         ++count;

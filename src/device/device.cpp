@@ -58,6 +58,10 @@ bool device::attached() const {
     return !core_->owned();
 }
 
+result<gaudi::synapse_pool> device::synapse_pool() const {
+    return core_->synapse_pool();
+}
+
 bool device::lost() const {
     return core_->lost();
 }
@@ -85,8 +89,8 @@ result<dmabuf_export> device::export_foreign(device_address address, std::uint64
         return tl::unexpected(
             error(errc::not_allocated,
                   fmt::format("{} bytes at {:#x}: {}", length, address.value(), synapse.error().observed())));
-    GAUDI_TRY(const auto plan, plan_export({core_->identity().generation, memory_origin::foreign_pool,
-                                            synapse->pool_base, synapse->pool_size, address, length}));
+    GAUDI_TRY(const auto pool, core_->synapse_pool());
+    GAUDI_TRY(const auto plan, core_->plan_export_of(pool, address, length));
     GAUDI_TRY(auto fd, core_->export_dmabuf(plan));
     return dmabuf_export{fd.release(), plan.dmabuf_offset, plan.iova, plan.length};
 }

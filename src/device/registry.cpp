@@ -172,8 +172,12 @@ result<std::shared_ptr<hl_device>> registry::open_or_attach(const std::shared_pt
             synapse && bus_id_of(*table, synapse->fd) == info.bus_id) {
             // Opening the device would fail with EBUSY: SynapseAI in this process has it open (gotcha 36).
             auto attached = attach(table, synapse->fd, info, context_owner::synapse);
-            if (attached)
-                GAUDI_CHECK(map_.add_window(synapse->pool_base, synapse->pool_size, info.index));
+            if (!attached)
+                return attached;
+            (*attached)->locate_synapse_pool();
+            // A pool that was not found is not published: its addresses are none of a Gaudi then.
+            if (const auto& pool = (*attached)->synapse_pool())
+                GAUDI_CHECK(map_.add_window(pool->base, pool->size, info.index));
             return attached;
         }
     auto opened = joined ? result<std::shared_ptr<hl_device>>(joined) : open_for_compute(table, info);

@@ -28,9 +28,10 @@ const generation_traits table[] = {
      16384},
     {generation::gaudi2, export_call::mapped, 0x1001500000000000, slice, 768ULL << 20, 0x1001000000000000,
      one_space, gaudi2_down, gaudi2_up, gaudi2_device, true, 64},
+    // From the middle of the hint range on: SCAL maps SynapseAI's memory from its beginning on.
     {generation::gaudi3,
      export_call::mapped,
-     0x0201E00000000000,
+     0x0201F00000000000,
      slice,
      gib,
      0x0201000000000000,

@@ -283,6 +283,44 @@ result<synapse_device> hl_device::synapse_side() {
         error(errc::not_allocated, fmt::format("no SynapseAI in this process owns {}", identity_.bus_id)));
 }
 
+result<export_plan> hl_device::plan_export_of(const gaudi::synapse_pool& pool, device_address address,
+                                              std::uint64_t length) const {
+    // SCAL's own memory may lie before the pool, in the same mapping.
+    if (address.value() < pool.base.value())
+        return tl::unexpected(
+            error(errc::range_leaves_allocation,
+                  fmt::format("export of {} bytes at {:#x}, before SynapseAI's pool at {:#x}", length,
+                              address.value(), pool.base.value())));
+    return plan_export({identity_.generation, memory_origin::foreign_pool, pool.mapping,
+                        pool.base - pool.mapping + pool.size, address, length});
+}
+
+void hl_device::locate_synapse_pool() {
+    const auto synapse = synapse_side();
+    if (!synapse)
+        return;
+    constexpr std::uint64_t page = 4096;
+    const auto exports_page_at = [&](const gaudi::synapse_pool& pool, std::uint64_t offset) -> result<void> {
+        GAUDI_TRY(const auto plan, plan_export_of(pool, pool.base + offset, page));
+        return export_dmabuf(plan).map([](const unique_fd&) {});
+    };
+    std::string reasons = "neither SCAL nor SynapseAI's device information says where it is";
+    for (const auto& pool : possible_pools(*synapse, identity_.generation, page_size())) {
+        const auto proved = pool.size < page
+                                ? tl::unexpected(error(errc::size_zero, "a pool of no page"))
+                                : exports_page_at(pool, 0).and_then(
+                                      [&] { return exports_page_at(pool, pool.size / page * page - page); });
+        if (proved) {
+            synapse_pool_ = pool;
+            return;
+        }
+        reasons = fmt::format("{} bytes at {:#x} in a mapping at {:#x}: {}", pool.size, pool.base.value(),
+                              pool.mapping.value(), proved.error().observed());
+    }
+    synapse_pool_ = tl::unexpected(
+        error(errc::not_allocated, fmt::format("SynapseAI's pool on {}: {}", identity_.bus_id, reasons)));
+}
+
 error hl_device::failed(errc code, std::string observed, int system_error) {
     // EBUSY alone is ambiguous: a DMA-BUF that is alive, or a device in reset (gotcha 35). The status tells.
     const auto status = api_->get_device_status_info(fd_);

@@ -149,6 +149,14 @@ public:
     [[nodiscard]] bool lost() const { return loss_.lost(); }
     // What SynapseAI knows of a context that it owns. If SynapseAI has closed the device, marks it as lost.
     result<synapse_device> synapse_side();
+    // Finds SynapseAI's pool and proves it by exporting its first and last page. Once, when SynapseAI's
+    // context is attached.
+    void locate_synapse_pool();
+    // errc::not_allocated: it was not found, with the reason.
+    [[nodiscard]] const result<gaudi::synapse_pool>& synapse_pool() const { return synapse_pool_; }
+    // errc::range_leaves_allocation: the range is not in the pool.
+    [[nodiscard]] result<export_plan> plan_export_of(const gaudi::synapse_pool& pool, device_address address,
+                                                     std::uint64_t length) const;
     // Turns a failed driver call into an error; EBUSY of a device that is not operational becomes
     // device_lost.
     error failed(errc code, std::string observed, int system_error);
@@ -172,6 +180,8 @@ private:
     const std::uint64_t node_;
     device_loss loss_;
     std::mutex mutex_;
+    result<gaudi::synapse_pool> synapse_pool_ =
+        tl::unexpected(error(errc::not_allocated, "SynapseAI's pool"));
     address_slice slice_; // in use: mapped memory, or physical memory on gen1
 };
 

@@ -1,38 +1,29 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "src/hl/synapse.hpp"
 
-#include <cstddef>
+#include "abi/scal.h"
+#include "abi/synapse.h"
+#include "src/hl/generation.hpp"
+#include "src/os/round_up.hpp"
+
 #include <dlfcn.h>
 #include <type_traits>
 
 namespace gaudi {
 namespace {
 
-// synDeviceInfoV2 in the layout of the vendor's header; older headers call the last field reserved.
+// Newer libraries may write more than this header knows.
 struct device_info_v2 {
-    std::uint64_t sram_base;
-    std::uint64_t dram_base;
-    std::uint32_t sram_size;
-    std::uint64_t dram_size;
-    std::uint64_t tpc_enabled_mask;
-    std::uint8_t dram_enabled;
-    std::uint32_t device_id;
-    std::uint32_t fd;
-    std::uint32_t device_type;
-    std::uint8_t device_index;
-    std::uint64_t global_hbm_base;
-    std::uint64_t slack[8]; // newer libraries may write more
+    synDeviceInfoV2 known{};
+    std::uint64_t slack[8]{};
 };
-static_assert(offsetof(device_info_v2, fd) == 48);
 
-using get_info_v2 = int (*)(std::uint32_t, device_info_v2*);
-
-// SynapseAI's symbols may be global or not: Python loads it with RTLD_LOCAL.
-void* find_symbol(const char* name) {
+// The symbols of SynapseAI's libraries may be global or not: Python loads them with RTLD_LOCAL.
+void* find_symbol(const char* name, const char* library) {
     void* symbol = ::dlsym(RTLD_DEFAULT, name);
     // RTLD_NOLOAD: this library never brings SynapseAI into a process, it only meets it there.
     if (symbol == nullptr)
-        if (void* loaded = ::dlopen("libSynapse.so", RTLD_LAZY | RTLD_NOLOAD); loaded != nullptr) {
+        if (void* loaded = ::dlopen(library, RTLD_LAZY | RTLD_NOLOAD); loaded != nullptr) {
             symbol = ::dlsym(loaded, name);
             // Takes back the reference of dlopen: whether SynapseAI stays loaded is the program's decision.
             ::dlclose(loaded);
@@ -40,20 +31,57 @@ void* find_symbol(const char* name) {
     return symbol;
 }
 
+template <typename F>
+F* find_function(const char* name, const char* library = "libSynapse.so") {
+    return reinterpret_cast<F*>(find_symbol(name, library));
+}
+
+std::optional<synapse_pool> pool_of_scal(int fd) {
+    constexpr const char* library = "libscal.so";
+    const auto handle_of =
+        find_function<decltype(scal_get_handle_from_fd)>("scal_get_handle_from_fd", library);
+    const auto pool_by_name =
+        find_function<decltype(scal_get_pool_handle_by_name)>("scal_get_pool_handle_by_name", library);
+    const auto describe = find_function<decltype(scal_pool_get_infoV2)>("scal_pool_get_infoV2", library);
+    scal_handle_t scal = nullptr;
+    scal_pool_handle_t pool = nullptr;
+    scal_memory_pool_infoV2 info{};
+    if (handle_of == nullptr || pool_by_name == nullptr || describe == nullptr ||
+        handle_of(fd, &scal) != SCAL_SUCCESS || pool_by_name(scal, "global_hbm", &pool) != SCAL_SUCCESS ||
+        describe(pool, &info) != SCAL_SUCCESS)
+        return std::nullopt;
+    return synapse_pool{device_address(info.device_base_address), info.totalSize,
+                        device_address(info.device_base_allocated_address), synapse_pool::source::scal};
+}
+
 } // namespace
 
 std::optional<synapse_device> find_synapse_device(std::uint32_t synapse_id) {
-    const auto get_info = reinterpret_cast<get_info_v2>(find_symbol("synDeviceGetInfoV2"));
-    device_info_v2 info{};
+    using get_info = synStatus(synDeviceId, device_info_v2*);
+    const auto get_info_v2 = find_function<get_info>("synDeviceGetInfoV2");
+    device_info_v2 info; // zeroed: SynapseAI up to 1.17 leaves the last field as it is
     // The descriptor is valid in this process alone, and stays SynapseAI's: it is never closed here.
-    if (get_info == nullptr || get_info(synapse_id, &info) != 0 || info.fd == 0)
+    if (get_info_v2 == nullptr || get_info_v2(synapse_id, &info) != synSuccess || info.known.fd == 0)
         return std::nullopt;
-    synapse_device device;
-    device.id = synapse_id;
-    device.fd = static_cast<int>(info.fd);
-    device.pool_base = device_address(info.global_hbm_base != 0 ? info.global_hbm_base : info.dram_base);
-    device.pool_size = info.dram_size;
-    return device;
+    return synapse_device{synapse_id, static_cast<int>(info.known.fd), info.known.dramSize,
+                          info.known.dramBaseAddress, info.known.globalHbmBaseAddress};
+}
+
+std::vector<synapse_pool> possible_pools(const synapse_device& device, generation kind, std::uint64_t page) {
+    std::vector<synapse_pool> candidates;
+    if (const auto pool = pool_of_scal(device.fd))
+        candidates.push_back(*pool);
+    // The base is the mapping's: SCAL's own pools may lie before SynapseAI's in it. The mapping consists of
+    // whole pages, of which SynapseAI's pool leaves less than one to the others (gotcha 36).
+    const device_address mapped(device.global_hbm_base);
+    if (device.global_hbm_base != 0 && page != 0)
+        candidates.push_back(
+            {mapped, round_up(device.pool_size, page), mapped, synapse_pool::source::device_info});
+    if (traits_of(kind).exports == export_call::physical) {
+        const device_address base(device.dram_base);
+        candidates.push_back({base, device.pool_size, base, synapse_pool::source::device_info});
+    }
+    return candidates;
 }
 
 std::optional<synapse_device> find_synapse_device_of(int fd) {
@@ -67,11 +95,13 @@ std::optional<synapse_copies> find_synapse_copies() {
     synapse_copies copies;
     bool complete = true;
     const auto take = [&](auto& function, const char* name) {
-        function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(find_symbol(name));
+        using pointer = std::remove_reference_t<decltype(function)>;
+        function = find_function<std::remove_pointer_t<pointer>>(name);
         complete = complete && function != nullptr;
     };
     take(copies.synStreamCreateGeneric, "synStreamCreateGeneric");
     take(copies.synStreamDestroy, "synStreamDestroy");
+    take(copies.synStreamSynchronize, "synStreamSynchronize");
     take(copies.synMemCopyAsync, "synMemCopyAsync");
     take(copies.synHostMap, "synHostMap");
     take(copies.synHostUnmap, "synHostUnmap");

@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-#include <gaudi/address.hpp>
+#include <gaudi/device_info.hpp>
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 namespace gaudi {
 
-// What a SynapseAI in this process reports about the device that it has acquired.
+// A device that a SynapseAI in this process has acquired.
 struct synapse_device {
     std::uint32_t id = 0; // SynapseAI's number of the device
     int fd = -1;
-    device_address pool_base; // the address at which its HBM pool is mapped
-    std::uint64_t pool_size = 0;
+    // Of its device information.
+    std::uint64_t pool_size = 0, dram_base = 0, global_hbm_base = 0;
 };
 
 // How many of its device numbers are tried; a process rarely has more than one device.
@@ -25,14 +26,20 @@ constexpr std::uint32_t most_synapse_devices = 8;
 // The SynapseAI device with this descriptor.
 [[nodiscard]] std::optional<synapse_device> find_synapse_device_of(int fd);
 
+// Where its pool may be, the most reliable answer first: SCAL, the device information where it is set, and on
+// Gaudi, whose addresses are physical, the start of the memory. No answer is proof: export a page of it.
+// `page`: the driver's unit of allocation.
+[[nodiscard]] std::vector<synapse_pool> possible_pools(const synapse_device& device, generation kind,
+                                                       std::uint64_t page);
+
 // SynapseAI's functions for copies, as its public header declares them.
 struct synapse_copies {
-    enum status : int { success = 0, device_reset = 17, busy = 22 };
     enum direction : int { host_to_dram, dram_to_host, dram_to_dram };
     using handle = void*;
 
     int (*synStreamCreateGeneric)(handle* stream, std::uint32_t device, std::uint32_t flags) = nullptr;
     int (*synStreamDestroy)(handle stream) = nullptr;
+    int (*synStreamSynchronize)(handle stream) = nullptr;
     int (*synMemCopyAsync)(handle stream, std::uint64_t from, std::uint64_t size, std::uint64_t to,
                            int direction) = nullptr;
     int (*synHostMap)(std::uint32_t device, std::uint64_t size, const void* memory) = nullptr;

@@ -6,8 +6,10 @@
 #include "lab/dmabuf.h"
 #include "tests/support/hlthunk_functions.h"
 #include "tests/support/test_lab.hpp"
+#include "tests/support/virtual_synapse.hpp"
 
 #include <dlfcn.h>
+#include <optional>
 #include <poll.h>
 
 namespace {
@@ -17,30 +19,13 @@ using namespace testing_support;
 
 class synapse_test : public test_lab {
 protected:
-    static constexpr std::uint64_t pool = 768ULL << 22;
-
-    void SetUp() override {
-        library_ = ::dlopen(FAKE_SYNAPSE, RTLD_NOW | RTLD_LOCAL);
-        ASSERT_NE(library_, nullptr) << ::dlerror();
-        const auto acquire =
-            reinterpret_cast<int (*)(const char*, std::uint64_t)>(::dlsym(library_, "fake_synapse_acquire"));
-        ASSERT_EQ(acquire("0000:1a:00.0", pool), 0);
-    }
+    void SetUp() override { synapse.emplace("0000:1a:00.0", RTLD_LOCAL); }
     void TearDown() override {
-        reinterpret_cast<void (*)()>(::dlsym(library_, "fake_synapse_release"))();
-        ::dlclose(library_);
+        synapse.reset();
         test_lab::TearDown();
     }
-    // Device address of the fake's memory, from the call that the library also uses.
-    std::uint64_t pool_base() const {
-        std::uint64_t info[64] = {};
-        reinterpret_cast<int (*)(std::uint32_t, void*)>(::dlsym(library_, "synDeviceGetInfoV2"))(0, info);
-        return info[8];
-    }
-    int call(const char* name, int argument = 0) const {
-        return reinterpret_cast<int (*)(int)>(::dlsym(library_, name))(argument);
-    }
-    void* library_ = nullptr;
+    [[nodiscard]] device_address pool_base() const { return device_address(synapse->pool()); }
+    std::optional<virtual_synapse> synapse;
 };
 
 std::vector<std::byte> numbered(std::size_t size, unsigned seed) {
@@ -52,8 +37,8 @@ std::vector<std::byte> numbered(std::size_t size, unsigned seed) {
 
 TEST_F(synapse_test, its_own_call_copies_where_the_queues_are_its) {
     const auto opened_device = *open_device(by_index{1});
-    const device_address base(pool_base());
-    const auto before = call("fake_synapse_copied");
+    const auto base = pool_base();
+    const auto before = synapse->copied();
     {
         auto engine = expect(opened_device->copies());
         for (const std::size_t size :
@@ -65,7 +50,7 @@ TEST_F(synapse_test, its_own_call_copies_where_the_queues_are_its) {
             expect(expect(engine.read(in, base + (64 << 20))).wait());
             EXPECT_EQ(in, out) << size;
         }
-        EXPECT_EQ(call("fake_synapse_copied") - before, 12);
+        EXPECT_EQ(synapse->copied() - before, 12U);
         EXPECT_EQ(engine.statistics().bounced, 6U);
         EXPECT_EQ(engine.statistics().mapped, 2U);
 
@@ -75,15 +60,16 @@ TEST_F(synapse_test, its_own_call_copies_where_the_queues_are_its) {
             expect(expect(engine.write(base, std::span(memory).subspan(1000, 100000))).wait());
             EXPECT_EQ(engine.statistics().pinned, 1U);
         }
-        EXPECT_EQ(call("fake_synapse_mapped"), 1) << "its slab alone";
+        EXPECT_EQ(synapse->mapped(), 1U) << "its slab alone";
 
-        EXPECT_EQ(engine.write(base + (pool - 10), std::span(memory).first(11)).error().code(),
-                  errc::not_allocated);
+        EXPECT_EQ(
+            engine.write(base + (synapse->pool_size() - 10), std::span(memory).first(11)).error().code(),
+            errc::not_allocated);
         EXPECT_EQ(engine.write(device_address(4096), memory).error().code(), errc::not_allocated);
         EXPECT_EQ(engine.write(base, std::span(memory).first(0)).error().code(), errc::size_zero);
         EXPECT_EQ(engine.copy(base, base + 10, 100).error().code(), errc::ranges_overlap);
     }
-    EXPECT_EQ(call("fake_synapse_mapped"), 0);
+    EXPECT_EQ(synapse->mapped(), 0U);
 }
 
 TEST_F(synapse_test, its_copies_are_asynchronous_and_wake_a_sleeper) {
@@ -93,7 +79,7 @@ TEST_F(synapse_test, its_copies_are_asynchronous_and_wake_a_sleeper) {
     const auto out = numbered(64 << 20, 1);
     std::vector<copy_ticket> tickets;
     for (int i = 0; i < 8; ++i)
-        tickets.push_back(expect(engine.write(device_address(pool_base()), out)));
+        tickets.push_back(expect(engine.write(pool_base(), out)));
     EXPECT_FALSE(tickets.back().done());
     while (!tickets.back().finished()) {
         pollfd waiting{event, POLLIN, 0};
@@ -107,21 +93,21 @@ TEST_F(synapse_test, its_copies_are_asynchronous_and_wake_a_sleeper) {
 TEST_F(synapse_test, tickets_dropped_in_flight_end_their_copies) {
     const auto opened_device = *open_device(by_index{1});
     auto engine = expect(opened_device->copies());
-    const device_address base(pool_base());
+    const auto base = pool_base();
     constexpr std::size_t size = 8 << 20;
     const auto out = numbered(8 * size, 1);
-    const int before = call("fake_synapse_copied");
+    const auto before = synapse->copied();
     {
         std::vector<copy_ticket> tickets;
         for (std::size_t i = 0; i < 8; ++i)
             tickets.push_back(expect(engine.write(base + i * size, std::span(out).subspan(i * size, size))));
         EXPECT_FALSE(tickets.back().finished());
     }
-    EXPECT_EQ(call("fake_synapse_mapped"), 1 + 8) << "memory of copies in flight is no longer mapped";
+    EXPECT_EQ(synapse->mapped(), 1U + 8) << "memory of copies in flight is no longer mapped";
     while (engine.statistics().completed < 8)
         engine.poll();
-    EXPECT_EQ(call("fake_synapse_copied") - before, 8);
-    EXPECT_EQ(call("fake_synapse_mapped"), 1) << "a copy that has ended keeps its mapping";
+    EXPECT_EQ(synapse->copied() - before, 8U);
+    EXPECT_EQ(synapse->mapped(), 1U) << "a copy that has ended keeps its mapping";
     std::vector<std::byte> in(out.size());
     expect(expect(engine.read(in, base)).wait());
     EXPECT_EQ(in, out);
@@ -131,17 +117,31 @@ TEST_F(synapse_test, what_its_copies_answer_reaches_the_ticket) {
     const auto opened_device = *open_device(by_index{1});
     auto engine = expect(opened_device->copies());
     const auto out = numbered(4096, 1);
-    call("fake_synapse_break", 26);
-    const auto refused = expect(engine.write(device_address(pool_base()), out)).wait();
+    synapse->arm_faults("synEventQuery 1 errno EIO");
+    const auto refused = expect(engine.write(pool_base(), out)).wait();
     ASSERT_FALSE(refused);
     EXPECT_EQ(refused.error().code(), errc::copy_refused);
     EXPECT_FALSE(engine.lost());
-    call("fake_synapse_break", 17);
-    const auto lost = expect(engine.write(device_address(pool_base()), out)).wait();
+    synapse->arm_faults("synEventQuery 1 errno ENODEV");
+    const auto lost = expect(engine.write(pool_base(), out)).wait();
     ASSERT_FALSE(lost);
     EXPECT_EQ(lost.error().code(), errc::device_lost);
-    EXPECT_EQ(engine.write(device_address(pool_base()), out).error().code(), errc::device_lost);
-    call("fake_synapse_break", 0);
+    EXPECT_EQ(engine.write(pool_base(), out).error().code(), errc::device_lost);
+    synapse->arm_faults("");
+}
+
+// The copy has started by then, and nothing will report its end.
+TEST_F(synapse_test, a_copy_without_an_event_keeps_its_memory) {
+    const auto opened_device = *open_device(by_index{1});
+    auto engine = expect(opened_device->copies());
+    const auto out = numbered(64 << 20, 1);
+    const auto before = synapse->copied();
+    synapse->arm_faults("synEventRecord 1 errno EIO");
+    EXPECT_EQ(engine.write(pool_base(), out).error().code(), errc::copy_refused);
+    EXPECT_EQ(synapse->copied() - before, 1U) << "it ran before its memory was unmapped";
+    EXPECT_EQ(synapse->mapped(), 1U);
+    synapse->arm_faults("");
+    expect(expect(engine.write(pool_base(), out)).wait());
 }
 
 TEST_F(synapse_test, p36_attaches_to_its_descriptor_and_never_closes_it) {
@@ -152,7 +152,7 @@ TEST_F(synapse_test, p36_attaches_to_its_descriptor_and_never_closes_it) {
         EXPECT_TRUE((*opened)->attached());
         fd = (*opened)->descriptor();
         EXPECT_EQ((*opened)->heap().allocate(4096).error().code(), errc::memory_exhausted);
-        EXPECT_EQ(known_memory().device_of(device_address(pool_base() + 12345)), 1U);
+        EXPECT_EQ(known_memory().device_of(pool_base() + 12345), 1U);
     }
     EXPECT_NE(hlthunk_get_device_id_from_fd(fd), 0U) << "closed by us";
     const auto other = open_device(by_index{0});
@@ -162,7 +162,7 @@ TEST_F(synapse_test, p36_attaches_to_its_descriptor_and_never_closes_it) {
 
 TEST_F(synapse_test, p36_exports_from_the_base_of_its_pool) {
     const auto opened = *open_device(by_index{1});
-    const device_address found(pool_base());
+    const auto found = pool_base();
     const auto window = opened->export_foreign(found + (768ULL << 20) + 4096 + 100, 5000);
     ASSERT_TRUE(window) << window.error().message();
     EXPECT_EQ(window->offset, 100U);
@@ -173,9 +173,109 @@ TEST_F(synapse_test, p36_exports_from_the_base_of_its_pool) {
     ASSERT_EQ(gaudi_lab_dmabuf_describe(window->fd, &head, ranges, 4, path, sizeof(path)), 0);
     EXPECT_EQ(head.size, 8192U);
     ::close(window->fd);
-    EXPECT_EQ(opened->export_foreign(found + (pool - 10), 11).error().code(), errc::range_leaves_allocation);
+    EXPECT_EQ(opened->export_foreign(found + (synapse->pool_size() - 10), 11).error().code(),
+              errc::range_leaves_allocation);
     const auto own = *open_device(by_index{0});
     EXPECT_EQ(own->export_foreign(found, 10).error().code(), errc::not_allocated);
+}
+
+// Where the pool is, by each source.
+class synapse_pool_test : public synapse_test {
+protected:
+    void SetUp() override {}
+    void start(std::string_view description) {
+        describe(description);
+        synapse.emplace("", RTLD_LOCAL);
+    }
+    void TearDown() override {
+        ::unsetenv("GAUDI_LAB_SYNAPSE_VERSION");
+        synapse_test::TearDown();
+    }
+};
+
+TEST_F(synapse_pool_test, is_told_by_scal) {
+    for (const auto* generation : {"gaudi2", "gaudi3"}) {
+        SCOPED_TRACE(generation);
+        start(std::string("gaudis = 1\ngeneration = ") + generation);
+        const auto opened = *open_device(by_index{0});
+        const auto pool = expect(opened->synapse_pool());
+        EXPECT_EQ(pool.told_by, gaudi::synapse_pool::source::scal);
+        EXPECT_EQ(pool.base, pool_base());
+        EXPECT_EQ(pool.size, synapse->pool_size());
+        EXPECT_EQ(pool.mapping.value(), synapse->mapping());
+        EXPECT_EQ(known_memory().device_of(device_address(synapse->allocate(4096))), 0U);
+        EXPECT_EQ(known_memory().device_of(pool.base + (pool.size - 1)), 0U);
+        EXPECT_FALSE(known_memory().device_of(pool.base + pool.size));
+        EXPECT_FALSE(known_memory().device_of(device_address(pool.base.value() - 1)));
+        synapse.reset();
+    }
+}
+
+TEST_F(synapse_pool_test, is_told_by_the_device_information_where_scal_does_not) {
+    ::setenv("GAUDI_LAB_SYNAPSE_VERSION", "1.18", 1);
+    for (const auto* generation : {"gaudi2", "gaudi3"}) {
+        SCOPED_TRACE(generation);
+        start(std::string("gaudis = 1\ngeneration = ") + generation);
+        synapse->arm_faults("scal_get_handle_from_fd every errno EIO");
+        const auto opened = *open_device(by_index{0});
+        const auto pool = expect(opened->synapse_pool());
+        EXPECT_EQ(pool.told_by, gaudi::synapse_pool::source::device_info);
+        EXPECT_EQ(pool.base.value(), synapse->mapping());
+        EXPECT_EQ(known_memory().device_of(pool_base()), 0U);
+        EXPECT_EQ(known_memory().device_of(pool_base() + (synapse->pool_size() - 1)), 0U)
+            << "to its last byte";
+        synapse->arm_faults("");
+        synapse.reset();
+    }
+}
+
+TEST_F(synapse_pool_test, is_not_published_where_nothing_proves_it) {
+    for (const bool told : {false, true}) {
+        SCOPED_TRACE(told);
+        start("gaudis = 1");
+        if (told)
+            gaudi_lab_arm_faults("hlthunk_device_mapped_memory_export_dmabuf_fd every errno EINVAL");
+        else
+            synapse->arm_faults("scal_pool_get_infoV2 every errno EIO");
+        const auto opened = *open_device(by_index{0});
+        EXPECT_TRUE(opened->attached());
+        const auto pool = opened->synapse_pool();
+        ASSERT_FALSE(pool);
+        EXPECT_EQ(pool.error().code(), errc::not_allocated);
+        EXPECT_NE(pool.error().observed().find(told ? "hlthunk_device_mapped_memory_export_dmabuf_fd"
+                                                    : "neither SCAL nor SynapseAI's device information"),
+                  std::string::npos)
+            << pool.error().message();
+        EXPECT_FALSE(known_memory().device_of(pool_base()));
+        EXPECT_EQ(opened->export_foreign(pool_base(), 4096).error().observed(), pool.error().observed());
+        gaudi_lab_arm_faults("");
+        synapse->arm_faults("");
+        synapse.reset();
+    }
+}
+
+TEST_F(synapse_pool_test, leaves_the_memory_of_scal_before_it_alone) {
+    start("gaudis = 1");
+    const auto opened = *open_device(by_index{0});
+    for (const auto address : {synapse->mapping(), pool_base().value() - 1})
+        EXPECT_EQ(opened->export_foreign(device_address(address), 1).error().code(),
+                  errc::range_leaves_allocation);
+    const auto window = expect(opened->export_foreign(pool_base(), 1));
+    ::close(window.fd);
+}
+
+// SCAL's mappings begin where the driver's range for hints begins on Gaudi3.
+TEST_F(synapse_pool_test, lies_beside_the_memory_of_another_device_of_this_process) {
+    for (const auto* generation : {"gaudi2", "gaudi3"}) {
+        SCOPED_TRACE(generation);
+        describe(std::string("gaudis = 2\ngeneration = ") + generation);
+        synapse.emplace("0000:1a:00.0", RTLD_LOCAL);
+        const auto own = expect(open_device(by_index{0})), attached = expect(open_device(by_index{1}));
+        const auto buffer = expect(own->heap().allocate(1 << 20));
+        EXPECT_EQ(known_memory().device_of(buffer.address()), 0U);
+        EXPECT_EQ(known_memory().device_of(pool_base()), 1U);
+        synapse.reset();
+    }
 }
 
 } // namespace

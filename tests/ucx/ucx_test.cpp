@@ -173,10 +173,9 @@ INSTANTIATE_TEST_SUITE_P(detected, data, ::testing::ValuesIn([] {
                              for (const auto& [version, transports] :
                                   {std::pair("1.22", "tcp"), std::pair("1.23", "posix,cma"),
                                    std::pair("1.23", "rc_v"), std::pair("1.22", "posix,gaudi_ipc")})
-                                 for (const auto* memory :
-                                      {"--bare --rounds 1 --sizes 8,4097,1m",
-                                       "--bare --rounds 1 --sizes 8,4097,1m --library",
-                                       "--bare --rounds 1 --sizes 8,4097,1m --synapse " FAKE_SYNAPSE})
+                                 for (const auto* memory : {"--bare --rounds 1 --sizes 8,4097,1m",
+                                                            "--bare --rounds 1 --sizes 8,4097,1m --library",
+                                                            "--bare --rounds 1 --sizes 8,4097,1m --synapse"})
                                      for (const auto* cache : {"UCX_MEMTYPE_CACHE=y", "UCX_MEMTYPE_CACHE=n"})
                                          all.push_back({version, transports, memory, cache});
                              return all;
@@ -389,11 +388,10 @@ TEST_F(ucx_test, data_is_right_in_memory_of_synapse) {
     for (const auto& [version, transports] : {std::pair("1.22", "tcp"), std::pair("1.22", "posix,gaudi_ipc"),
                                               std::pair("1.23", "posix,cma"), std::pair("1.23", "rc_v")}) {
         SCOPED_TRACE(fmt::format("{} {}", version, transports));
-        expect_right(peers(prefix_of(version), transports, "--rounds 1 --synapse " FAKE_SYNAPSE));
+        expect_right(peers(prefix_of(version), transports, "--rounds 1 --synapse"));
     }
     const auto direct =
-        peers(new_ucx, "rc_v", "--sizes 1m --rounds 1 --operations put,get,tag --synapse " FAKE_SYNAPSE,
-              counting());
+        peers(new_ucx, "rc_v", "--sizes 1m --rounds 1 --operations put,get,tag --synapse", counting());
     EXPECT_EQ(direct.status, 0) << direct.output;
     EXPECT_EQ(paths_of().from_dmabuf, 3U << 20);
     EXPECT_EQ(paths_of().to_dmabuf, 3U << 20);

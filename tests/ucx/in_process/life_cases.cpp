@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Resets, vfs, SynapseAI, Gaudi3, and leaks. Runs in the lab, under either UCX.
-#include "tests/support/fake_synapse.hpp"
+#include "tests/support/virtual_synapse.hpp"
 #include "tests/ucx/in_process/uct_case.hpp"
 #include "ucx/base/operations.hpp"
 
@@ -285,7 +285,7 @@ void expect_there_and_back(copier& by, uint64_t address, std::size_t length) {
 
 TEST(uct_life, memory_of_synapse_is_found_whenever_it_comes) {
     memory_domain domain("gaudi_copy", "gaudi_copy");
-    const fake_synapse synapse(FAKE_SYNAPSE);
+    const virtual_synapse synapse;
     const auto address = synapse.pool();
     ucs_memory_info_t info{};
     // The cache has an entry of unknown type, so UCX queries the plugin.
@@ -318,7 +318,7 @@ TEST(uct_life, memory_of_synapse_is_found_whenever_it_comes) {
 }
 
 TEST(uct_life, memory_of_a_synapse_from_before_is_known_at_once) {
-    const fake_synapse synapse(FAKE_SYNAPSE);
+    const virtual_synapse synapse;
     memory_domain domain("gaudi_copy", "gaudi_copy");
     ucs_memory_info_t info{};
     const auto* address = reinterpret_cast<void*>(synapse.pool());
@@ -337,7 +337,7 @@ TEST(uct_life, memory_of_a_synapse_from_before_is_known_at_once) {
 
 // No allocation of SynapseAI's is known, so that nothing but the registration can end a key.
 TEST(uct_life, keys_of_synapse_memory_end_with_their_registrations_each_alone) {
-    const fake_synapse synapse(FAKE_SYNAPSE);
+    const virtual_synapse synapse;
     memory_domain copies("gaudi_copy", "gaudi_copy"), ipc("gaudi_ipc", "gaudi_ipc");
     (void)gaudi::attach_devices();
     const auto registration = [&](std::uint64_t address, std::size_t length) {
@@ -389,7 +389,7 @@ TEST(uct_life, memory_of_a_synapse_that_went_is_refused_and_found_when_it_comes_
         auto out = numbered(length, 4);
         return uct_ep_put_short(copies.ep, out.data(), length, address, UCT_INVALID_RKEY);
     };
-    std::optional<fake_synapse> synapse(FAKE_SYNAPSE);
+    std::optional<virtual_synapse> synapse(std::in_place);
     const auto before = synapse->pool();
     for (auto* each : {&copies, &others, &dma}) // each has an engine of the device now
         expect_there_and_back(*each, before + 4096, 100000);
@@ -399,7 +399,7 @@ TEST(uct_life, memory_of_a_synapse_that_went_is_refused_and_found_when_it_comes_
         EXPECT_EQ(put(before, length), UCS_ERR_INVALID_ADDR) << length;
     EXPECT_EQ(dmabuf_of(before), UCS_ERR_INVALID_ADDR);
     const int between = ::dup(0); // so that the device gets another descriptor number
-    synapse.emplace(FAKE_SYNAPSE);
+    synapse.emplace();
     ::close(between);
     for (auto* each : {&dma, &others, &copies})
         expect_there_and_back(*each, synapse->pool() + 4096, 100000);
@@ -431,8 +431,10 @@ TEST(uct_gaudi3, gaudi_dma_is_there_where_synapse_copies) {
         return found;
     };
     EXPECT_FALSE(offered());
-    const fake_synapse synapse(FAKE_SYNAPSE);
-    EXPECT_TRUE(offered()); // its copies are tested on Gaudi2: the fake SynapseAI needs a queue
+    const virtual_synapse synapse;
+    EXPECT_TRUE(offered());
+    copier dma(domain, "gaudi_dma", "gaudi_dma");
+    expect_there_and_back(dma, synapse.pool() + 8192, 3 << 20);
 }
 
 } // namespace

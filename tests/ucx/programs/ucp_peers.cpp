@@ -345,7 +345,7 @@ int main(int argc, char** argv) try {
     app.add_option("--there", what.there)->check(CLI::IsMember({"host", "gaudi"}));
     app.add_flag("--library{1}", what.of.devices, "device memory from libgaudi-direct, not from UCX");
     app.add_option("--devices", what.of.devices, "the same, on so many devices in turn");
-    app.add_option("--synapse", what.of.synapse, "device memory from SynapseAI: this library");
+    app.add_flag("--synapse", what.of.synapse, "device memory from SynapseAI's pool");
     app.add_flag("--bare", what.of.bare, "neither type nor handle of memory is given: UCX must detect it");
     app.add_flag("--sleep", what.sleep);
     app.add_option("--threads", what.threads);

@@ -2,7 +2,7 @@
 // One side of a test of two or more processes: memory, a worker, and notes over a socket.
 #pragma once
 
-#include "tests/support/fake_synapse.hpp"
+#include "tests/support/virtual_synapse.hpp"
 
 #include <gaudi/device.hpp>
 
@@ -75,11 +75,11 @@ private:
     ucp_context_h handle_ = nullptr;
 };
 
-// Where device memory comes from: our library, from `devices` devices in turn; or the pool of this SynapseAI
-// library; otherwise UCX allocates it.
+// Where device memory comes from: our library, from `devices` devices in turn; or SynapseAI's pool; otherwise
+// UCX allocates it.
 struct source {
     unsigned devices = 0;
-    std::string synapse;
+    bool synapse = false;
     bool bare = false; // UCX gets only the address, neither memory type nor handle
 };
 
@@ -93,12 +93,11 @@ public:
                             UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE;
         params.length = size;
         params.memory_type = device_ ? UCS_MEMORY_TYPE_GAUDI : UCS_MEMORY_TYPE_HOST;
-        if (device_ && (of.devices != 0 || !of.synapse.empty())) {
+        if (device_ && (of.devices != 0 || of.synapse)) {
             params.field_mask |= UCP_MEM_MAP_PARAM_FIELD_ADDRESS;
             if (bare_)
                 params.field_mask &= ~std::uint64_t{UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE};
-            params.address =
-                reinterpret_cast<void*>(of.synapse.empty() ? of_library(of.devices) : of_synapse(of.synapse));
+            params.address = reinterpret_cast<void*>(of.synapse ? of_synapse() : of_library(of.devices));
         } else
             params.flags = UCP_MEM_MAP_ALLOCATE;
         check(ucp_mem_map(context_, &params, &handle_), "ucp_mem_map");
@@ -180,12 +179,12 @@ private:
         return buffer_.address().value();
     }
     // Hands out parts of the pool in turn; they are used only briefly.
-    [[nodiscard]] std::uint64_t of_synapse(const std::string& library) const {
-        static const fake_synapse all(library.c_str());
+    [[nodiscard]] std::uint64_t of_synapse() const {
+        static const virtual_synapse all;
         static std::mutex mutex;
         static std::uint64_t next = 0;
         const std::lock_guard guard(mutex);
-        if (next + size_ > fake_synapse::pool_size)
+        if (next + size_ > all.pool_size())
             next = 0;
         return all.pool() + std::exchange(next, next + (size_ + 65535) / 65536 * 65536);
     }
