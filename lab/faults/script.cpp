@@ -195,6 +195,8 @@ constexpr std::string_view known_calls[] = {
     "ibv_set_ece",
     "ibv_set_err_comp_cntr",
     "ibv_wr_complete",
+    // libmlx5.
+    "mlx5dv_create_qp",
     // SCAL and SynapseAI.
     "scal_allocate_aligned_buffer",
     "scal_allocate_buffer",

@@ -80,6 +80,34 @@ answer<completion_queue*> make_cq(ibv_context* handle, const cq_request& wanted)
     return queue.release();
 }
 
+// The part of scatter to CQE that libmlx5 has: the processor copies, whatever the address is.
+void copy_scattered(segment& own, const completion& entry) {
+    auto& qp = own->qps[index_of(entry.qp_number)];
+    const bool read =
+        entry.of_send_queue != 0 && entry.opcode == IBV_WC_RDMA_READ && scatters_read(qp, entry.byte_count);
+    const bool receive = entry.of_send_queue == 0 && entry.opcode == IBV_WC_RECV &&
+                         scatters_receive(qp, entry.of_srq != 0, entry.byte_count);
+    if (entry.status != IBV_WC_SUCCESS || (!read && !receive))
+        return;
+    const auto& queue = read ? qp.sq : qp.rq;
+    const auto place = read ? entry.place : queue.released.load(std::memory_order_relaxed);
+    auto* const slot =
+        own.at<std::byte>(queue.ring) + std::size_t{place & (queue.capacity - 1)} * queue.stride;
+    const auto count = read ? reinterpret_cast<const send_request*>(slot)->entries
+                            : reinterpret_cast<const receive_request*>(slot)->entries;
+    const auto* entries = reinterpret_cast<const scatter_entry*>(
+        slot + (read ? sizeof(send_request) : sizeof(receive_request)));
+    const auto* from = slot + queue.stride - scatter_bytes;
+    for (std::size_t left = entry.byte_count, i = 0; left != 0 && i < count; ++i) {
+        const auto bytes = std::min<std::size_t>(left, entries[i].length);
+        const bool null_region = own->mrs[entries[i].key >> 8].kind == mr_kind::null; // as libmlx5
+        if (!null_region) // NOLINTNEXTLINE(performance-no-int-to-ptr): an address of the program
+            std::memcpy(reinterpret_cast<void*>(entries[i].address), from, bytes);
+        from += bytes;
+        left -= bytes;
+    }
+}
+
 // Releases the queue place of the polled request.
 void release_place(segment& own, const completion& entry) {
     auto& qp = own->qps[index_of(entry.qp_number)];
@@ -142,6 +170,7 @@ int poll_cq(ibv_cq* handle, int room, ibv_wc* into) {
     for (const completion* entry; count < room && (entry = next_of(cq, consumed)) != nullptr;
          ++count, ++consumed) {
         fill(into[count], *entry);
+        copy_scattered(cq.home->own(), *entry);
         release_place(cq.home->own(), *entry);
     }
     cq.consumed_up_to(consumed);
@@ -173,6 +202,7 @@ bool step(completion_queue& cq) {
     if (next == nullptr)
         return false;
     cq.now = *next;
+    copy_scattered(cq.home->own(), cq.now);
     release_place(cq.home->own(), cq.now);
     cq.consumed_up_to(consumed + 1);
     cq.seen.wr_id = cq.now.wr_id;

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 namespace lab::hca {
@@ -51,17 +52,24 @@ answer<void> make_queues(segment& own, shared_qp& qp, const ibv_qp_cap& cap, boo
     qp.sq.max_inline = cap.max_inline_data;
     const auto trailing =
         std::max<std::size_t>(cap.max_send_sge * sizeof(scatter_entry), cap.max_inline_data);
-    if (const auto made = make_queue(own, qp.sq, cap.max_send_wr, round_up(sizeof(send_request) + trailing));
+    if (const auto made = make_queue(own, qp.sq, cap.max_send_wr,
+                                     round_up(sizeof(send_request) + trailing + scatter_bytes));
         !made)
         return made;
     qp.rq.max_entries = cap.max_recv_sge;
     const auto requests = with_receives ? cap.max_recv_wr : 0;
-    const auto stride = sizeof(receive_request) + cap.max_recv_sge * sizeof(scatter_entry);
+    const auto stride = sizeof(receive_request) + cap.max_recv_sge * sizeof(scatter_entry) + scatter_bytes;
     if (const auto made = make_queue(own, qp.rq, requests, round_up(stride)); !made) {
         own.release(qp.sq.ring);
         return made;
     }
     return {};
+}
+
+// libmlx5's own setting, read for each queue pair.
+bool scatter_is_allowed() {
+    const char* const setting = std::getenv("MLX5_SCATTER_TO_CQE");
+    return setting == nullptr || std::strcmp(setting, "0") != 0;
 }
 
 void clear_connection(shared_qp& qp) {
@@ -130,6 +138,8 @@ answer<queue_pair*> make_qp(ibv_pd* pd, ibv_qp_init_attr& asked) {
     qp.receive_cq = completion_queue::of(asked.recv_cq).index;
     qp.srq = asked.srq != nullptr ? shared_receive_queue::of(asked.srq).index : no_index;
     qp.signal_all = asked.sq_sig_all != 0;
+    qp.scatters =
+        where.hca->description.scatter_to_cqe && asked.qp_type != IBV_QPT_UD && scatter_is_allowed();
     qp.path_mtu = where.hca->description.mtu;
     qp.counted.clear();
     clear_connection(qp);

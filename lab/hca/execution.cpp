@@ -139,6 +139,11 @@ private:
         if (const auto access = find_remote(local().length, IBV_ACCESS_REMOTE_READ);
             access != access_result::fine)
             return access_refused(access);
+        if (const auto& qp = *requester_.qp; scatters_read(qp, local().length)) {
+            const auto bytes = local().length;
+            local().clear();
+            local().add(scattered_of(qp.sq, request_), bytes);
+        }
         const auto sum = copy(local(), remote());
         if (!sum.fine)
             return not_moved(sum);
@@ -210,6 +215,11 @@ private:
                 return reliable ? failing(IBV_WC_REM_INV_REQ_ERR) : verdict{};
             }
             to = &remote();
+            if (const auto& qp = *responder_.qp; scatters_receive(qp, taken.of_srq, local().length)) {
+                const auto& request = responder_.request<receive_request>(qp.rq, qp.rq.taken_place);
+                remote().clear();
+                remote().add(scattered_of(qp.rq, request), local().length);
+            }
         }
         const auto sum = copy(*to, local());
         if (!sum.fine) {
@@ -330,8 +340,8 @@ bool move_at_once(process& here, const endpoint& requester, const endpoint& resp
     constexpr std::uint32_t small = 32768;
     const bool reads = wr.opcode == IBV_WR_RDMA_READ;
     if ((wr.opcode != IBV_WR_RDMA_WRITE && !reads) || qp.type != IBV_QPT_RC || wr.num_sge != 1 ||
-        wr.sg_list->length - 1 >= small || mode_is_set.load(std::memory_order_relaxed) ||
-        qp.remote.load(std::memory_order_relaxed) != 0 ||
+        wr.sg_list->length - 1 >= small || (reads && scatters_read(qp, wr.sg_list->length)) ||
+        mode_is_set.load(std::memory_order_relaxed) || qp.remote.load(std::memory_order_relaxed) != 0 ||
         qp.state.load(std::memory_order_acquire) != IBV_QPS_RTS || !is_there(requester, responder))
         return false;
     const auto& remote = *responder.qp;

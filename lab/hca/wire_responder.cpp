@@ -214,6 +214,10 @@ int wire::receive_some(link& from) {
                     ? find_buffers(*home_, target, from.taken_, memory) == access_result::fine
                     : find_memory(*home_, home_->own(), from.head_.key, from.head_.address, from.head_.length,
                                   qp.pd, IBV_ACCESS_REMOTE_WRITE, memory) == access_result::fine;
+        if (memory_valid && from.sink_ == link::sink::buffers &&
+            scatters_receive(qp, from.taken_.of_srq, from.head_.length))
+            memory = side::of(scattered_of(qp.rq, target.request<receive_request>(qp.rq, qp.rq.taken_place)),
+                              from.head_.length);
         break;
     case link::sink::read_back:
         qp.sq.lock.lock();
@@ -226,6 +230,8 @@ int wire::receive_some(link& from) {
             memory_valid = request.opcode == IBV_WR_RDMA_READ &&
                            gather_local(*home_, target, request, memory) == IBV_WC_SUCCESS &&
                            memory.length == from.head_.length;
+            if (memory_valid && scatters_read(qp, memory.length))
+                memory = side::of(scattered_of(qp.sq, request), memory.length);
         }
         break;
     case link::sink::datagram:

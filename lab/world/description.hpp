@@ -50,6 +50,9 @@ struct hca_description {
     unsigned speed_gbps = 400;
     unsigned mtu = 4096;
     bool dmabuf = true; // false: a driver without DMA-BUF registration, EOPNOTSUPP
+    // As libmlx5: it copies receives of a few bytes by the processor, unless MLX5_SCATTER_TO_CQE=0 or
+    // mlx5dv_create_qp() forbids it.
+    bool scatter_to_cqe = true;
     bool port_up = true;
     unsigned vendor_id = 0x6764; // no vendor's id: no program takes it for a NIC that it knows
     unsigned vendor_part_id = 1;

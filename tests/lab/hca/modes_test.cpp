@@ -191,6 +191,8 @@ TEST_P(forbidden, memory_of_other_processes_is_an_error_with_a_reason) {
     auto* shared = static_cast<address*>(
         ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
     gate up, down;
+    // A send of eight bytes would travel with the completion.
+    const std::size_t length = GetParam() == IBV_WR_SEND ? 64 : 8;
     child peer([&] {
         node there;
         const auto qp = there.make_qp();
@@ -198,7 +200,7 @@ TEST_P(forbidden, memory_of_other_processes_is_an_error_with_a_reason) {
         up.open();
         (void)down.wait();
         connect(qp.get(), shared[1], shared[0]);
-        EXPECT_EQ(post_receive(qp.get(), {there.entry(0, 8)}, 1), 0);
+        EXPECT_EQ(post_receive(qp.get(), {there.entry(0, length)}, 1), 0);
         up.open();
         return down.wait() && !::testing::Test::HasFailure() ? 0 : 1;
     });
@@ -217,7 +219,7 @@ TEST_P(forbidden, memory_of_other_processes_is_an_error_with_a_reason) {
         ::seccomp_release(filter);
         ::testing::internal::CaptureStderr();
         request wanted(GetParam());
-        wanted.from(own.entry(0, 8));
+        wanted.from(own.entry(0, length));
         if (GetParam() == IBV_WR_ATOMIC_FETCH_AND_ADD)
             wanted.atomic(shared[1].memory, shared[1].key, 1);
         else
