@@ -5,6 +5,7 @@
 
 #include "src/error/try.hpp"
 #include "src/os/system_error.hpp"
+#include "src/rdma/mlx5.hpp"
 
 #include <algorithm>
 #include <cerrno>
@@ -51,7 +52,8 @@ result<queue_pair> queue_pair::make(const std::shared_ptr<nic_core>& nic, unsign
     wanted.qp_type = IBV_QPT_RC;
     for (const unsigned inline_bytes : {wanted_inline, 0U}) { // not every NIC supports inline data
         wanted.cap = {pair.sends_, pair.receives_, 1, 1, inline_bytes};
-        pair.qp_ = {api.ibv_create_qp(domain != nullptr ? domain : nic->pd(), &wanted), {nic->table()}};
+        pair.qp_ = {create_qp_without_scatter(api, domain != nullptr ? domain : nic->pd(), wanted),
+                    {nic->table()}};
         if (pair.qp_)
             break;
     }

@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+struct mlx5dv_qp_init_attr; // of mlx5dv.h
+
 // verbs.h defines macros of these names, which use symbols that are not linked.
 #undef ibv_reg_mr
 #undef ibv_query_port
@@ -40,6 +42,8 @@
     X(ibv_modify_qp, required, int(ibv_qp*, ibv_qp_attr*, int))                                              \
     X(ibv_destroy_qp, required, int(ibv_qp*))                                                                \
     X(ibv_reg_dmabuf_mr, optional, ibv_mr*(ibv_pd*, std::uint64_t, std::size_t, std::uint64_t, int, int))    \
+    X(mlx5dv_is_supported, optional, bool(ibv_device*))                                                      \
+    X(mlx5dv_create_qp, optional, ibv_qp*(ibv_context*, ibv_qp_init_attr_ex*, mlx5dv_qp_init_attr*))         \
     X(_ibv_query_gid_ex, optional,                                                                           \
       int(ibv_context*, std::uint32_t, std::uint32_t, ibv_gid_entry*, std::uint32_t, std::size_t))
 
