@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/file.h>
 #include <unistd.h>
 
@@ -71,13 +72,36 @@ void close_pipe(context& where) {
 }
 
 // The driver of a Gaudi's own ports has one user context: HCCL's, or that of whoever opens them first.
-answer<void> take_only_context(context& of) {
-    of.only = ::open(of.hca->opens.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
-    if (of.only < 0 || ::write(of.only, "+", 1) != 1)
-        return tl::unexpected(errno);
-    if (::flock(of.only, LOCK_EX | LOCK_NB) != 0)
-        return tl::unexpected(EBUSY);
-    return {};
+answer<int> take_only_context(const device& hca) {
+    const int fd = ::open(hca.opens.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+    if (fd >= 0 && ::write(fd, "+", 1) == 1 && ::flock(fd, LOCK_EX | LOCK_NB) == 0)
+        return fd;
+    const int error = fd < 0 ? errno : EBUSY;
+    if (fd >= 0)
+        ::close(fd);
+    return tl::unexpected(error);
+}
+
+// One of the contexts that a NIC has for all processes: a lock on one of as many files.
+answer<int> take_one_context(const device& hca) {
+    for (unsigned i = 0; i < hca.description.max_contexts; ++i) {
+        const auto path = fmt::format("{}.{}", hca.opens, i);
+        const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+        if (fd >= 0 && ::flock(fd, LOCK_EX | LOCK_NB) == 0)
+            return fd;
+        if (fd >= 0)
+            ::close(fd);
+    }
+    return tl::unexpected(ENOMEM);
+}
+
+// A lock that the context holds while it is open, or -1 where there is no limit.
+answer<int> take_context(const device& hca) {
+    if (hca.description.hidden)
+        return tl::unexpected(ENOENT);
+    if (hca.description.of_gaudi)
+        return take_only_context(hca);
+    return hca.description.max_contexts != 0 ? take_one_context(hca) : answer<int>(-1);
 }
 
 answer<ibv_context*> open_context(device& hca) {
@@ -96,11 +120,12 @@ answer<ibv_context*> open_context(device& hca) {
     if (::pipe2(device_context->async_pipe, O_CLOEXEC) != 0)
         return tl::unexpected(errno);
     ::fcntl(device_context->async_pipe[1], F_SETFL, O_NONBLOCK);
-    if (hca.description.of_gaudi)
-        if (const auto taken = take_only_context(*device_context); !taken) {
-            close_pipe(*device_context);
-            return tl::unexpected(taken.error());
-        }
+    const auto taken = take_context(hca);
+    if (!taken) {
+        close_pipe(*device_context);
+        return tl::unexpected(taken.error());
+    }
+    device_context->only = *taken;
     inner.cmd_fd = ::open("/dev/null", O_RDWR | O_CLOEXEC);
     if (inner.cmd_fd < 0) {
         const int error = errno;

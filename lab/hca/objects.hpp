@@ -21,7 +21,8 @@ struct device {
     unsigned index;
     hca_description description;
     std::uint8_t gids[ports_of_gaudi][2][16]; // port, index
-    std::string opens; // path of the file that counts the opens of a Gaudi's own ports, a byte for each
+    std::string opens; // path of the file that counts the opens of a Gaudi's own ports, a byte for each; with
+                       // a number after it, of the lock of one context of a NIC with a limit
 };
 
 struct context {
@@ -29,7 +30,7 @@ struct context {
     std::shared_ptr<process> home;
     device* hca;
     int async_pipe[2] = {-1, -1};
-    int only = -1; // a lock: the context is the only one of a Gaudi's own ports
+    int only = -1; // a lock, where the NIC has a limit of contexts
 
     static context& of(ibv_context* handle) {
         return *reinterpret_cast<context*>(reinterpret_cast<std::byte*>(handle) -

@@ -147,6 +147,8 @@ const settings<hca_description>& device_settings(const hca_description&) {
         {"dmabuf", yes_or_no(&hca_description::dmabuf)},
         {"scatter_to_cqe", yes_or_no(&hca_description::scatter_to_cqe)},
         {"port_up", yes_or_no(&hca_description::port_up)},
+        {"hidden", yes_or_no(&hca_description::hidden)},
+        {"max_contexts", number(&hca_description::max_contexts, 1023)},
         {"vendor_id", number(&hca_description::vendor_id, 0xffffff)},
         {"vendor_part_id", number(&hca_description::vendor_part_id, 0xffff)},
         {"max_qp", number(&hca_description::max_qp, 16383, 1)},
@@ -363,16 +365,17 @@ std::string description::text() const {
             out += fmt::format("of_gaudi = {}\n", *device.of_gaudi);
         if (!device.address.empty())
             out += fmt::format("address = {}\n", device.address);
-        out += fmt::format(
-            "numa_node = {}\npci_switch = {}\nports = {}\nspeed_gbps = {}\nmtu = {}\ndmabuf = "
-            "{}\nscatter_to_cqe = {}\nport_up = "
-            "{}\nvendor_id = {}\nvendor_part_id = {}\n"
-            "max_qp = {}\nmax_cq = {}\nmax_mr = {}\nmax_srq = {}\nmax_qp_wr = {}\nmax_cqe = {}\n"
-            "max_sge = {}\nmax_inline = {}\nmax_rd_atomic = {}\n",
-            device.numa_node, device.pci_switch, device.ports, device.speed_gbps, device.mtu,
-            yes_no(device.dmabuf), yes_no(device.scatter_to_cqe), yes_no(device.port_up), device.vendor_id,
-            device.vendor_part_id, device.max_qp, device.max_cq, device.max_mr, device.max_srq,
-            device.max_qp_wr, device.max_cqe, device.max_sge, device.max_inline, device.max_rd_atomic);
+        out +=
+            fmt::format("numa_node = {}\npci_switch = {}\nports = {}\nspeed_gbps = {}\nmtu = {}\ndmabuf = "
+                        "{}\nscatter_to_cqe = {}\nport_up = "
+                        "{}\nhidden = {}\nmax_contexts = {}\nvendor_id = {}\nvendor_part_id = {}\n"
+                        "max_qp = {}\nmax_cq = {}\nmax_mr = {}\nmax_srq = {}\nmax_qp_wr = {}\nmax_cqe = {}\n"
+                        "max_sge = {}\nmax_inline = {}\nmax_rd_atomic = {}\n",
+                        device.numa_node, device.pci_switch, device.ports, device.speed_gbps, device.mtu,
+                        yes_no(device.dmabuf), yes_no(device.scatter_to_cqe), yes_no(device.port_up),
+                        yes_no(device.hidden), device.max_contexts, device.vendor_id, device.vendor_part_id,
+                        device.max_qp, device.max_cq, device.max_mr, device.max_srq, device.max_qp_wr,
+                        device.max_cqe, device.max_sge, device.max_inline, device.max_rd_atomic);
     }
     return out;
 }

@@ -54,6 +54,8 @@ struct hca_description {
     // mlx5dv_create_qp() forbids it.
     bool scatter_to_cqe = true;
     bool port_up = true;
+    bool hidden = false;         // its node is not in this container: it is listed and cannot be opened
+    unsigned max_contexts = 0;   // of all processes together; 0: no limit
     unsigned vendor_id = 0x6764; // no vendor's id: no program takes it for a NIC that it knows
     unsigned vendor_part_id = 1;
     unsigned max_qp = 16383; // limits that the nic reports and enforces

@@ -124,7 +124,7 @@ void add_ports(const std::shared_ptr<const verbs_api>& api, ibv_device* device, 
     }
     const context_handle context(api->ibv_open_device(device), {api});
     if (!context) {
-        nic.state = fmt::format("closed to us: {}", std::strerror(errno));
+        nic.state = fmt::format("cannot be opened: {}", std::strerror(errno));
         into.push_back(nic);
         return;
     }

@@ -57,6 +57,42 @@ TEST_F(gaudis_own_ports, alone_are_no_nic) {
     EXPECT_EQ(opens("hbl_0"), 0U);
 }
 
+using nic_choice_test = rdma_test;
+
+// As in a container to which only some NICs were passed.
+TEST_F(nic_choice_test, passes_over_nics_that_cannot_be_opened) {
+    describe("gaudis = 1\nhcas = 2\n[hca 0]\nhidden = yes\nnuma_node = 0\n[hca 1]\nnuma_node = 1\n");
+    const auto near = expect(list_devices()).front();
+    const auto nics = expect(list_nics(near));
+    const auto hidden =
+        std::find_if(nics.begin(), nics.end(), [](const auto& each) { return each.name == "vhca0"; });
+    ASSERT_NE(hidden, nics.end());
+    EXPECT_EQ(hidden->state, "cannot be opened: No such file or directory");
+    EXPECT_FALSE(hidden->moves_device_memory());
+    left.nic = expect(open_nic({.near_to = near, .needs_dmabuf = true}));
+    EXPECT_EQ(left.nic->info().name, "vhca1");
+    const auto refused = open_nic({.name = "vhca0"});
+    ASSERT_FALSE(refused);
+    EXPECT_NE(refused.error().message().find("No such file or directory"), std::string::npos)
+        << refused.error().message();
+}
+
+// Processes with many workers exhaust a NIC's contexts.
+TEST_F(nic_choice_test, names_a_nic_without_a_context_left) {
+    describe("gaudis = 1\nhcas = 1\nmax_contexts = 1\n");
+    int count = 0;
+    auto** const all = ibv_get_device_list(&count);
+    ibv_context* const other = ibv_open_device(all[0]);
+    ASSERT_NE(other, nullptr);
+    const auto refused = open_nic();
+    ASSERT_FALSE(refused);
+    EXPECT_NE(refused.error().message().find("Cannot allocate memory"), std::string::npos)
+        << refused.error().message();
+    EXPECT_EQ(ibv_close_device(other), 0);
+    ibv_free_device_list(all);
+    left.nic = expect(open_nic());
+}
+
 // The lab's ports behave as those of the vendor's driver: this is what opening them would do.
 TEST_F(gaudis_own_ports, have_one_user_context_and_many_ports) {
     int count = 0;
