@@ -34,4 +34,11 @@ private:
     std::uint64_t value_ = 0;
 };
 
+/// Whether the number is what torch.Tensor.data_ptr() returns for a tensor on a Gaudi: a handle of PyTorch's
+/// allocator, and no address. Handles of small tensors look like other numbers and are not recognised.
+[[nodiscard]] constexpr bool is_pytorch_handle(device_address address) {
+    const auto bucket = address.value() >> 62; // 1: medium, 2: big
+    return bucket == 1 || bucket == 2;
+}
+
 } // namespace gaudi

@@ -49,6 +49,7 @@ enum class errc {
     map_failed,
     host_range_invalid,
     not_allocated,
+    pytorch_handle,
     wrong_device,
     range_leaves_allocation,
     ranges_overlap,

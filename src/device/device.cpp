@@ -6,6 +6,7 @@
 #include "src/error/try.hpp"
 #include "src/hl/discovery.hpp"
 #include "src/hl/synapse.hpp"
+#include "src/memory/editable_address_map.hpp"
 #include "src/memory/heap_core.hpp"
 #include "src/os/internals.hpp"
 
@@ -83,6 +84,8 @@ result<dmabuf_export> device::export_pages(device_address address, std::uint64_t
 }
 
 result<dmabuf_export> device::export_foreign(device_address address, std::uint64_t length) {
+    if (is_pytorch_handle(address))
+        return tl::unexpected(no_allocation(address, length));
     // Asked each time: SynapseAI may have released the device, and its pool with it, without notice.
     const auto synapse = core_->synapse_side();
     if (!synapse)

@@ -54,6 +54,8 @@ const std::vector<error_description> catalogue = {
      "pass ordinary, writable memory that is mapped in full"},
     {errc::not_allocated, "not_allocated", invalid, "no live allocation at this address",
      "check for a buffer that was freed, twice or too early"},
+    {errc::pytorch_handle, "pytorch_handle", invalid, "a handle of PyTorch's allocator, not an address",
+     "pass what habana_frameworks.torch.utils.experimental._data_ptr(tensor) returns, not tensor.data_ptr()"},
     {errc::wrong_device, "wrong_device", invalid, "memory of another device",
      "use that device's engine, or a copier, which copies between any two"},
     {errc::range_leaves_allocation, "range_leaves_allocation", invalid,

@@ -317,11 +317,15 @@ std::optional<allocation_view> address_map::find(device_address address) const n
     }
 }
 
+error no_allocation(device_address address, std::uint64_t length, std::string_view what) {
+    return {is_pytorch_handle(address) ? errc::pytorch_handle : errc::not_allocated,
+            fmt::format("{} bytes at {:#x}{}", length, address.value(), what)};
+}
+
 result<allocation_view> address_map::find(device_address address, std::uint64_t length) const {
     auto allocation = find(address);
     if (!allocation)
-        return tl::unexpected(
-            error(errc::not_allocated, fmt::format("{} bytes at {:#x}", length, address.value())));
+        return tl::unexpected(no_allocation(address, length));
     if (length > allocation->length - (address - allocation->base))
         return tl::unexpected(
             error(errc::range_leaves_allocation,
@@ -360,8 +364,7 @@ result<allocation_view> address_map::find_pages(device_address address, std::uin
         probe = candidate ? covered_end(candidate->base.value(), candidate->length) : probe + unit;
     }
     if (!nearest)
-        return tl::unexpected(
-            error(errc::not_allocated, fmt::format("{} bytes at {:#x}", length, address.value())));
+        return tl::unexpected(no_allocation(address, length));
     return tl::unexpected(error(errc::range_leaves_allocation,
                                 fmt::format("{} bytes at {:#x}, outside an allocation of {} bytes at {:#x}",
                                             length, begin, nearest->length, nearest->base.value())));

@@ -3,6 +3,8 @@
 
 #include <gaudi/address_map.hpp>
 
+#include <string_view>
+
 namespace gaudi {
 
 // The address map as the library sees it: with the calls that change it.
@@ -31,5 +33,8 @@ public:
     // held. Returns false if an observer demands that the memory is never allocated again.
     [[nodiscard]] bool announce(device_address base, std::uint64_t length) const;
 };
+
+// errc::not_allocated, or pytorch_handle where the number is one. `what`: completes "N bytes at ADDRESS".
+[[nodiscard]] error no_allocation(device_address address, std::uint64_t length, std::string_view what = {});
 
 } // namespace gaudi

@@ -5,6 +5,7 @@
 #include "src/os/internals.hpp"
 
 #include "src/error/try.hpp"
+#include "src/memory/editable_address_map.hpp"
 
 #include <cerrno>
 #include <fcntl.h>
@@ -218,8 +219,7 @@ result<local_region> registration_cache::find_or_register_pool(device& owner, de
     const auto& context = core_of(owner);
     const auto pool = known_memory().window_at(address, length);
     if (!pool || pool->device_index != context->identity().index)
-        return tl::unexpected(error(errc::not_allocated, fmt::format("{} bytes at {:#x} of SynapseAI's pool",
-                                                                     length, address.value())));
+        return tl::unexpected(no_allocation(address, length, " of SynapseAI's pool"));
     const std::lock_guard guard(mutex_);
     if (context->lost()) {
         forget_lost_pools();

@@ -5,6 +5,7 @@
 #include "src/transfer/copier_core.hpp"
 
 #include "src/error/try.hpp"
+#include "src/memory/editable_address_map.hpp"
 #include "src/os/fork_count.hpp"
 #include "src/os/per_process.hpp"
 #include "src/transfer/paths/nic_loopback.hpp"
@@ -117,9 +118,7 @@ result<void> copier_core::look_up(const place& which, copy_end& end, copy_job& j
     }
     const auto index = known_memory().device_of(end.address);
     if (!index)
-        return tl::unexpected(
-            error(errc::not_allocated, fmt::format("{} bytes at {:#x}, memory of no open device",
-                                                   which.length_, end.address.value())));
+        return tl::unexpected(no_allocation(end.address, which.length_, ", memory of no open device"));
     end.device = *index;
     return {};
 }

@@ -6,6 +6,7 @@
 #include "src/device/registry.hpp"
 #include "src/error/try.hpp"
 #include "src/ipc/lease_core.hpp"
+#include "src/memory/editable_address_map.hpp"
 #include "src/os/internals.hpp"
 
 #include <fmt/format.h>
@@ -58,9 +59,7 @@ result<std::shared_ptr<device>> device_table::device_of(const copy_end& end, std
     if (owner->attached()) {
         const auto window = known_memory().window_at(end.address, length);
         if (!window)
-            return tl::unexpected(
-                error(errc::not_allocated,
-                      fmt::format("{} bytes at {:#x} of SynapseAI's pool", length, end.address.value())));
+            return tl::unexpected(no_allocation(end.address, length, " of SynapseAI's pool"));
         index = window->device_index;
     } else {
         GAUDI_TRY(const auto allocation, known_memory().find(end.address, length));

@@ -44,6 +44,8 @@ TEST_F(address_map_test, a_range_that_leaves_its_allocation_is_refused) {
         << "though the neighbour is in the map as well";
     EXPECT_EQ(map.find(device_address(base), ~0ULL).error().code(), errc::range_leaves_allocation);
     EXPECT_EQ(map.find(device_address(base + 16384), 1).error().code(), errc::not_allocated);
+    for (const auto handle : {0x4000000100000000U, 0x8000040000000000U}) // torch.Tensor.data_ptr() on a Gaudi
+        EXPECT_EQ(map.find(device_address(handle), 1).error().code(), errc::pytorch_handle);
 }
 
 TEST_F(address_map_test, refuses_overlap_and_nonsense) {

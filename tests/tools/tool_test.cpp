@@ -80,6 +80,15 @@ TEST_F(tool_test, lab_run_sets_the_nics_up) {
                "--ucx /nonexistent: there is no lib/libucs.so.0 under it; `make ucx` lays out two");
 }
 
+TEST_F(tool_test, lab_run_has_a_synapse_for_programs_that_want_it) {
+    const auto with = tool({"lab", "run", "--lab", "default", "--synapse", "--", VENDOR_PROGRAM});
+    EXPECT_EQ(with.status, 0) << with.output;
+    EXPECT_HAS(with.output, "0x100160015a000000: 1048576 bytes, right");
+    const auto without = tool({"lab", "run", "--lab", "default", "--", VENDOR_PROGRAM});
+    EXPECT_EQ(without.status, 127) << without.output;
+    EXPECT_HAS(without.output, "libSynapse.so");
+}
+
 TEST_F(tool_test, info_json) {
     const auto shown = tool({"info", "--json"});
     ASSERT_EQ(shown.status, 0) << shown.output;

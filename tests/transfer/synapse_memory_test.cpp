@@ -76,6 +76,20 @@ TEST_F(synapse_memory_test, is_refused_beyond_its_pool) {
         EXPECT_EQ(copies.copy(over_the_end, std::span(bytes), {path}).error().code(), errc::not_allocated);
 }
 
+// What torch.Tensor.data_ptr() returns, for medium and for big tensors.
+TEST_F(synapse_memory_test, is_not_addressed_by_a_handle_of_pytorch) {
+    copier copies;
+    const auto opened_nic = expect(open_nic());
+    std::array<std::byte, 16> bytes{};
+    for (const auto handle : {0x4000000100000000U, 0x8000040000000000U}) {
+        const device_address wrong(handle);
+        EXPECT_EQ(copies.copy(place(wrong, 16), std::span(bytes)).error().code(), errc::pytorch_handle);
+        EXPECT_EQ(opened_nic->region(*shared, wrong, 16).error().code(), errc::pytorch_handle);
+        EXPECT_EQ(shared->export_foreign(wrong, 4096).error().code(), errc::pytorch_handle);
+        EXPECT_EQ(gaudi::share(wrong, 16).error().code(), errc::pytorch_handle);
+    }
+}
+
 // This process registers the whole pool once. A peer's key opens the named bytes alone.
 TEST_F(synapse_memory_test, is_opened_to_a_peer_by_the_bytes_and_rights_of_its_key) {
     const auto opened_nic = expect(open_nic());

@@ -57,6 +57,7 @@ void refuse_gpu_memory(uct_gaudi_module& module, std::uint64_t address, std::siz
 ucs_status_t status_of(const gaudi::error& error) {
     switch (error.code()) {
     case gaudi::errc::not_allocated:
+    case gaudi::errc::pytorch_handle:
     case gaudi::errc::range_leaves_allocation:
     case gaudi::errc::wrong_device:
         return UCS_ERR_INVALID_ADDR;

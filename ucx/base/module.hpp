@@ -48,6 +48,7 @@ struct uct_gaudi_module {
     ucs_log_component_config_t log;
     uct_gaudi_counters counters;
     std::atomic<bool> warned_of_exports{false}; // warned that an export failed
+    std::atomic<bool> warned_of_handles{false}; // warned of a PyTorch handle in place of an address
     std::atomic<bool> warned_of_nics{false};    // warned that no NIC registers DMA-BUFs
     std::atomic<bool> logged_no_gaudi{false};
     std::shared_ptr<publisher> observer;

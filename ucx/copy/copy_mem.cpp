@@ -326,12 +326,22 @@ ucs_status_t give_dmabuf(uct_gaudi_copy_md_t& md, gaudi::device& device, std::ui
     return UCS_OK;
 }
 
+// Where the address is. UCX takes what is nowhere for host memory, which a handle of PyTorch's is not.
+located find_memory(uct_gaudi_copy_md_t& md, std::uint64_t address) {
+    const auto where = md.attached.locate_or_attach(address);
+    if (!where.device && gaudi::is_pytorch_handle(gaudi::device_address(address)) &&
+        !md.module->warned_of_handles.exchange(true))
+        gaudi_log(*md.module, WARN, "UCX takes it for host memory: {}",
+                  gaudi::error(gaudi::errc::pytorch_handle, fmt::format("{:#x}", address)).message());
+    return where;
+}
+
 ucs_status_t uct_gaudi_copy_mem_query(uct_md_h tl_md, const void* pointer, size_t length,
                                       uct_md_mem_attr_v2_t* attr) {
     return no_throw([&]() -> ucs_status_t {
         auto& md = copy_md(tl_md);
         const auto address = number(pointer);
-        const auto where = md.attached.locate_or_attach(address);
+        const auto where = find_memory(md, address);
         if (!where.device)
             return UCS_ERR_INVALID_ADDR;
         const auto mask = attr->field_mask;
@@ -365,7 +375,7 @@ ucs_status_t uct_gaudi_copy_mem_query(uct_md_h tl_md, const void* pointer, size_
 ucs_status_t uct_gaudi_copy_detect_memory_type(uct_md_h tl_md, const void* pointer, size_t,
                                                ucs_memory_type_t* mem_type_p) {
     return no_throw([&]() -> ucs_status_t {
-        if (!copy_md(tl_md).attached.locate_or_attach(number(pointer)).device)
+        if (!find_memory(copy_md(tl_md), number(pointer)).device)
             return UCS_ERR_INVALID_ADDR;
         *mem_type_p = UCS_MEMORY_TYPE_GAUDI;
         return UCS_OK;

@@ -241,18 +241,6 @@ TEST_F(synapse_api_test, a_release_succeeds_although_an_export_is_left) {
     EXPECT_EQ(synDeviceAcquire(&id, nullptr), synSuccess);
 }
 
-TEST_F(synapse_api_test, runs_a_program_that_links_it_by_name) {
-    describe("gaudis = 2");
-    const auto with =
-        run_program({GAUDI_DIRECT_TOOL, "lab", "run", "--lab", "default", "--synapse", "--", VENDOR_PROGRAM});
-    EXPECT_EQ(with.status, 0) << with.output;
-    EXPECT_NE(with.output.find("0x100160015a000000: 1048576 bytes, right"), std::string::npos) << with.output;
-    const auto without =
-        run_program({GAUDI_DIRECT_TOOL, "lab", "run", "--lab", "default", "--", VENDOR_PROGRAM});
-    EXPECT_NE(without.output.find("libSynapse.so"), std::string::npos) << without.output;
-    EXPECT_EQ(without.status, 127) << "no program gets it that was not told to";
-}
-
 // labels: waits
 // The vendor's library ends the process five seconds after the device has failed.
 TEST_F(synapse_api_test, a_device_that_fails_ends_the_process) {

@@ -101,6 +101,21 @@ TEST_F(uct_refusal, allocations) {
     expect_refused([&] { return allocate(domain, 0, 0); }, UCS_ERR_INVALID_PARAM, "0 bytes");
 }
 
+// torch.Tensor.data_ptr() of a tensor on a Gaudi. UCX takes it for host memory, and would crash on it.
+TEST_F(uct_refusal, a_handle_of_pytorch_is_no_address_and_said_once) {
+    const auto detected = [&](std::uint64_t address) {
+        ucs_memory_type_t type = UCS_MEMORY_TYPE_LAST;
+        return uct_md_detect_memory_type(domain.md, reinterpret_cast<void*>(address), 8, &type);
+    };
+    ::testing::internal::CaptureStdout(); // where UCX logs to
+    for (const auto handle : {0x4000000100000000U, 0x8000040000000000U, 0x4000000100000000U})
+        EXPECT_EQ(detected(handle), UCS_ERR_INVALID_ADDR) << std::hex << handle;
+    EXPECT_EQ(detected(0x7fff00000000U), UCS_ERR_INVALID_ADDR) << "host memory";
+    const auto log = ::testing::internal::GetCapturedStdout();
+    EXPECT_EQ(count_of(" GAUDI ", log), 1U) << log;
+    EXPECT_NE(log.find("experimental._data_ptr(tensor)"), log.npos) << log;
+}
+
 // These flags concern host memory; device memory is never paged, and its allocation does not block.
 TEST_F(uct_refusal, flags_without_a_meaning_for_device_memory_are_none) {
     for (const unsigned flags : {UCT_MD_MEM_FLAG_NONBLOCK, UCT_MD_MEM_FLAG_LOCK})
