@@ -227,6 +227,17 @@ synStatus device::free(std::uint64_t address) {
 }
 
 synStatus device::map(const void* memory, std::uint64_t size) {
+    const auto begin = reinterpret_cast<std::uint64_t>(memory);
+    {
+        const std::lock_guard guard(mutex_);
+        auto next = mapped_.upper_bound(begin);
+        if (next != mapped_.begin())
+            if (const auto& [first, found] = *std::prev(next); begin - first < found.size)
+                // Mapped already: nothing is counted, and the first unmapping ends it.
+                return size <= found.size - (begin - first) ? synSuccess : synInvalidArgument;
+        if (next != mapped_.end() && next->first - begin < size)
+            return synInvalidArgument;
+    }
     const auto address = hlthunk_host_memory_map(compute_, const_cast<void*>(memory), 0, size);
     if (address == 0) {
         // The vendor's library takes a refusal by the driver for a failure of the device.
@@ -234,7 +245,7 @@ synStatus device::map(const void* memory, std::uint64_t size) {
         return synFail;
     }
     const std::lock_guard guard(mutex_);
-    mapped_[reinterpret_cast<std::uint64_t>(memory)] = {size, address};
+    mapped_[begin] = {size, address};
     return synSuccess;
 }
 

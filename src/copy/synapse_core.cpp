@@ -131,24 +131,73 @@ result<void> synapse_core::map_host(std::span<std::byte> memory) {
                                                     fmt::ptr(memory.data()), status)));
 }
 
+result<synapse_core::host_pieces> synapse_core::acquire(std::span<std::byte> memory) {
+    const auto begin = reinterpret_cast<std::uintptr_t>(memory.data()), end = begin + memory.size();
+    host_pieces pieces;
+    for (auto at = begin; at < end;) {
+        auto next = mapped_.upper_bound(at);
+        const auto limit = next == mapped_.end() ? end : std::min<std::uintptr_t>(end, next->first);
+        auto present = next == mapped_.begin() ? mapped_.end() : std::prev(next);
+        if (present == mapped_.end() || present->first + present->second.length <= at) {
+            if (const auto mapped = map_host(memory.subspan(at - begin, limit - at)); !mapped) {
+                release_pieces(pieces);
+                return tl::unexpected(mapped.error());
+            }
+            present = mapped_.emplace(at, host_mapping_use{limit - at, 0}).first;
+        }
+        ++present->second.users;
+        const auto stop = std::min<std::uintptr_t>(end, present->first + present->second.length);
+        pieces.push_back({at, stop - at});
+        at = stop;
+    }
+    return pieces;
+}
+
+void synapse_core::release_pieces(const host_pieces& pieces) {
+    for (const auto& piece : pieces) {
+        const auto used = std::prev(mapped_.upper_bound(piece.begin));
+        if (--used->second.users != 0)
+            continue;
+        api_.synHostUnmap(id_,
+                          reinterpret_cast<const void*>(used->first)); // NOLINT(performance-no-int-to-ptr)
+        mapped_.erase(used);
+    }
+}
+
 result<std::uint64_t> synapse_core::reach_host(std::uint32_t slot, std::span<std::byte> memory,
                                                bool to_device) {
     const auto begin = reinterpret_cast<std::uintptr_t>(memory.data());
-    // SynapseAI takes host memory by its pointer, which is therefore the address that the caller gets.
-    if (auto next = pinned_.upper_bound(begin); next != pinned_.begin())
-        if (--next; begin + memory.size() <= next->first + next->second) {
-            ++statistics_.pinned;
-            return begin;
-        }
     auto& begun = operations_[slot];
-    if (const auto offset = slab_.take(begun.bounce, memory, to_device)) {
-        ++statistics_.bounced;
-        return reinterpret_cast<std::uintptr_t>(slab_.bytes().data()) + *offset;
-    }
-    GAUDI_CHECK(map_host(memory));
-    ++statistics_.mapped;
-    begun.mapped = memory.data();
+    auto next = pinned_.upper_bound(begin);
+    const bool pinned = next != pinned_.begin() &&
+                        begin + memory.size() <= std::prev(next)->first + std::prev(next)->second.length;
+    if (!pinned)
+        if (const auto offset = slab_.take(begun.bounce, memory, to_device)) {
+            ++statistics_.bounced;
+            return reinterpret_cast<std::uintptr_t>(slab_.bytes().data()) + *offset;
+        }
+    GAUDI_TRY(begun.pieces, acquire(memory));
+    ++(pinned ? statistics_.pinned : statistics_.mapped);
+    // SynapseAI takes host memory by its pointer, which is therefore the address that the caller gets.
     return begin;
+}
+
+// One call for each mapping that the host memory lies in.
+int synapse_core::copy_pieces(synapse_copies::handle stream, std::uint64_t source, std::uint64_t destination,
+                              std::uint64_t length, copy_direction direction,
+                              const host_pieces& pieces) const {
+    const auto direction_number = static_cast<int>(direction); // in SynapseAI's order
+    if (pieces.size() <= 1)
+        return api_.synMemCopyAsync(stream, source, length, destination, direction_number);
+    std::uint64_t done = 0;
+    for (const auto& piece : pieces) {
+        if (const int status = api_.synMemCopyAsync(stream, source + done, piece.length, destination + done,
+                                                    direction_number);
+            status != synSuccess)
+            return status;
+        done += piece.length;
+    }
+    return synSuccess;
 }
 
 result<std::uint32_t> synapse_core::start(std::uint32_t slot, std::uint64_t source, std::uint64_t destination,
@@ -162,17 +211,16 @@ result<std::uint32_t> synapse_core::start(std::uint32_t slot, std::uint64_t sour
         status = api_.synEventCreate(&begun.event, id_, 0);
     }
     // An event that was recorded on the stream after the copy completes with it: the only report of its end.
-    const auto direction_number = static_cast<int>(direction); // in SynapseAI's order
     auto* const stream = streams_[static_cast<std::size_t>(direction)];
     const char* call = "synEventCreate";
     if (status == 0) {
         call = "synMemCopyAsync";
-        status = api_.synMemCopyAsync(stream, source, length, destination, direction_number);
-    }
-    if (status == 0) {
-        call = "synEventRecord";
-        status = api_.synEventRecord(begun.event, stream);
-        // The copy is on the stream: its memory must not be unmapped before it has run.
+        status = copy_pieces(stream, source, destination, length, direction, begun.pieces);
+        if (status == 0) {
+            call = "synEventRecord";
+            status = api_.synEventRecord(begun.event, stream);
+        }
+        // A part of the copy may be on the stream: its memory must not be unmapped before it has run.
         if (status != 0)
             api_.synStreamSynchronize(stream);
     }
@@ -199,8 +247,7 @@ result<std::uint32_t> synapse_core::copy_imported(device_address, device_address
 }
 
 void synapse_core::end_operation(synapse_operation& done) {
-    if (done.mapped != nullptr)
-        api_.synHostUnmap(id_, std::exchange(done.mapped, nullptr));
+    release_pieces(std::exchange(done.pieces, {}));
     --pending_;
     finish(done);
 }
@@ -245,23 +292,23 @@ void synapse_core::watch() {
 }
 
 result<pinned_memory> synapse_core::pin(std::span<std::byte> memory) {
-    GAUDI_CHECK(map_host(memory));
     const std::lock_guard guard(mutex_);
-    pinned_.emplace(reinterpret_cast<std::uintptr_t>(memory.data()), memory.size());
+    GAUDI_TRY(auto pieces, acquire(memory));
+    pinned_.emplace(reinterpret_cast<std::uintptr_t>(memory.data()),
+                    pinned_range{memory.size(), std::move(pieces)});
     return internals::wrap<pinned_memory>(std::make_unique<synapse_pin>(shared_from_this(), memory));
 }
 
 void synapse_core::unpin(std::span<std::byte> memory) {
     const std::lock_guard guard(mutex_);
-    // The range leaves the list before it is unmapped, under one lock, so that no copy starts on it in
-    // between.
     const auto [first, last] = pinned_.equal_range(reinterpret_cast<std::uintptr_t>(memory.data()));
     const auto entry =
-        std::find_if(first, last, [&](const auto& range) { return range.second == memory.size(); });
+        std::find_if(first, last, [&](const auto& range) { return range.second.length == memory.size(); });
     if (entry == last)
         return;
+    const auto pieces = std::move(entry->second.pieces);
     pinned_.erase(entry);
-    api_.synHostUnmap(id_, memory.data());
+    release_pieces(pieces);
 }
 
 } // namespace gaudi

@@ -27,9 +27,24 @@ public:
     void unpin(std::span<std::byte> memory);
 
 private:
+    // A part of host memory that lies in one mapping.
+    struct host_piece {
+        std::uintptr_t begin = 0;
+        std::size_t length = 0;
+    };
+    using host_pieces = std::vector<host_piece>;
     struct synapse_operation : operation {
         synapse_copies::handle event = nullptr;
-        const void* mapped = nullptr; // host memory mapped for this copy only
+        host_pieces pieces; // of the caller's memory; empty where the slab is copied
+    };
+    struct pinned_range {
+        std::size_t length = 0;
+        host_pieces pieces;
+    };
+    // Memory that is mapped for SynapseAI, and how many copies and pins use it.
+    struct host_mapping_use {
+        std::size_t length = 0;
+        unsigned users = 0;
     };
 
     [[nodiscard]] result<void> check(device_address address, std::uint64_t length) const override;
@@ -39,6 +54,12 @@ private:
     [[nodiscard]] error failed(std::string_view call, int status) const;
 
     // All with the mutex held.
+    // Maps what is not mapped yet. SynapseAI counts no uses: mapping twice is one mapping, which the first
+    // unmapping ends.
+    result<host_pieces> acquire(std::span<std::byte> memory);
+    void release_pieces(const host_pieces& pieces);
+    int copy_pieces(synapse_copies::handle stream, std::uint64_t source, std::uint64_t destination,
+                    std::uint64_t length, copy_direction direction, const host_pieces& pieces) const;
     operation& at(std::uint32_t slot) override { return operations_[slot]; }
     std::uint32_t new_operation() override;
     void release(std::uint32_t slot) override;
@@ -57,7 +78,8 @@ private:
     slots<synapse_operation> operations_;
     std::vector<synapse_copies::handle> spare_events_;
     std::size_t pending_ = 0;
-    std::multimap<std::uintptr_t, std::size_t> pinned_; // begin, length
+    std::multimap<std::uintptr_t, pinned_range> pinned_; // by begin
+    std::map<std::uintptr_t, host_mapping_use> mapped_;  // by begin; they do not overlap
 };
 
 } // namespace gaudi

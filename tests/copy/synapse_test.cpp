@@ -130,6 +130,34 @@ TEST_F(synapse_test, what_its_copies_answer_reaches_the_ticket) {
     synapse->arm_faults("");
 }
 
+// SynapseAI maps the same memory once, however often it is asked, and the first unmapping ends it.
+TEST_F(synapse_test, copies_of_overlapping_memory_share_their_mappings) {
+    const auto opened_device = *open_device(by_index{1});
+    auto engine = expect(opened_device->copies());
+    constexpr std::size_t mib = 1 << 20;
+    auto out = numbered(8 * mib, 1);
+    {
+        const auto pinned = expect(engine.pin(std::span(out).subspan(4 * mib, mib)));
+        std::vector<copy_ticket> tickets;
+        // The same range, ranges that overlap it on either side, and one around a pinned one.
+        for (const auto& [begin, length] : {std::pair(mib, mib), std::pair(mib, mib), std::pair(mib / 2, mib),
+                                            std::pair(3 * mib / 2, mib), std::pair(3 * mib, 3 * mib)})
+            tickets.push_back(
+                expect(engine.write(pool_base() + begin, std::span(out).subspan(begin, length))));
+        for (auto& ticket : tickets)
+            expect(ticket.wait());
+        EXPECT_EQ(synapse->mapped(), 2U) << "the slab, and what is pinned";
+    }
+    EXPECT_EQ(synapse->mapped(), 1U);
+    std::vector<std::byte> in(out.size());
+    expect(expect(engine.read(in, pool_base())).wait());
+    for (const auto& [begin, end] : {std::pair(mib / 2, 5 * mib / 2), std::pair(3 * mib, 6 * mib)})
+        EXPECT_TRUE(std::equal(in.begin() + static_cast<std::ptrdiff_t>(begin),
+                               in.begin() + static_cast<std::ptrdiff_t>(end),
+                               out.begin() + static_cast<std::ptrdiff_t>(begin)));
+    EXPECT_FALSE(engine.lost());
+}
+
 // The copy has started by then, and nothing will report its end.
 TEST_F(synapse_test, a_copy_without_an_event_keeps_its_memory) {
     const auto opened_device = *open_device(by_index{1});

@@ -204,7 +204,10 @@ TEST_F(synapse_api_test, copies_in_order_on_each_stream) {
         EXPECT_GT(elapsed, 0U);
         out[0] = out[1] = 7;
         EXPECT_EQ(out, back);
+        EXPECT_EQ(synHostMap(id, mib / 2, out.data()), synSuccess) << "mapped already: nothing is counted";
+        EXPECT_EQ(synHostMap(id, 2 * mib, out.data()), synInvalidArgument) << "a part is mapped";
         EXPECT_EQ(synHostUnmap(id, out.data()), synSuccess);
+        EXPECT_EQ(synMemCopyAsync(stream, number(out.data()), mib, there, HOST_TO_DRAM), synMappingNotFound);
         EXPECT_EQ(synHostUnmap(id, out.data()), synSuccess) << "unmapping what is not mapped is no error";
         EXPECT_EQ(synEventDestroy(begin), synSuccess);
         EXPECT_EQ(synEventQuery(begin), synInvalidEventHandle);
