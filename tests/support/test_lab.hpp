@@ -48,7 +48,8 @@ constexpr bool under_a_sanitizer = true;
 constexpr bool under_a_sanitizer = false;
 #endif
 
-// Regions in /proc/self/maps; under a sanitizer, whose runtime maps memory too, only those of files.
+// Regions in /proc/self/maps; under a sanitizer, whose runtime maps memory too, only those of files, but for
+// the thread sanitizer's own, of which there may be more at any time.
 [[nodiscard]] std::size_t mapped_regions();
 [[nodiscard]] std::string text_of(const std::filesystem::path& file);
 // Bytes that the files of a folder occupy, without holes.
