@@ -263,8 +263,13 @@ std::size_t synapse_core::advance() {
         const int status = api_.synEventQuery(polled.event);
         if (status == synBusy)
             continue;
-        if (status != synSuccess)
+        if (status != synSuccess) {
             polled.failure = failed("synEventQuery", status);
+            // What failed is the question: the copy may still run, and its memory must not be unmapped
+            // before.
+            for (auto* const stream : streams_)
+                api_.synStreamSynchronize(stream);
+        }
         end_operation(polled);
         ++count;
         if (polled.dropped)
