@@ -54,3 +54,7 @@ R run_call(const char* name, const Convention& convention, Strike&& strike, Body
 }
 
 } // namespace lab
+
+// The exported functions are defined by macros that take the argument names twice, the second time in
+// parentheses for the trace; this takes the parentheses away.
+#define LAB_UNPACK(...) __VA_ARGS__

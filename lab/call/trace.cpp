@@ -3,6 +3,7 @@
 
 #include "lab/world/text.hpp"
 
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -10,6 +11,7 @@
 #include <fmt/format.h>
 #include <thread>
 #include <unistd.h>
+#include <utility>
 
 namespace lab {
 namespace {
@@ -60,6 +62,16 @@ fault_injector& faults() {
         return made;
     }();
     return *injector;
+}
+
+int arm_faults(const char* script) {
+    auto rules = parse_faults(script, "script");
+    if (!rules) {
+        std::fprintf(stderr, "gaudi-lab: %s\n", rules.error().text.c_str());
+        return -EINVAL;
+    }
+    faults().arm(std::move(*rules));
+    return 0;
 }
 
 int carry_out(const fault& chosen) {

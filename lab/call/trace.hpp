@@ -12,6 +12,8 @@ namespace lab {
 
 // Armed from GAUDI_LAB_FAULTS at the first call. Each library counts its own calls.
 [[nodiscard]] fault_injector& faults();
+// Sets another script. Returns 0, or -EINVAL for one that does not parse, after saying why on standard error.
+int arm_faults(const char* script);
 
 // Carries out a fault: fails, waits or kills the process. Returns an errno to fail with, or 0 to continue.
 // The library itself carries out what only it can do (a short result, a reset).

@@ -162,13 +162,7 @@ LAB_EXPORT_VOID(hlthunk_free, (void* pt), (pt), { std::free(pt); })
 
 // The lab's own functions, for tests: see lab/README.md.
 extern "C" [[gnu::visibility("default")]] int gaudi_lab_arm_faults(const char* script) {
-    auto rules = lab::parse_faults(script, "script");
-    if (!rules) {
-        std::fprintf(stderr, "gaudi-lab: %s\n", rules.error().text.c_str());
-        return -EINVAL;
-    }
-    lab::faults().arm(std::move(*rules));
-    return 0;
+    return lab::arm_faults(script);
 }
 
 extern "C" [[gnu::visibility("default")]] uint64_t gaudi_lab_faults_fired() {

@@ -6,7 +6,6 @@
 #include <tuple>
 
 // Defines an exported function with its body; the macro takes the argument names a second time for the trace.
-#define LAB_UNPACK(...) __VA_ARGS__
 #define LAB_EXPORT(result, name, parameters, arguments, ...)                                                 \
     extern "C" [[gnu::visibility("default")]] result name parameters {                                       \
         using namespace lab::gaudi;                                                                          \

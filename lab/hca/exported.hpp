@@ -56,7 +56,6 @@ std::unique_ptr<T> make_zeroed() {
 
 } // namespace lab::hca
 
-#define VERB_UNPACK(...) __VA_ARGS__
 #define VERB_BODY(how, result, name, arguments, ...)                                                         \
     {                                                                                                        \
         using namespace lab::hca;                                                                            \
@@ -64,8 +63,7 @@ std::unique_ptr<T> make_zeroed() {
         constexpr auto convention = answers::how;                                                            \
         const auto fails = [=](int error) { return failure<answer_type>(error, convention); };               \
         (void)fails;                                                                                         \
-        return call<answer_type>(#name, convention, [&]() -> answer_type __VA_ARGS__,                        \
-                                 VERB_UNPACK arguments);                                                     \
+        return call<answer_type>(#name, convention, [&]() -> answer_type __VA_ARGS__, LAB_UNPACK arguments); \
     }
 // Defines an exported verb; the macro takes the argument names a second time for the trace.
 #define VERB_AS(how, result, name, parameters, arguments, ...)                                               \

@@ -19,12 +19,9 @@ int watch(const char* name, const std::string& arguments, int (*body)(void*), vo
 extern "C" {
 
 [[gnu::visibility("default")]] int gaudi_lab_hca_arm_faults(const char* script) {
-    auto rules = lab::parse_faults(script, "script");
-    if (!rules)
-        return EINVAL;
-    lab::faults().arm(std::move(*rules));
+    const int error = lab::arm_faults(script);
     lab::hca::decide_watching();
-    return 0;
+    return error;
 }
 
 [[gnu::visibility("default")]] unsigned long gaudi_lab_hca_faults_fired(void) {

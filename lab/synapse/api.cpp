@@ -447,11 +447,7 @@ SYN_EXPORT(synMemsetD32Async, (uint64_t address, uint32_t value, size_t count, s
 // ---- of the lab alone ----
 
 extern "C" [[gnu::visibility("default")]] int gaudi_lab_synapse_arm_faults(const char* script) {
-    auto rules = lab::parse_faults(script, "script");
-    if (!rules)
-        return -EINVAL;
-    lab::faults().arm(std::move(*rules));
-    return 0;
+    return lab::arm_faults(script);
 }
 
 extern "C" [[gnu::visibility("default")]] uint64_t gaudi_lab_synapse_copied() {

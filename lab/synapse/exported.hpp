@@ -31,15 +31,13 @@ struct status_convention {
 } // namespace lab::synapse
 
 // Defines an exported function with its body; the macro takes the argument names a second time for the trace.
-#define SYNAPSE_UNPACK(...) __VA_ARGS__
 #define SYNAPSE_EXPORT_AS(failed_status, result, name, parameters, arguments, ...)                           \
     extern "C" [[gnu::visibility("default")]] result name parameters {                                       \
         using namespace lab::synapse;                                                                        \
         const auto body = [&]() -> result __VA_ARGS__;                                                       \
         return lab::run_call<result>(                                                                        \
             #name, status_convention<failed_status>{},                                                       \
-            [](const lab::fault& chosen) { return lab::carry_out(chosen); }, body,                           \
-            SYNAPSE_UNPACK arguments);                                                                       \
+            [](const lab::fault& chosen) { return lab::carry_out(chosen); }, body, LAB_UNPACK arguments);    \
     }
 #define SCAL_EXPORT(result, name, parameters, arguments, ...)                                                \
     SYNAPSE_EXPORT_AS(SCAL_FAILURE, result, name, parameters, arguments, __VA_ARGS__)
@@ -52,5 +50,5 @@ struct status_convention {
         };                                                                                                   \
         (void)lab::run_call<int>(                                                                            \
             #name, status_convention<0>{}, [](const lab::fault& chosen) { return lab::carry_out(chosen); },  \
-            body, SYNAPSE_UNPACK arguments);                                                                 \
+            body, LAB_UNPACK arguments);                                                                     \
     }

@@ -193,9 +193,5 @@ SCAL_EXPORT(int, scal_buffer_get_info, (const scal_buffer_handle_t buffer, scal_
 
 // Of the lab alone.
 extern "C" [[gnu::visibility("default")]] int gaudi_lab_scal_arm_faults(const char* script) {
-    auto rules = lab::parse_faults(script, "script");
-    if (!rules)
-        return -EINVAL;
-    lab::faults().arm(std::move(*rules));
-    return 0;
+    return lab::arm_faults(script);
 }

@@ -281,7 +281,7 @@ TEST_F(robust_test, every_verb_fails_in_turn_and_nothing_is_left) {
         ASSERT_LT(n, 500U);
     }
     EXPECT_GT(n, 60U) << "verbs were called";
-    EXPECT_EQ(gaudi_lab_hca_arm_faults("ibv_nosuch 1 errno EIO"), EINVAL);
+    EXPECT_EQ(gaudi_lab_hca_arm_faults("ibv_nosuch 1 errno EIO"), -EINVAL);
 }
 
 TEST_F(robust_test, the_nth_call_fails) {
