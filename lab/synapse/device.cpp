@@ -5,9 +5,7 @@
 
 #include "abi/hlthunk_functions.h"
 #include "lab/os/system.hpp"
-#include "lab/synapse/stream.hpp"
 
-#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
@@ -300,62 +298,9 @@ synStatus device::free_host(const void* memory) {
     return synSuccess;
 }
 
-synStatus device::create_stream(synStreamHandle* handle) {
-    const std::lock_guard guard(mutex_);
-    streams_.push_back(std::make_shared<stream>());
-    *handle = reinterpret_cast<synStreamHandle>(streams_.back().get());
-    return synSuccess;
-}
-
-std::shared_ptr<stream> device::find(synStreamHandle handle) {
-    const std::lock_guard guard(mutex_);
-    for (const auto& each : streams_)
-        if (each.get() == reinterpret_cast<stream*>(handle))
-            return each;
-    return nullptr;
-}
-
-synStatus device::destroy_stream(synStreamHandle handle) {
-    const auto last = find(handle); // its destructor waits for its work, without the mutex
-    if (last == nullptr)
-        return synInvalidArgument;
-    const std::lock_guard guard(mutex_);
-    std::erase(streams_, last);
-    return synSuccess;
-}
-
-synStatus device::create_event(synEventHandle* handle) {
-    const std::lock_guard guard(mutex_);
-    events_.push_back(std::make_shared<event>());
-    *handle = reinterpret_cast<synEventHandle>(events_.back().get());
-    return synSuccess;
-}
-
-std::shared_ptr<event> device::find(synEventHandle handle) {
-    const std::lock_guard guard(mutex_);
-    for (const auto& each : events_)
-        if (each.get() == reinterpret_cast<event*>(handle))
-            return each;
-    return nullptr;
-}
-
-synStatus device::destroy_event(synEventHandle handle) {
-    const auto last = find(handle);
-    if (last == nullptr)
-        return synInvalidEventHandle;
-    const std::lock_guard guard(mutex_);
-    std::erase(events_, last);
-    return synSuccess;
-}
-
 void device::synchronize() {
-    std::vector<std::shared_ptr<stream>> all;
-    {
-        const std::lock_guard guard(mutex_);
-        all = streams_;
-    }
-    for (const auto& each : all)
-        each->wait();
+    for (const auto& work : streams_.all())
+        work->wait();
 }
 
 } // namespace lab::synapse

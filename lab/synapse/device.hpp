@@ -3,6 +3,8 @@
 
 #include "abi/scal.h"
 #include "abi/synapse.h"
+#include "lab/synapse/handle_table.hpp"
+#include "lab/synapse/stream.hpp"
 
 #include <atomic>
 #include <condition_variable>
@@ -15,9 +17,6 @@
 #include <vector>
 
 namespace lab::synapse {
-
-class stream;
-class event;
 
 // The device that this process has acquired: SynapseAI has one at most, whose number is 0.
 class device {
@@ -48,12 +47,8 @@ public:
     synStatus allocate_host(std::uint64_t size, void** memory);
     synStatus free_host(const void* memory);
 
-    synStatus create_stream(synStreamHandle* handle);
-    synStatus destroy_stream(synStreamHandle handle);
-    [[nodiscard]] std::shared_ptr<stream> find(synStreamHandle handle);
-    synStatus create_event(synEventHandle* handle);
-    synStatus destroy_event(synEventHandle handle);
-    [[nodiscard]] std::shared_ptr<event> find(synEventHandle handle);
+    [[nodiscard]] handle_table<stream>& streams() { return streams_; }
+    [[nodiscard]] handle_table<event>& events() { return events_; }
     // Waits until all streams are empty.
     void synchronize();
 
@@ -76,8 +71,9 @@ private:
     };
     std::map<std::uint64_t, host_mapping> mapped_; // by host address
     std::map<std::uint64_t, std::uint64_t> host_allocations_;
-    std::vector<std::shared_ptr<stream>> streams_;
-    std::vector<std::shared_ptr<event>> events_;
+
+    handle_table<stream> streams_;
+    handle_table<event> events_;
 
     std::atomic<bool> releasing_{false};
     std::thread watcher_;

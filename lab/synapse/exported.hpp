@@ -52,3 +52,5 @@ struct status_convention {
             #name, status_convention<0>{}, [](const lab::fault& chosen) { return lab::carry_out(chosen); },  \
             body, LAB_UNPACK arguments);                                                                     \
     }
+#define SYN_EXPORT(name, parameters, arguments, ...)                                                         \
+    SYNAPSE_EXPORT_AS(synFail, synStatus, name, parameters, arguments, __VA_ARGS__)
