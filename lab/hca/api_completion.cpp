@@ -2,6 +2,7 @@
 // Completion channels and completion queues.
 #include "lab/hca/api_post.hpp"
 #include "lab/hca/exported.hpp"
+#include "lab/hca/scattered.hpp"
 
 #include <bit>
 #include <fcntl.h>
@@ -80,43 +81,22 @@ answer<completion_queue*> make_cq(ibv_context* handle, const cq_request& wanted)
     return queue.release();
 }
 
-// The part of scatter to CQE that libmlx5 has: the processor copies, whatever the address is.
-void copy_scattered(segment& own, const completion& entry) {
-    auto& qp = own->qps[index_of(entry.qp_number)];
-    const bool read =
-        entry.of_send_queue != 0 && entry.opcode == IBV_WC_RDMA_READ && scatters_read(qp, entry.byte_count);
-    const bool receive = entry.of_send_queue == 0 && entry.opcode == IBV_WC_RECV &&
-                         scatters_receive(qp, entry.of_srq != 0, entry.byte_count);
-    if (entry.status != IBV_WC_SUCCESS || (!read && !receive))
-        return;
-    const auto& queue = read ? qp.sq : qp.rq;
-    const auto place = read ? entry.place : queue.released.load(std::memory_order_relaxed);
-    auto* const slot =
-        own.at<std::byte>(queue.ring) + std::size_t{place & (queue.capacity - 1)} * queue.stride;
-    const auto count = read ? reinterpret_cast<const send_request*>(slot)->entries
-                            : reinterpret_cast<const receive_request*>(slot)->entries;
-    const auto* entries = reinterpret_cast<const scatter_entry*>(
-        slot + (read ? sizeof(send_request) : sizeof(receive_request)));
-    const auto* from = slot + queue.stride - scatter_bytes;
-    for (std::size_t left = entry.byte_count, i = 0; left != 0 && i < count; ++i) {
-        const auto bytes = std::min<std::size_t>(left, entries[i].length);
-        const bool null_region = own->mrs[entries[i].key >> 8].kind == mr_kind::null; // as libmlx5
-        if (!null_region) // NOLINTNEXTLINE(performance-no-int-to-ptr): an address of the program
-            std::memcpy(reinterpret_cast<void*>(entries[i].address), from, bytes);
-        from += bytes;
-        left -= bytes;
-    }
-}
-
 // Releases the queue place of the polled request.
-void release_place(segment& own, const completion& entry) {
-    auto& qp = own->qps[index_of(entry.qp_number)];
+void release_place(const endpoint& own, const completion& entry) {
+    auto& qp = *own.qp;
     if (entry.of_send_queue != 0)
         qp.sq.released.store(entry.place + 1, std::memory_order_release);
     else if (qp.rq.receives_polled.store(entry.place, std::memory_order_relaxed); entry.of_srq != 0)
-        own->srqs[qp.srq].queue.released.fetch_add(1, std::memory_order_release);
+        own.memory()->srqs[qp.srq].queue.released.fetch_add(1, std::memory_order_release);
     else
         qp.rq.released.store(qp.rq.released.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+}
+
+// What polling does to the request's queue.
+void finish(const completion_queue& cq, const completion& entry) {
+    const endpoint own{cq.home->self().get(), &cq.home->own()->qps[index_of(entry.qp_number)]};
+    copy_scattered(own, entry);
+    release_place(own, entry);
 }
 
 void fill(ibv_wc& into, const completion& entry) {
@@ -170,8 +150,7 @@ int poll_cq(ibv_cq* handle, int room, ibv_wc* into) {
     for (const completion* entry; count < room && (entry = next_of(cq, consumed)) != nullptr;
          ++count, ++consumed) {
         fill(into[count], *entry);
-        copy_scattered(cq.home->own(), *entry);
-        release_place(cq.home->own(), *entry);
+        finish(cq, *entry);
     }
     cq.consumed_up_to(consumed);
     return count;
@@ -202,8 +181,7 @@ bool step(completion_queue& cq) {
     if (next == nullptr)
         return false;
     cq.now = *next;
-    copy_scattered(cq.home->own(), cq.now);
-    release_place(cq.home->own(), cq.now);
+    finish(cq, cq.now);
     cq.consumed_up_to(consumed + 1);
     cq.seen.wr_id = cq.now.wr_id;
     cq.seen.status = static_cast<ibv_wc_status>(cq.now.status);

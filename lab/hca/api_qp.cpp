@@ -7,6 +7,7 @@
 #include "lab/hca/housekeeping.hpp"
 #include "lab/hca/qp_states.hpp"
 #include "lab/hca/receive.hpp"
+#include "lab/hca/scattered.hpp"
 
 #include <algorithm>
 #include <bit>

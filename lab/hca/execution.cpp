@@ -4,6 +4,7 @@
 #include "lab/hca/engine.hpp"
 #include "lab/hca/message.hpp"
 #include "lab/hca/modes.hpp"
+#include "lab/hca/scattered.hpp"
 #include "lab/hca/wire.hpp"
 
 #include <cstdio>

@@ -176,7 +176,7 @@ struct shared_qp {
     std::uint32_t device;
     std::uint32_t port;
     std::uint32_t qkey;
-    std::uint32_t scatters;                 // see scatter_bytes
+    std::uint32_t scatters;                 // see scattered.hpp
     std::atomic<std::uint32_t> remote;      // the peer is on another host
     std::atomic<std::uint32_t> established; // a request arrived in RTR, before this side could send
     std::uint8_t own_gids[2][16];           // the GIDs of its port
@@ -205,22 +205,6 @@ struct shared_qp {
     shared_queue sq, rq;
     alignas(64) traffic_counters counted; // written under the send queue's lock
 };
-
-// Scatter to CQE: what arrives in so few bytes is not written to memory. It comes with the completion, here
-// in the last bytes of its request's place, and the processor that polls copies it to where it belongs.
-constexpr std::uint32_t scatter_bytes = 32;
-[[nodiscard]] inline bool scatters_receive(const shared_qp& qp, bool of_srq, std::uint64_t length) {
-    return qp.scatters != 0 && !of_srq && length != 0 && length <= scatter_bytes;
-}
-// Reads, where every request is signalled.
-[[nodiscard]] inline bool scatters_read(const shared_qp& qp, std::uint64_t length) {
-    return qp.scatters != 0 && qp.signal_all != 0 && length != 0 && length <= scatter_bytes;
-}
-template <typename Request>
-[[nodiscard]] std::byte* scattered_of(const shared_queue& queue, Request& request) {
-    auto* const place = const_cast<std::byte*>(reinterpret_cast<const std::byte*>(&request));
-    return place + queue.stride - scatter_bytes;
-}
 
 struct completion {
     std::uint64_t wr_id;

@@ -5,6 +5,7 @@
 
 #include "lab/hca/engine.hpp"
 #include "lab/hca/message.hpp"
+#include "lab/hca/scattered.hpp"
 
 #include <algorithm>
 #include <cstring>

@@ -113,6 +113,18 @@ TEST_F(scatter_test, is_how_reads_arrive_where_every_request_is_signalled) {
     }
 }
 
+TEST_F(scatter_test, leaves_out_the_fence_of_ucx_which_reads_nothing) {
+    ::setenv("GAUDI_LAB_HCA_QUIRKS", "ucx-fence", 1);
+    qp_options how;
+    how.signal_all = true;
+    two_nodes both(how);
+    ::unsetenv("GAUDI_LAB_HCA_QUIRKS");
+    both.left.memory[0] = 77;
+    ASSERT_EQ(request(IBV_WR_RDMA_READ).from(both.left.entry(0, 8)).at(0, 0xff).post(both.a.get()), 0);
+    (void)both.left.expect_wc();
+    EXPECT_EQ(both.left.memory[0], 77);
+}
+
 // The CPU cannot reach device memory: what crashes a program on the first day with a ConnectX.
 TEST_F(scatter_test, crashes_a_program_that_receives_few_bytes_into_device_memory) {
     for (const auto flags :
