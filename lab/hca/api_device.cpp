@@ -66,7 +66,7 @@ int compat_query_port(ibv_context* handle, std::uint8_t port, _compat_ibv_port_a
 constexpr int vectors = 4;
 
 void close_pipe(context& where) {
-    for (const int fd : {where.async_pipe[0], where.async_pipe[1], where.seen.context.cmd_fd, where.only})
+    for (const int fd : {where.async_pipe[0], where.async_pipe[1], where.seen.context.cmd_fd, where.taken})
         if (fd >= 0)
             ::close(fd);
 }
@@ -125,7 +125,7 @@ answer<ibv_context*> open_context(device& hca) {
         close_pipe(*device_context);
         return tl::unexpected(taken.error());
     }
-    device_context->only = *taken;
+    device_context->taken = *taken;
     inner.cmd_fd = ::open("/dev/null", O_RDWR | O_CLOEXEC);
     if (inner.cmd_fd < 0) {
         const int error = errno;

@@ -30,7 +30,7 @@ struct context {
     std::shared_ptr<process> home;
     device* hca;
     int async_pipe[2] = {-1, -1};
-    int only = -1; // a lock, where the NIC has a limit of contexts
+    int taken = -1; // holds a lock while the context is open, where the NIC has a limit of contexts
 
     static context& of(ibv_context* handle) {
         return *reinterpret_cast<context*>(reinterpret_cast<std::byte*>(handle) -

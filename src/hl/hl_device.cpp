@@ -49,6 +49,9 @@ hl_device::hl_device(std::shared_ptr<const hlthunk_api> api, int fd, context_own
     : api_(std::move(api)), fd_(fd), forks_(fork_count()), owner_(owner), identity_(std::move(identity)),
       node_(node_of_descriptor(fd, identity_.bus_id)),
       loss_(api_, fd, owner == context_owner::this_process, identity_.bus_id),
+      synapse_pool_(tl::unexpected(
+          error(errc::not_allocated,
+                fmt::format("SynapseAI's pool on {}: the device is not SynapseAI's", identity_.bus_id)))),
       slice_(slice_of(identity_, page_size())) {}
 
 hl_device::~hl_device() {

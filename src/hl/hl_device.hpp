@@ -180,8 +180,7 @@ private:
     const std::uint64_t node_;
     device_loss loss_;
     std::mutex mutex_;
-    result<gaudi::synapse_pool> synapse_pool_ =
-        tl::unexpected(error(errc::not_allocated, "SynapseAI's pool"));
+    result<gaudi::synapse_pool> synapse_pool_;
     address_slice slice_; // in use: mapped memory, or physical memory on gen1
 };
 

@@ -59,6 +59,12 @@ TEST_F(device_test, by_index_bus_id_and_module) {
     EXPECT_EQ((*open_device(by_module_id{8}))->info().index, 2U);
 }
 
+TEST_F(device_test, a_device_that_synapseai_has_not_acquired_has_no_pool) {
+    const auto pool = (*open_device(by_index{0}))->synapse_pool();
+    ASSERT_FALSE(pool);
+    EXPECT_EQ(pool.error().observed(), "SynapseAI's pool on 0000:19:00.0: the device is not SynapseAI's");
+}
+
 TEST_F(device_test, unknown_devices_are_named_with_those_that_exist) {
     const auto opened = open_device(by_index{9});
     ASSERT_FALSE(opened);
