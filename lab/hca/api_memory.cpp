@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Protection domains and memory regions.
 #include "lab/hca/exported.hpp"
+#include "lab/hca/posted_writes.hpp"
 
 #include "lab/dmabuf.h"
 
@@ -238,6 +239,7 @@ int drop_region(ibv_mr* handle) {
     if (mr.key.exchange(0, std::memory_order_seq_cst) == 0)
         return failure<int>(EINVAL, answers::with_errno);
     wait_for_executors(home); // after this no executor reads or writes the region
+    arrive_all(home);
     if (mr.piece_count != 0)
         home.own().release(mr.pieces);
     if (region.dmabuf >= 0)

@@ -5,6 +5,7 @@
 #include "lab/hca/engine.hpp"
 #include "lab/hca/exported.hpp"
 #include "lab/hca/housekeeping.hpp"
+#include "lab/hca/posted_writes.hpp"
 #include "lab/hca/qp_states.hpp"
 #include "lab/hca/receive.hpp"
 #include "lab/hca/scattered.hpp"
@@ -297,6 +298,7 @@ void reset(queue_pair& pair) {
     const std::lock_guard objects(pair.home->objects); // the guard thread reads the peer
     const send_queue_guard sends(pair.local());
     const receive_queue_guard receives(pair.home->own(), qp.rq);
+    arrive(*pair.home, qp);
     // All locks are held, so no executor adds a completion meanwhile.
     purge(completion_queue::of(pair.handle()->send_cq), qp.number, true);
     if (pair.handle()->recv_cq != pair.handle()->send_cq)

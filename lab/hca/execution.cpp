@@ -4,9 +4,11 @@
 #include "lab/hca/engine.hpp"
 #include "lab/hca/message.hpp"
 #include "lab/hca/modes.hpp"
+#include "lab/hca/posted_writes.hpp"
 #include "lab/hca/scattered.hpp"
 #include "lab/hca/wire.hpp"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 
@@ -34,6 +36,8 @@ public:
             return local;
         if (is_to_fail())
             return failing(IBV_WC_GENERAL_ERR);
+        if (!reads_back(request_.opcode))
+            push_writes(here_, requester_, local());
         if (!peer_ready())
             return requester_.qp->type == IBV_QPT_UC ? verdict{} : waiting(wait_reason::peer);
         switch (request_.opcode) {
@@ -55,6 +59,14 @@ private:
     verdict gather() {
         local().clear();
         return failing(static_cast<ibv_wc_status>(gather_local(here_, requester_, request_, local())));
+    }
+
+    // Copies a message to memory of `target`'s process.
+    moved move(const endpoint& target, side& to, const side& from) {
+        held_bytes last(here_, target, to, std::min(to.length, from.length));
+        auto sum = copy(to, from);
+        last.copied(sum);
+        return sum;
     }
 
     bool peer_ready() {
@@ -123,7 +135,7 @@ private:
             return access_refused(access);
         if (has_immediate(request_.opcode))
             return deliver(&remote());
-        const auto sum = copy(remote(), local());
+        const auto sum = move(responder_, remote(), local());
         if (!sum.fine)
             return not_moved(sum);
         count(*requester_.qp, sum);
@@ -145,7 +157,8 @@ private:
             local().clear();
             local().add(scattered_of(qp.sq, request_), bytes);
         }
-        const auto sum = copy(local(), remote());
+        push_writes(here_, responder_, remote());
+        const auto sum = move(requester_, local(), remote());
         if (!sum.fine)
             return not_moved(sum);
         count(*requester_.qp, sum);
@@ -161,6 +174,7 @@ private:
             return refused(event_request_error, IBV_WC_REM_INV_REQ_ERR);
         if (const auto access = find_remote(8, IBV_ACCESS_REMOTE_ATOMIC); access != access_result::fine)
             return access_refused(access);
+        push_writes(here_, responder_, remote());
         std::uint64_t before = 0;
         const auto sum =
             exchange(responder_.memory(), remote(),
@@ -191,7 +205,7 @@ private:
 
     // Consumes a receive. `target`: the memory of a write with immediate data, which leaves the receive's
     // buffers untouched.
-    verdict deliver(const side* target) {
+    verdict deliver(side* target) {
         const bool reliable = requester_.qp->type == IBV_QPT_RC;
         taken_receive taken;
         if ((reliable && is_sent_away()) || !take_receive(responder_, taken))
@@ -201,7 +215,7 @@ private:
             entry.status = status;
             complete_receive(responder_, taken, entry);
         };
-        const side* to = target;
+        side* to = target;
         if (target == nullptr) {
             remote().clear();
             const auto access = find_buffers(here_, responder_, taken, remote());
@@ -222,7 +236,7 @@ private:
                 remote().add(scattered_of(qp.rq, request), local().length);
             }
         }
-        const auto sum = copy(*to, local());
+        const auto sum = move(responder_, *to, local());
         if (!sum.fine) {
             finish(IBV_WC_LOC_PROT_ERR);
             break_down(responder_, 0);

@@ -3,6 +3,7 @@
 
 #include "lab/hca/engine.hpp"
 #include "lab/hca/objects.hpp"
+#include "lab/hca/posted_writes.hpp"
 
 #include <algorithm>
 #include <bit>
@@ -165,7 +166,7 @@ std::uint64_t keep_house(process& home) {
     for (std::uint32_t i = 0; i < home.qps_in_use; ++i)
         if (auto* qp = home.qps[i]; qp != nullptr && qp->qp->sq.done.load() != qp->qp->sq.posted.load())
             run_send_queue(home, qp->local(), qp->remote());
-    return next;
+    return std::min(next, arrive_due(home));
 }
 
 } // namespace lab::hca

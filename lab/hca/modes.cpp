@@ -17,7 +17,7 @@ namespace {
 
 struct mode {
     bool deferred = false;
-    std::uint64_t delay_ns = 0;
+    std::uint64_t delay_ns = 0, posted_ns = 0;
     std::uint64_t rnr_every = 0, error_every = 0;
 };
 
@@ -41,6 +41,11 @@ bool apply_word(mode& into, std::string_view word) {
     if (word.starts_with("delay="))
         if (const auto time = parse_time(word.substr(6))) {
             into.delay_ns = *time;
+            return true;
+        }
+    if (word.starts_with("posted="))
+        if (const auto time = parse_time(word.substr(7)); time && *time > 0) {
+            into.posted_ns = *time;
             return true;
         }
     if (word.starts_with("rnr="))
@@ -68,8 +73,7 @@ mode read_mode() {
             // An unknown mode must not silently mean the default.
             std::fprintf(stderr,
                          "gaudi-lab: GAUDI_LAB_HCA_MODE=%s: expected deferred, delay=TIME (50us, 2ms), "
-                         "rnr=N or error=N, "
-                         "separated by commas\n",
+                         "posted=TIME, rnr=N or error=N, separated by commas\n",
                          text);
             std::_Exit(2);
         }
@@ -105,7 +109,8 @@ void decide_modes() {
     auto& how = chosen();
     how = read_mode();
     ucx_fence() = read_quirks();
-    mode_is_set = how.deferred || how.delay_ns != 0 || how.rnr_every != 0 || how.error_every != 0;
+    mode_is_set =
+        how.deferred || how.delay_ns != 0 || how.posted_ns != 0 || how.rnr_every != 0 || how.error_every != 0;
 }
 
 std::uint64_t due_time_of_mode() {
@@ -119,6 +124,10 @@ std::uint64_t due_time_of_mode() {
 
 bool runs_later_by_mode() {
     return chosen().deferred || chosen().delay_ns != 0;
+}
+
+std::uint64_t posted_for_by_mode() {
+    return chosen().posted_ns;
 }
 
 bool is_answered_ucx_fence(std::uint64_t address, std::uint32_t key, std::uint64_t length) {

@@ -40,6 +40,13 @@ void decide_modes();
 [[nodiscard]] inline bool keeps_the_rnr_timer() {
     return mode_is_set.load(std::memory_order_relaxed) && sends_away_by_mode();
 }
+// How long the last bytes of a message to device memory stay on their way after the completion (mode
+// posted=TIME); 0: they do not.
+[[nodiscard]] std::uint64_t posted_for_by_mode();
+[[nodiscard]] inline std::uint64_t posted_for_ns() {
+    return mode_is_set.load(std::memory_order_relaxed) ? posted_for_by_mode() : 0;
+}
+
 // Whether this request must fail (mode error=N: every N-th).
 [[nodiscard]] bool fails_by_mode();
 [[nodiscard]] inline bool is_to_fail() {

@@ -268,6 +268,16 @@ const hbm_view* process::hbm(std::uint32_t gaudi, std::uint64_t size) {
     return nullptr;
 }
 
+process::hbm_place process::place_of(const std::byte* bytes) const {
+    for (std::uint32_t gaudi = 0; gaudi < hbm_.size(); ++gaudi)
+        if (const auto* view = hbm_[gaudi].load(std::memory_order_acquire); view != nullptr) {
+            const auto* const begin = reinterpret_cast<const std::byte*>(view->base);
+            if (bytes >= begin && bytes < begin + view->size)
+                return {gaudi, view->size, static_cast<std::uint64_t>(bytes - begin)};
+        }
+    return {};
+}
+
 bool process::party_is_dead(party holder) {
     const auto slot = holder & (max_slots - 1);
     auto* here = current_.load();

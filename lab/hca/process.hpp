@@ -80,6 +80,13 @@ public:
     // nullptr: the memory cannot be mapped.
     [[nodiscard]] const hbm_view* hbm(std::uint32_t gaudi, std::uint64_t size);
 
+    // The device whose memory hbm() has mapped here, and the offset in it. `bytes` is memory of a device.
+    struct hbm_place {
+        std::uint32_t gaudi = 0;
+        std::uint64_t size = 0, offset = 0;
+    };
+    [[nodiscard]] hbm_place place_of(const std::byte* bytes) const;
+
     // Connections to other hosts; nullptr where no nic has an Ethernet link.
     [[nodiscard]] wire* network() const { return network_.get(); }
     // Whether a GID belongs to a nic of this lab: its queue pairs are reached through memory.

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 
 // The memory that the processes of a lab share. Plain records; all zeros means "does not exist". It holds
@@ -159,6 +160,18 @@ inline const std::array<traffic_counters::named, 8>& traffic_counters::all() {
     return list;
 }
 
+// The last bytes of a message on their way to device memory: see posted_writes.hpp.
+struct posted_write {
+    static constexpr std::uint32_t most = 64;
+    shared_lock lock;
+    std::atomic<std::uint32_t> length; // 0: none
+    std::uint32_t gaudi;
+    std::uint64_t hbm_size; // of the whole device
+    std::uint64_t offset;   // in the device's memory
+    std::uint64_t due_ns;
+    std::byte bytes[most];
+};
+
 struct shared_qp {
     // What the peer reads with every request; it changes only with the state.
     alignas(64) std::atomic<std::uint32_t> in_use;
@@ -204,6 +217,7 @@ struct shared_qp {
     shared_lock inbound; // held during a delivery that is not under a local send queue's lock
     shared_queue sq, rq;
     alignas(64) traffic_counters counted; // written under the send queue's lock
+    alignas(64) posted_write on_its_way;
 };
 
 struct completion {

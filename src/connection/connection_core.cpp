@@ -60,14 +60,15 @@ result<void> dispatch(const frame& received, Part& part, result<void> (Part::*ha
 
 connection_core::connection_core(std::unique_ptr<connection_link> link)
     : link_(std::move(link)), operations_(link_->options.operations),
+      flush_(link_->opened_nic, link_->options.flush_device, operations_),
       offers_(link_->nic(), link_->control, link_->segment),
       peer_credits_(link_->words->from_peer, link_->segment), local_credits_(link_->words->to_peer),
       send_queue_(link_->pair.get(), link_->pair.sends(), peer()),
       receive_queue_(link_->pair.get(), link_->pair.receives(), peer(), link_->segment, operations_,
-                     local_credits_),
+                     local_credits_, flush_),
       initiator_({link_->segment, link_->longest_write, link_->pair.longest_inline()},
                  {static_cast<std::uint64_t*>(link_->words->atomic_results), link_->words_region->lkey},
-                 operations_, send_queue_, peer_credits_, link_->control) {}
+                 operations_, send_queue_, peer_credits_, link_->control, flush_) {}
 
 connection_core::~connection_core() {
     // In a child of fork the queue pair, the keys and the copies in flight belong to the parent: destroying
@@ -128,6 +129,9 @@ result<std::uint32_t> connection_core::start(const transfer_request& request) {
         GAUDI_TRY(stage, stagings_.find_or_make(link_->nic(), internals::staging(*request.local)->engine(),
                                                 link_->segment));
     }
+    const bool writes_local = request.kind == transfer_kind::receive || request.kind == transfer_kind::read;
+    if (writes_local && request.local->path() == memory_path::zero_copy)
+        GAUDI_CHECK(flush_.prepare());
     // From here on errors are reported by the operation, because a part of it may be posted already.
     const auto slot = operations_.add(request, stage);
     result<void> advanced;
@@ -179,9 +183,8 @@ bool connection_core::arm() {
     events_.discard();
     if (progress() != 0 || failure_)
         return false;
-    // Nothing wakes the descriptor when a copy of staged memory ends: a timer does while there are any.
-    events_.set_timer(stagings_.copying() || offers_.copying() ? copy_poll_interval
-                                                               : std::chrono::microseconds(0));
+    // A timer wakes the descriptor while there are copies, whose end nothing announces.
+    events_.set_timer(copying() ? copy_poll_interval : std::chrono::microseconds(0));
     return true;
 }
 
@@ -236,10 +239,17 @@ std::size_t connection_core::progress() {
 }
 
 result<std::size_t> connection_core::collect() {
-    GAUDI_TRY(const auto completions, collect_completions());
-    GAUDI_TRY(const auto delivered, stagings_.collect(operations_));
+    GAUDI_TRY(const auto collected, collect_from_peer());
     GAUDI_TRY(const auto served, offers_.progress());
-    return completions + delivered + served;
+    return collected + served;
+}
+
+// What the peer has sent, up to the memory that it is for.
+result<std::size_t> connection_core::collect_from_peer() {
+    GAUDI_TRY(const auto completions, collect_completions());
+    GAUDI_TRY(const auto flushed, flush_.progress());
+    GAUDI_TRY(const auto delivered, stagings_.collect(operations_));
+    return completions + flushed + delivered;
 }
 
 result<std::size_t> connection_core::collect_completions() {
@@ -256,8 +266,10 @@ result<std::size_t> connection_core::collect_completions() {
             // cause.
             if (entry.status != IBV_WC_SUCCESS)
                 return tl::unexpected(failed_completion(entry.status, peer()));
-            GAUDI_CHECK((entry.wr_id & receive_queue::wr_id) != 0 ? receive_queue_.completed(entry)
-                                                                  : initiator_.completed(entry.wr_id));
+            const bool received = (entry.wr_id & receive_queue::wr_id) != 0;
+            if (received) // the message may tell that earlier writes of the peer are complete
+                offers_.add_targets(flush_);
+            GAUDI_CHECK(received ? receive_queue_.completed(entry) : initiator_.completed(entry.wr_id));
         }
         all += static_cast<std::size_t>(count);
         if (static_cast<std::size_t>(count) < std::size(entries))
@@ -367,20 +379,31 @@ void connection_core::sleep_until(time_point deadline) {
         return;
     std::array<pollfd, 2> waiting{
         {{link_->pair.descriptor(), POLLIN, 0}, {link_->control.descriptor(), POLLIN, 0}}};
-    // Waiting on the copy engine's descriptor does not work: all connections of the device share it, and each
-    // event wakes only one of them.
-    const bool copying = stagings_.copying() || offers_.copying();
     const auto left = milliseconds(milliseconds_until(deadline));
-    const auto limit = copying ? std::chrono::nanoseconds(copy_poll_interval)
-                               : std::chrono::nanoseconds(std::min(left, longest_sleep));
+    const auto limit = copying() ? std::chrono::nanoseconds(copy_poll_interval)
+                                 : std::chrono::nanoseconds(std::min(left, longest_sleep));
     const timespec relative{limit.count() / 1'000'000'000, limit.count() % 1'000'000'000};
     (void)::ppoll(waiting.data(), waiting.size(), &relative, nullptr);
     link_->pair.drain_events();
 }
 
+// Waiting on the copy engine's descriptor does not work: all connections of the device share it, and each
+// event wakes only one of them.
+bool connection_core::copying() const {
+    return stagings_.copying() || offers_.copying() || flush_.busy();
+}
+
+void connection_core::flush_peer_writes(time_point deadline) {
+    offers_.add_targets(flush_);
+    while (flush_.busy() && !failure_ && steady_clock::now() < deadline)
+        progress();
+}
+
 result<remote_region> connection_core::offer(const local_region& region, remote_access rights) {
     if (failure_)
         return tl::unexpected(*failure_);
+    if (offer_table::opens_device(region, rights))
+        GAUDI_CHECK(flush_.prepare());
     return offers_.offer(region, rights);
 }
 
@@ -403,8 +426,11 @@ result<std::vector<std::byte>> connection_core::receive_frame(frame_kind kind, m
     const auto deadline = deadline_after(limit);
     for (;;) {
         // Before the check for a failure: a note that arrived before the peer ended is still delivered.
-        if (auto body = inbox_.take(kind))
+        if (auto body = inbox_.take(kind)) {
+            if (kind == frame_kind::note) // it may tell that the peer's writes are complete
+                flush_peer_writes(deadline);
             return std::move(*body);
+        }
         if (failure_)
             return tl::unexpected(*failure_);
         if (steady_clock::now() >= deadline)
@@ -444,14 +470,11 @@ void connection_core::fail(const error& why) {
 void connection_core::peer_ended(const error& why) {
     // What the peer sent before it ended has arrived, or is still being copied from a slab to the device.
     for (;;) {
-        auto collected = collect_completions();
-        if (collected)
-            collected =
-                stagings_.collect(operations_).map([&](auto delivered) { return *collected + delivered; });
+        const auto collected = collect_from_peer();
         if (!collected)
             return fail(collected.error());
         // Operations whose bytes are complete must succeed although the peer is gone.
-        if (*collected == 0 && !stagings_.delivering())
+        if (*collected == 0 && !stagings_.delivering() && !flush_.busy())
             return end(why);
     }
 }
@@ -464,6 +487,7 @@ void connection_core::end(const error& why) {
     // The caller may reuse the memory of an operation once the operation has finished: neither a NIC nor a
     // copy engine may access it after this.
     link_->pair.destroy();
+    flush_.end();
     stagings_.settle();
     offers_.settle();
     // Keys are valid on every queue pair of their protection domain: they end with the connection, not with

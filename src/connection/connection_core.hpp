@@ -58,12 +58,17 @@ private:
     [[nodiscard]] result<void> check_usable() const;
     [[nodiscard]] result<void> check(const transfer_request& request) const;
     result<std::size_t> collect_completions();
+    result<std::size_t> collect_from_peer();
     result<std::size_t> collect();
     result<void> advance();
     result<void> send_credits();
     std::size_t read_frames(); // returns how many were received
     result<void> handle(frame& received);
     void store_credits(std::span<const std::byte> body);
+    // Waits until what the peer's writes have brought is in the memory of the devices.
+    void flush_peer_writes(time_point deadline);
+    // Nothing wakes a thread that sleeps when these complete.
+    [[nodiscard]] bool copying() const;
     void sleep_until(time_point deadline);
     // fail(): after a local error, which it reports to the peer. peer_ended(): after the peer closed the
     // connection. Both call end(), which fails what is pending.
@@ -75,6 +80,7 @@ private:
     unsigned users_ = 1;
     operation_table operations_;
     staging_set stagings_;
+    device_flush flush_;
     offer_table offers_;
     peer_credits peer_credits_;
     local_credits local_credits_;

@@ -13,9 +13,10 @@
 namespace gaudi {
 
 initiator::initiator(const limits& bounds, atomic_results results, operation_table& operations,
-                     send_queue& queue, peer_credits& credits, const control_channel& control)
+                     send_queue& queue, peer_credits& credits, const control_channel& control,
+                     device_flush& flush)
     : limits_(bounds), results_(results), operations_(operations), queue_(queue), credits_(credits),
-      control_(control), waiting_(operations.size()) {}
+      control_(control), flush_(flush), waiting_(operations.size()) {}
 
 result<void> initiator::advance() {
     while (!waiting_.empty()) {
@@ -260,6 +261,12 @@ result<void> initiator::completed(std::uint64_t wr_id) {
             operation.stage->release_out(static_cast<unsigned>(request->slab));
         if (operation.kind == transfer_kind::fetch_add || operation.kind == transfer_kind::compare_swap)
             operation.outcome.value = results_.words[request->slot];
+        if (operation.kind == transfer_kind::read && operation.local_device && request->bytes != 0) {
+            flush_.add(
+                {operation.address + request->offset + request->bytes - 1, operation.local_key, nullptr});
+            if (flush_.hold(request->slot, request->bytes))
+                continue;
+        }
         operations_.part_completed(request->slot, request->bytes);
     }
     return {};

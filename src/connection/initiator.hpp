@@ -3,6 +3,7 @@
 
 #include "src/connection/control_channel.hpp"
 #include "src/connection/credits.hpp"
+#include "src/connection/device_flush.hpp"
 #include "src/connection/operation.hpp"
 #include "src/connection/send_queue.hpp"
 #include "src/connection/staging_protocol.hpp"
@@ -29,7 +30,7 @@ public:
     };
 
     initiator(const limits& bounds, atomic_results results, operation_table& operations, send_queue& queue,
-              peer_credits& credits, const control_channel& control);
+              peer_credits& credits, const control_channel& control, device_flush& flush);
 
     void add(std::uint32_t slot) { waiting_.push(slot); }
     // Posts what can be posted; the caller flushes the send queue.
@@ -67,6 +68,7 @@ private:
     send_queue& queue_;
     peer_credits& credits_;
     const control_channel& control_;
+    device_flush& flush_;
     ring<std::uint32_t> waiting_;                     // not fully posted
     std::deque<slab_grant> granted_, filling_grants_; // to the first operation
 };

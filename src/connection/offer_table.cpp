@@ -28,7 +28,8 @@ offer_table::offer_table(const nic_core& nic, const control_channel& control, st
 
 result<remote_region> offer_table::offer(const local_region& region, remote_access rights) {
     // The keys of freed memory have ended already: only the entries are left.
-    std::erase_if(offers_, [](const offered_region& entry) { return !entry.region.allocated(); });
+    if (std::erase_if(offers_, [](const offered_region& entry) { return !entry.region.allocated(); }) != 0)
+        targets_.reset();
     if (!region.allocated())
         return tl::unexpected(
             error(errc::not_allocated, fmt::format("an offer of {} bytes at {:#x}: the buffer was freed",
@@ -49,6 +50,7 @@ result<remote_region> offer_table::offer(const local_region& region, remote_acce
     // bytes.
     GAUDI_TRY(auto key, cache->expose(region, rights, holder_));
     offers_.push_back({region, rights, std::move(key), 0});
+    targets_.reset();
     return offers_.back().key.region();
 }
 
@@ -76,6 +78,20 @@ result<remote_region> offer_table::offer_staged(const local_region& region, remo
 void offer_table::withdraw(const local_region& region) {
     settle();
     std::erase_if(offers_, [&](const offered_region& entry) { return same_bytes(entry.region, region); });
+    targets_.reset();
+}
+
+void offer_table::add_targets(device_flush& flush) {
+    if (!targets_) {
+        targets_.emplace();
+        for (const auto& [region, rights, key, number] : offers_)
+            if (opens_device(region, rights) && region.allocated() &&
+                std::ranges::none_of(
+                    *targets_, [&](const flush_target& entry) { return entry.key == region.local_key(); }))
+                targets_->push_back({region.address(), region.local_key(), internals::registration(region)});
+    }
+    for (const auto& target : *targets_)
+        flush.add(target);
 }
 
 result<const offer_table::offered_region*> offer_table::find(const access_request& request) const {

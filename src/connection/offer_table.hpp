@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include "src/connection/device_flush.hpp"
 #include "src/connection/remote_staging.hpp"
 
 #include <vector>
@@ -19,8 +20,16 @@ public:
     // Ends every offer and every key to a slab. Copies must have ended.
     void clear() {
         offers_.clear();
+        targets_.reset();
         stagings_.clear();
     }
+    // Whether the peer's NIC may write device memory.
+    [[nodiscard]] static bool opens_device(const local_region& region, remote_access rights) {
+        return region.path() == memory_path::zero_copy &&
+               (allows(rights, remote_access::write) || allows(rights, remote_access::atomic));
+    }
+    // Adds a byte of each device whose memory the peer may write.
+    void add_targets(device_flush& flush);
 
     // Frames of the peer about staged memory. Access beyond the peer's rights is refused in an answer; an
     // error ends the connection.
@@ -53,6 +62,7 @@ private:
     const std::uint64_t holder_; // shares keys within this connection only; never repeats in a process
     std::vector<std::unique_ptr<remote_staging>> stagings_; // one for each device
     std::vector<offered_region> offers_;
+    std::optional<std::vector<flush_target>> targets_; // found at the first use after a change of the offers
     std::uint32_t next_number_ = 1;
 };
 

@@ -25,6 +25,7 @@ std::uint32_t operation_table::add(const transfer_request& request, staging* sta
     added.compare = request.compare;
     if (request.local != nullptr) {
         added.path = request.local->path();
+        added.local_device = added.path == memory_path::zero_copy;
         // The caller may destroy its region while the NIC still uses the key.
         added.registration_ref = internals::registration(*request.local);
         added.address = request.local->address();

@@ -41,6 +41,7 @@ struct operation {
     bool immediate_posted = false; // the last part of a write with immediate has been posted
     bool remote_staged = false;    // the peer's memory is staged
     bool remote_done = false;      // the peer has ended an access to its staged memory
+    bool local_device = false;     // the NIC reads or writes device memory of this process itself
     std::uint32_t serial = 0; // distinguishes it from earlier operations in its slot, in frames of the peer
     std::uint32_t local_key = 0, remote_key = 0;
     std::uint64_t address = 0, remote_address = 0, length = 0;

@@ -11,9 +11,9 @@
 namespace gaudi {
 
 receive_queue::receive_queue(ibv_qp* qp, unsigned depth, std::string peer, std::uint32_t segment,
-                             operation_table& operations, local_credits& credits)
+                             operation_table& operations, local_credits& credits, device_flush& flush)
     : qp_(qp), depth_(depth), peer_(std::move(peer)), segment_(segment), operations_(operations),
-      credits_(credits), waiting_(operations.size()), posted_(depth) {}
+      credits_(credits), flush_(flush), waiting_(operations.size()), posted_(depth) {}
 
 // A receive is announced by a word with its whole length, then by one word for each part that is posted.
 // Posted before it is announced: the sender may use a credit as soon as it arrives.
@@ -67,6 +67,9 @@ result<void> receive_queue::completed(const ibv_wc& entry) {
     const bool has_data = entry.opcode != IBV_WC_RECV_RDMA_WITH_IMM && entry.byte_len != 0;
     operation.outcome.bytes += entry.byte_len;
     if (request.slab != no_slab) {
+        // The flush counts as one more part of the operation.
+        if (flush_.hold(request.slot, 0))
+            ++operation.outstanding;
         const auto slab = static_cast<unsigned>(request.slab);
         // The part counts as completed when the device has the bytes, not the slab.
         if (has_data)
@@ -74,7 +77,11 @@ result<void> receive_queue::completed(const ibv_wc& entry) {
                 slab, request.slot, device_address(operation.address + request.offset), entry.byte_len);
         operation.stage->release_in(slab);
     }
-    operations_.part_completed(request.slot, has_data ? entry.byte_len : 0);
+    const auto bytes = has_data ? entry.byte_len : 0;
+    if (operation.local_device && bytes != 0)
+        flush_.add({operation.address + request.offset + bytes - 1, operation.local_key, nullptr});
+    if (!flush_.hold(request.slot, bytes))
+        operations_.part_completed(request.slot, bytes);
     return {};
 }
 

@@ -13,13 +13,8 @@
 #include <fmt/format.h>
 
 namespace gaudi {
-namespace {
 
-constexpr unsigned depth = 256;
-
-} // namespace
-
-result<std::unique_ptr<nic_copier>> nic_copier::make(const std::shared_ptr<nic>& opened) {
+result<std::unique_ptr<nic_copier>> nic_copier::make(const std::shared_ptr<nic>& opened, unsigned depth) {
     if (!opened->info().dmabuf)
         return tl::unexpected(error(errc::dmabuf_unsupported, opened->info().why_no_dmabuf));
     auto made = std::make_unique<nic_copier>(opened);
@@ -134,6 +129,11 @@ result<std::uint64_t> nic_copier::start(bool write, region local, region remote,
     }
     posted_ += needed;
     return ++started_;
+}
+
+result<std::uint64_t> nic_copier::start_flush(region local) {
+    local.device = false; // nothing is written to it
+    return start(true, local, {reinterpret_cast<std::uintptr_t>(remote_byte_), remote_region_->rkey}, 1);
 }
 
 std::uint64_t nic_copier::poll() {

@@ -16,8 +16,8 @@ namespace gaudi {
 // For one thread at a time.
 class nic_copier {
 public:
-    // errc::dmabuf_unsupported, connection_broken.
-    static result<std::unique_ptr<nic_copier>> make(const std::shared_ptr<nic>& opened);
+    // `depth`: requests outstanding at the NIC. errc::dmabuf_unsupported, connection_broken.
+    static result<std::unique_ptr<nic_copier>> make(const std::shared_ptr<nic>& opened, unsigned depth = 256);
     explicit nic_copier(std::shared_ptr<nic> opened) : opened_nic_(std::move(opened)) {}
     ~nic_copier();
     nic_copier(const nic_copier&) = delete;
@@ -33,6 +33,9 @@ public:
     // `local` is addressed by its local key, `remote` by its remote key. errc::too_many_operations: poll, and
     // try again.
     result<std::uint64_t> start(bool write, region local, region remote, std::uint64_t length);
+    // As start(): reads one byte of device memory, after which the bytes that this NIC wrote to the device
+    // before are in its memory.
+    result<std::uint64_t> start_flush(region local);
     // Polls; returns the number of the last copy that has completed.
     std::uint64_t poll();
     // Starts one copy and waits for it.

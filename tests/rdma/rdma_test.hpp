@@ -47,6 +47,10 @@ protected:
     };
 
     void TearDown() override {
+        close_both();
+        test_lab::TearDown();
+    }
+    void close_both() {
         for (auto* each : {&left, &right}) {
             each->link.reset();
             each->region = {};
@@ -54,7 +58,6 @@ protected:
             each->nic.reset();
             each->gaudi.reset();
         }
-        test_lab::TearDown();
     }
 
     // `path`: host, zero-copy or staged.

@@ -65,6 +65,16 @@ private:
     std::string lab_options_ = "--lab tools --gaudis 2";
 };
 
+// The virtual NIC holds back the last bytes of what it writes to Gaudi memory.
+TEST_F(rdma_tools, wait_until_the_bytes_are_in_gaudi_memory) {
+    ::setenv("GAUDI_LAB_HCA_MODE", "posted=60000ms", 1);
+    const auto with = run_pair("--memory gaudi", "--memory gaudi");
+    const auto without = run_pair("--memory gaudi --no-flush", "--memory gaudi --no-flush --test sendrecv");
+    ::unsetenv("GAUDI_LAB_HCA_MODE");
+    expect_right(with);
+    EXPECT_EQ(without.client.status, 1) << without.client.output;
+}
+
 // Memory of server and client, link layer, wait mode.
 using pair_parameters = std::tuple<const char*, const char*, const char*, const char*>;
 class rdma_pairs : public rdma_tools, public ::testing::WithParamInterface<pair_parameters> {};

@@ -31,6 +31,8 @@ void add_options(CLI::App& program, options& into) {
         .add_option("--deadline", into.deadline_seconds,
                     "Seconds that a transfer or a step of the peer may take")
         ->capture_default_str();
+    program.add_flag("--no-flush", into.no_flush,
+                     "Report a message before its bytes are certain to be in Gaudi memory, for comparison");
     program.add_flag("--json", into.as_json, "Machine-readable output");
     program.add_flag("--quiet", into.quiet, "Only the result, and what went wrong");
     program.add_flag("--no-lab", into.no_lab, "Do not go to the lab when there is no hardware");
@@ -60,7 +62,8 @@ std::string check(const options& options) {
     if (problem.empty() && options.memory == "host")
         for (const auto& [option, contradicts] : {std::pair{"--device", !options.device.empty()},
                                                   {"--require zero-copy", !options.require.empty()},
-                                                  {"--stage", options.stage}})
+                                                  {"--stage", options.stage},
+                                                  {"--no-flush", options.no_flush}})
             if (contradicts)
                 return fmt::format("{} is about Gaudi memory and contradicts --memory host: leave out one",
                                    option);
@@ -99,6 +102,7 @@ gaudi::path_policy options::policy() const {
 gaudi::connection_options options::connection() const {
     gaudi::connection_options chosen;
     chosen.wait = wait == "events" ? gaudi::wait_mode::events : gaudi::wait_mode::poll;
+    chosen.flush_device = !no_flush;
     return chosen;
 }
 

@@ -30,7 +30,7 @@ struct options {
     bool stage = false;
     std::string wait = "poll"; // poll or events
     unsigned deadline_seconds = 30;
-    bool as_json = false, quiet = false, no_lab = false;
+    bool as_json = false, quiet = false, no_lab = false, no_flush = false;
 
     [[nodiscard]] gaudi::path_policy policy() const;
     [[nodiscard]] gaudi::connection_options connection() const;
