@@ -43,6 +43,10 @@ extern "C" {
 #define GAUDI_LAB_FRESH_BYTE 0xA7 /* what memory holds after allocation: anything but zero */
 #define GAUDI_LAB_GRANULE_READY 0xffffffffU
 
+/* Flags of a DMA-BUF: how its driver takes a NIC that has no way to the device over PCIe. */
+#define GAUDI_LAB_NO_PEER_MAP 1U  /* upstream tests the distance: mapping fails with EPERM */
+#define GAUDI_LAB_NO_PEER_DATA 2U /* the vendor's does not: mapping succeeds, and the data is lost */
+
 struct gaudi_lab_range {
     uint64_t hbm_offset;
     uint64_t length;
@@ -55,6 +59,7 @@ struct gaudi_lab_dmabuf {
     uint64_t hbm_size;
     uint32_t device_index;
     uint32_t range_count;
+    uint64_t flags;
 };
 
 /* Bytes of the hbm file: the memory, then its granule states. */

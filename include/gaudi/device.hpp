@@ -50,7 +50,8 @@ public:
     /// Whether the device failed or was reset: every call fails until it is opened again.
     [[nodiscard]] bool lost() const;
     /// Exports memory of this device that SynapseAI allocated (its pool). The caller owns the descriptor.
-    /// errc::not_allocated, range_leaves_allocation, export_refused.
+    /// With Linux's own driver before 6.7 it opens the whole pool: pass that of export_pages() to other
+    /// processes. errc::not_allocated, range_leaves_allocation, export_refused.
     [[nodiscard]] result<dmabuf_export> export_foreign(device_address address, std::uint64_t length);
     /// Exports memory by its address, whether this library or SynapseAI allocated it. The range may extend to
     /// the borders of the first and last page of its allocation. The caller owns the descriptor, which covers
@@ -58,11 +59,13 @@ public:
     /// errc::not_allocated, range_leaves_allocation, export_refused.
     [[nodiscard]] result<dmabuf_export> export_memory(device_address address, std::uint64_t length);
     /// As export_memory(), but as a separate DMA-BUF that covers only the pages around the range.
+    /// errc::export_offset_ignored: this driver cannot, see kernel_driver::exports_whole_only().
     [[nodiscard]] result<dmabuf_export> export_pages(device_address address, std::uint64_t length);
 
 private:
     friend struct internals;
     device(std::shared_ptr<hl_device> opened, std::shared_ptr<heap_core> heap);
+    result<dmabuf_export> export_pool(device_address address, std::uint64_t length, bool pages_alone);
     [[nodiscard]] const std::shared_ptr<hl_device>& core() const { return core_; }
 
     std::shared_ptr<hl_device> core_;

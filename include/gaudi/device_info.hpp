@@ -18,6 +18,23 @@ enum class generation { gaudi, gaudi2, gaudi3 };
 /// Whether the driver lets programs submit copies. Where it does not, SynapseAI or a NIC has to copy.
 [[nodiscard]] bool has_user_queues(generation value);
 
+/// The kernel's driver of the Gaudis, as far as /sys and /proc say.
+struct kernel_driver {
+    /// Whose driver it is. unknown: no driver is loaded, or /sys is hidden.
+    enum class provider { unknown, vendor, upstream };
+
+    provider provided_by = provider::unknown;
+    std::string version;                         ///< of the vendor's driver
+    std::string kernel;                          ///< the release of the running Linux
+    unsigned kernel_major = 0, kernel_minor = 0; ///< 0: not known
+
+    /// Whether every DMA-BUF begins where its allocation begins, whatever the offset of the export is, and
+    /// has the size of the allocation's last export: upstream before Linux 6.7.
+    [[nodiscard]] bool exports_whole_only() const;
+};
+/// Reads what is installed now.
+[[nodiscard]] kernel_driver find_kernel_driver();
+
 /// What is known of a device without opening it for compute.
 struct device_info {
     unsigned index = 0;                          ///< as in /dev/accel/accelN

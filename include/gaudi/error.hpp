@@ -55,6 +55,7 @@ enum class errc {
     ranges_overlap,
     address_collision,
     export_refused,
+    export_offset_ignored,
     import_unsupported,
     import_refused,
     copies_absent,

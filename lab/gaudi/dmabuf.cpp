@@ -5,6 +5,7 @@
 #include "abi/hlthunk.h"
 #include "lab/gaudi/memory.hpp"
 
+#include <cstdio>
 #include <sys/file.h>
 
 namespace lab::gaudi {
@@ -51,6 +52,32 @@ bool write_ranges(const std::filesystem::path& path, const gaudi_lab_dmabuf& hea
     return whole;
 }
 
+std::uint64_t flags_of(const virtual_device& device) {
+    if (device.description.peer_to_peer)
+        return 0;
+    return device.description.driver == driver::vendor ? GAUDI_LAB_NO_PEER_DATA : GAUDI_LAB_NO_PEER_MAP;
+}
+
+// An upstream driver before Linux 6.7 keeps one exported size for each allocation: the last one is that of
+// all its DMA-BUFs.
+void shrink_or_grow(virtual_device& device, std::uint64_t mapping_address, const range_list& ranges) {
+    const auto& state = device.state();
+    for (std::uint32_t i = 0; i < state.export_count; ++i) {
+        if (state.exports[i].mapping_address != mapping_address || !device.export_alive(state.exports[i].id))
+            continue;
+        const auto path = device.export_path(state.exports[i].id).string() + ".ranges";
+        gaudi_lab_dmabuf head{};
+        const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+        const bool known = fd >= 0 && ::read(fd, &head, sizeof(head)) == static_cast<ssize_t>(sizeof(head));
+        if (fd >= 0)
+            ::close(fd);
+        head.range_count = static_cast<std::uint32_t>(ranges.size());
+        const auto changed = path + ".new";
+        if (known && write_ranges(changed, head, ranges))
+            std::rename(changed.c_str(), path.c_str());
+    }
+}
+
 // The caller holds the context lock. The DMA-BUF lives as long as the lock on its file, so the lock is taken
 // before any other process can know the file.
 answer<int> make_dmabuf(virtual_device& device, std::uint64_t mapping_address, std::uint64_t size,
@@ -67,8 +94,12 @@ answer<int> make_dmabuf(virtual_device& device, std::uint64_t mapping_address, s
         return tl::unexpected(ENOMEM);
     const auto id = state.next_export++;
     const auto path = device.export_path(id);
-    const gaudi_lab_dmabuf head{GAUDI_LAB_DMABUF_MAGIC, size, device.type.hbm_size, device.index,
-                                static_cast<std::uint32_t>(ranges.size())};
+    const gaudi_lab_dmabuf head{GAUDI_LAB_DMABUF_MAGIC,
+                                size,
+                                device.type.hbm_size,
+                                device.index,
+                                static_cast<std::uint32_t>(ranges.size()),
+                                flags_of(device)};
     int fd = -1;
     if (write_ranges(path.string() + ".ranges", head, ranges))
         fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
@@ -96,9 +127,15 @@ answer<int> export_mapped(virtual_device& device, std::uint64_t address, std::ui
     if (entry == nullptr || entry->address != address || entry->kind != mapping_kind::device ||
         offset + size < offset || offset + size > entry->size || device.description.small_bar)
         return tl::unexpected(EINVAL);
+    const bool old = device.description.driver == driver::upstream_6_6;
     for (const auto& from : state.allocations)
-        if (from.handle == entry->handle)
-            return make_dmabuf(device, address, size, window_of(device, state, from, offset, size));
+        if (from.handle == entry->handle) {
+            const auto ranges = window_of(device, state, from, old ? 0 : offset, size);
+            auto exported = make_dmabuf(device, address, size, ranges);
+            if (exported && old)
+                shrink_or_grow(device, address, ranges);
+            return exported;
+        }
     return tl::unexpected(EINVAL);
 }
 

@@ -190,6 +190,8 @@ answer<ibv_mr*> register_dmabuf(ibv_pd* pd, std::uint64_t offset, std::size_t le
         return tl::unexpected(-rc);
     if (where.home->lab().device_folder(head.device_index) / "hbm" != path)
         return tl::unexpected(EINVAL); // a DMA-BUF of another lab is that of another machine
+    if ((head.flags & GAUDI_LAB_NO_PEER_MAP) != 0)
+        return tl::unexpected(EPERM);
     wanted_region wanted{};
     wanted.kind = mr_kind::hbm;
     wanted.address = offset; // what programs read in ibv_mr::addr
@@ -212,6 +214,11 @@ answer<ibv_mr*> register_dmabuf(ibv_pd* pd, std::uint64_t offset, std::size_t le
         left -= part;
         skip = 0;
     }
+    // The table of an old driver may end before the DMA-BUF does (gotcha 41).
+    if ((head.flags & GAUDI_LAB_NO_PEER_DATA) != 0)
+        wanted.pieces.assign(1, {hbm_piece::unreachable, length});
+    else if (left != 0)
+        wanted.pieces.push_back({hbm_piece::unreachable, left});
     wanted.dmabuf = ::fcntl(fd, F_DUPFD_CLOEXEC, 0);
     if (wanted.dmabuf < 0)
         return tl::unexpected(errno);
@@ -239,7 +246,8 @@ int drop_region(ibv_mr* handle) {
     if (mr.key.exchange(0, std::memory_order_seq_cst) == 0)
         return failure<int>(EINVAL, answers::with_errno);
     wait_for_executors(home); // after this no executor reads or writes the region
-    arrive_all(home);
+    if (mr.kind == mr_kind::hbm)
+        arrive_at(home, mr.gaudi);
     if (mr.piece_count != 0)
         home.own().release(mr.pieces);
     if (region.dmabuf >= 0)

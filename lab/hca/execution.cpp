@@ -63,7 +63,8 @@ private:
 
     // Copies a message to memory of `target`'s process.
     moved move(const endpoint& target, side& to, const side& from) {
-        held_bytes last(here_, target, to, std::min(to.length, from.length));
+        held_bytes last(here_, target, to, std::min(to.length, from.length),
+                        request_.opcode == IBV_WR_RDMA_READ);
         auto sum = copy(to, from);
         last.copied(sum);
         return sum;

@@ -7,6 +7,7 @@
 #include "lab/world/storage.hpp"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <cstdio>
@@ -46,6 +47,12 @@ access_result add_hbm(process& here, const segment& owner, const shared_mr& mr, 
             continue;
         }
         const auto taken = std::min(length, part.length - offset);
+        if (part.offset == hbm_piece::unreachable) {
+            to.pieces.push_back({piece::kind::lost, 0, taken});
+            length -= taken;
+            offset = 0;
+            continue;
+        }
         if (!prepare(*view, part.offset + offset, taken))
             return access_result::unmappable;
         to.pieces.push_back(
@@ -144,6 +151,21 @@ bool any_across(const side& all) {
                        [](const piece& each) { return each.where == piece::kind::across; });
 }
 
+// The null region reads as zeros, a read that PCIe does not deliver as ones.
+using filler = std::array<std::byte, 65536>;
+const filler& zeros() {
+    static const filler bytes{};
+    return bytes;
+}
+const filler& ones() {
+    static const filler bytes = [] {
+        filler filled;
+        filled.fill(std::byte{0xff});
+        return filled;
+    }();
+    return bytes;
+}
+
 // Walks both lists of pieces in parallel, piece by piece.
 template <typename Each>
 bool in_step(const side& to, const side& from, Each&& each) {
@@ -232,8 +254,10 @@ stretch find_stretch(process& here, const segment& owner, std::uint32_t key, std
     }
     if (mr.kind != mr_kind::hbm || mr.piece_count != 1)
         return {};
-    const auto* view = here.hbm(mr.gaudi, mr.hbm_size);
     const auto first = owner.at<const hbm_piece>(mr.pieces)->offset; // offset of the region in HBM
+    if (first == hbm_piece::unreachable)
+        return {};
+    const auto* view = here.hbm(mr.gaudi, mr.hbm_size);
     const auto at = first + (address - mr.iova);
     if (view == nullptr || !prepare(*view, at, length))
         return {};
@@ -300,8 +324,7 @@ moved copy(const side& to, const side& from) {
                        [&](const piece& target, std::uint64_t into, const piece& source, std::uint64_t outof,
                            std::uint64_t part) {
                            using kind = piece::kind;
-                           static const std::byte zeros[65536]{};
-                           if (target.where == kind::null)
+                           if (target.where == kind::null || target.where == kind::lost)
                                return true;
                            note_hbm(target, source, part, sum);
                            if (target.here() && source.here()) {
@@ -309,19 +332,20 @@ moved copy(const side& to, const side& from) {
                                sum.mapped += part;
                                return true;
                            }
-                           if (target.here() && source.where == kind::null) {
-                               std::memset(target.pointer() + into, 0, part);
+                           const bool made_up = source.where == kind::null || source.where == kind::lost;
+                           const auto& bytes = source.where == kind::lost ? ones() : zeros();
+                           if (target.here() && made_up) {
+                               std::memset(target.pointer() + into, std::to_integer<int>(bytes[0]), part);
                                return true;
                            }
                            if (target.here())
                                return gathered.add(target.address + into, source.address + outof, part, sum);
                            if (source.here())
                                return gathered.add(source.address + outof, target.address + into, part, sum);
-                           // The null region reads as zeros: write zeros into the other process.
-                           for (std::uint64_t done = 0; done < part; done += sizeof(zeros))
-                               if (!gathered.add(reinterpret_cast<std::uint64_t>(zeros),
+                           for (std::uint64_t done = 0; done < part; done += bytes.size())
+                               if (!gathered.add(reinterpret_cast<std::uint64_t>(bytes.data()),
                                                  target.address + into + done,
-                                                 std::min<std::uint64_t>(part - done, sizeof(zeros)), sum))
+                                                 std::min<std::uint64_t>(part - done, bytes.size()), sum))
                                    return false;
                            return true;
                        }) &&

@@ -11,7 +11,8 @@ namespace lab::hca {
 
 // A contiguous range of memory, as the executing process can access it.
 struct piece {
-    enum class kind : std::uint32_t { local, hbm, across, null };
+    // lost: device memory that the NIC's reads and writes do not reach.
+    enum class kind : std::uint32_t { local, hbm, across, null, lost };
     kind where;
     std::uint64_t address; // a pointer of this process, or an address in the other one
     std::uint64_t length;

@@ -25,14 +25,15 @@ template <typename Each>
 void for_each_write(const segment& owner, Each&& each) {
     const auto used = owner->head.qps_used.load(std::memory_order_acquire);
     for (std::uint32_t i = 0; i < used; ++i)
-        if (auto& qp = owner->qps[i]; qp.on_its_way.length.load(std::memory_order_acquire) != 0)
-            each(qp);
+        for (auto& write : owner->qps[i].on_its_way)
+            if (write.length.load(std::memory_order_acquire) != 0)
+                each(owner->qps[i], write);
 }
 
 } // namespace
 
-held_bytes::held_bytes(process& here, const endpoint& target, side& to, std::uint64_t length)
-    : target_(target) {
+held_bytes::held_bytes(process& here, const endpoint& target, side& to, std::uint64_t length, bool own_read)
+    : target_(target), write_(target.qp->on_its_way[own_read ? 1 : 0]) {
     if (posted_for_ns() == 0 || length == 0 || target.qp->type == IBV_QPT_UD)
         return;
     std::size_t last = 0;
@@ -41,7 +42,7 @@ held_bytes::held_bytes(process& here, const endpoint& target, side& to, std::uin
         before += to.pieces[last].length;
     if (last == to.pieces.size() || to.pieces[last].where != piece::kind::hbm)
         return;
-    auto& write = target.qp->on_its_way;
+    auto& write = write_;
     const auto in_piece = length - before;
     length_ = static_cast<std::uint32_t>(std::min<std::uint64_t>(in_piece, posted_write::most));
     const auto place = here.place_of(to.pieces[last].pointer() + (in_piece - length_));
@@ -64,11 +65,10 @@ void held_bytes::copied(moved& sum) {
     if (!sum.fine)
         return;
     sum.to_hbm += length_;
-    auto& write = target_.qp->on_its_way;
     {
-        const lock_guard guard(write.lock);
-        write.due_ns = now_ns() + posted_for_ns();
-        write.length.store(length_, std::memory_order_release);
+        const lock_guard guard(write_.lock);
+        write_.due_ns = now_ns() + posted_for_ns();
+        write_.length.store(length_, std::memory_order_release);
     }
     target_.memory().ring();
 }
@@ -79,30 +79,38 @@ void push_writes(process& here, const endpoint& reader, const side& memory) {
     for (const auto& part : memory.pieces)
         if (part.where == piece::kind::hbm) {
             const auto gaudi = here.place_of(part.pointer()).gaudi;
-            for_each_write(reader.memory(), [&](shared_qp& qp) {
-                if (qp.device == reader.qp->device && qp.on_its_way.gaudi == gaudi)
-                    arrive(here, qp);
+            for_each_write(reader.memory(), [&](const shared_qp& qp, posted_write& write) {
+                if (qp.device != reader.qp->device || write.gaudi != gaudi)
+                    return;
+                const lock_guard guard(write.lock);
+                arrive_locked(here, write);
             });
         }
 }
 
 void arrive(process& here, shared_qp& qp) {
-    const lock_guard guard(qp.on_its_way.lock);
-    arrive_locked(here, qp.on_its_way);
+    for (auto& write : qp.on_its_way) {
+        const lock_guard guard(write.lock);
+        arrive_locked(here, write);
+    }
 }
 
-void arrive_all(process& home) {
-    for_each_write(home.own(), [&](shared_qp& qp) { arrive(home, qp); });
+void arrive_at(process& home, std::uint32_t gaudi) {
+    for_each_write(home.own(), [&](const shared_qp&, posted_write& write) {
+        const lock_guard guard(write.lock);
+        if (write.gaudi == gaudi)
+            arrive_locked(home, write);
+    });
 }
 
 std::uint64_t arrive_due(process& home) {
     auto next = UINT64_MAX;
-    for_each_write(home.own(), [&](shared_qp& qp) {
-        const lock_guard guard(qp.on_its_way.lock);
-        if (qp.on_its_way.due_ns <= now_ns())
-            arrive_locked(home, qp.on_its_way);
-        else if (qp.on_its_way.length.load() != 0)
-            next = std::min(next, qp.on_its_way.due_ns);
+    for_each_write(home.own(), [&](const shared_qp&, posted_write& write) {
+        const lock_guard guard(write.lock);
+        if (write.due_ns <= now_ns())
+            arrive_locked(home, write);
+        else if (write.length.load() != 0)
+            next = std::min(next, write.due_ns);
     });
     return next;
 }

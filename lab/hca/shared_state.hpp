@@ -217,7 +217,8 @@ struct shared_qp {
     shared_lock inbound; // held during a delivery that is not under a local send queue's lock
     shared_queue sq, rq;
     alignas(64) traffic_counters counted; // written under the send queue's lock
-    alignas(64) posted_write on_its_way;
+    // What peers write here, and what its own reads bring.
+    alignas(64) posted_write on_its_way[2];
 };
 
 struct completion {
@@ -271,7 +272,8 @@ struct shared_srq {
 enum class mr_kind : std::uint32_t { none, host, hbm, null };
 
 struct hbm_piece {
-    std::uint64_t offset; // in the device's memory
+    static constexpr std::uint64_t unreachable = ~0ULL;
+    std::uint64_t offset; // in the device's memory; unreachable: what the NIC reads and writes is lost
     std::uint64_t length;
 };
 

@@ -58,11 +58,27 @@ result<void> check_unique(const description& wanted, std::string_view name) {
     return {};
 }
 
+result<void> check_drivers(const description& wanted, std::string_view name) {
+    for (unsigned i = 0; i < wanted.gaudis.size(); ++i) {
+        const auto& device = wanted.gaudis[i];
+        const auto* const lacks = device.driver == driver::vendor           ? nullptr
+                                  : device.generation == generation::gaudi3 ? "Gaudi3"
+                                  : device.dmabuf_import                    ? "import of DMA-BUFs"
+                                                                            : nullptr;
+        if (lacks != nullptr)
+            return tl::unexpected(problem{fmt::format("{}: gaudi {}: driver = {}: upstream has no {}", name,
+                                                      i, name_of(device.driver), lacks)});
+    }
+    return {};
+}
+
 } // namespace
 
 result<void> make_consistent(description& wanted, std::string_view name) {
     if (const auto placed = place_ports_of_gaudis(wanted, name); !placed)
         return placed;
+    if (const auto possible = check_drivers(wanted, name); !possible)
+        return possible;
     return check_unique(wanted, name);
 }
 

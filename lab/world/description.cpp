@@ -18,6 +18,7 @@
 namespace lab {
 namespace {
 
+constexpr std::string_view driver_names[] = {"vendor", "upstream", "upstream-6.6"};
 constexpr std::string_view generation_names[] = {"gaudi", "gaudi2", "gaudi3"};
 
 std::string default_bus_id(unsigned index) {
@@ -100,6 +101,15 @@ const settings<gaudi_description>& device_settings(const gaudi_description&) {
         {"module_id", number(&gaudi_description::module_id, 255)},
         {"numa_node", number(&gaudi_description::numa_node, 255)},
         {"pci_switch", number(&gaudi_description::pci_switch, 255)},
+        {"driver",
+         [](gaudi_description& device, std::string_view value) -> result<void> {
+             const auto* const name = std::ranges::find(driver_names, value);
+             if (name == std::end(driver_names))
+                 return tl::unexpected(problem{fmt::format("expected {}", fmt::join(driver_names, ", "))});
+             device.driver = static_cast<driver>(name - std::begin(driver_names));
+             return {};
+         }},
+        {"peer_to_peer", yes_or_no(&gaudi_description::peer_to_peer)},
         {"dmabuf_import", yes_or_no(&gaudi_description::dmabuf_import)},
         {"small_bar", yes_or_no(&gaudi_description::small_bar)},
         {"broken", yes_or_no(&gaudi_description::broken)},
@@ -320,6 +330,10 @@ result<generation> parse_generation(std::string_view text) {
         problem{fmt::format("unknown generation '{}'; expected gaudi, gaudi2 or gaudi3", text)});
 }
 
+std::string_view name_of(driver value) {
+    return driver_names[static_cast<int>(value)];
+}
+
 std::string_view name_of(link_layer value) {
     return value == link_layer::ethernet ? "ethernet" : "infiniband";
 }
@@ -349,13 +363,13 @@ std::string description::text() const {
     for (std::size_t i = 0; i < gaudis.size(); ++i) {
         const auto& device = gaudis[i];
         out += fmt::format("\n[gaudi {}]\ngeneration = {}\nbus_id = {}\nmodule_id = {}\nnuma_node = "
-                           "{}\npci_switch = {}\ndmabuf_import = {}\n"
+                           "{}\npci_switch = {}\ndriver = {}\ndmabuf_import = {}\npeer_to_peer = {}\n"
                            "small_bar = {}\nbroken = {}\nhbm_pages = {}\ncs_timeout_ms = {}\nreset_grace_ms "
                            "= {}\nwatchdog_ms = {}\n",
                            i, name_of(device.generation), device.bus_id, device.module_id, device.numa_node,
-                           device.pci_switch, yes_no(device.dmabuf_import), yes_no(device.small_bar),
-                           yes_no(device.broken), device.hbm_pages, device.cs_timeout_ms,
-                           device.reset_grace_ms, device.watchdog_ms);
+                           device.pci_switch, name_of(device.driver), yes_no(device.dmabuf_import),
+                           yes_no(device.peer_to_peer), yes_no(device.small_bar), yes_no(device.broken),
+                           device.hbm_pages, device.cs_timeout_ms, device.reset_grace_ms, device.watchdog_ms);
     }
     for (std::size_t i = 0; i < hcas.size(); ++i) {
         const auto& device = hcas[i];

@@ -15,14 +15,21 @@ enum class generation { gaudi, gaudi2, gaudi3 };
 [[nodiscard]] std::string_view name_of(generation value);
 [[nodiscard]] result<generation> parse_generation(std::string_view text);
 
+// Whose driver a device has. Upstream has no Gaudi3 and no import of DMA-BUFs, and tests whether a NIC can
+// reach the device over PCIe. Before Linux 6.7 it exports from the start of the allocation whatever the
+// offset is, and the size of the last export of an allocation is that of all.
+enum class driver { vendor, upstream, upstream_6_6 };
+
 // One virtual device, as described by its lines in the lab description.
 struct gaudi_description {
     lab::generation generation = lab::generation::gaudi2;
     std::string bus_id;
     unsigned module_id = 0;
     unsigned numa_node = 0;
-    unsigned pci_switch = 0;        // devices and nics with the same number share a switch; 0: none
+    unsigned pci_switch = 0; // devices and nics with the same number share a switch; 0: none
+    lab::driver driver = lab::driver::vendor;
     bool dmabuf_import = false;     // the vendor driver's REG_DMABUF_FD
+    bool peer_to_peer = true;       // false: PCIe does not carry a NIC's reads and writes to the device
     bool small_bar = false;         // HBM not reachable through the PCI BAR: every export is refused
     bool broken = false;            // the driver reports the device as malfunctioning: open returns EPERM
     unsigned cs_timeout_ms = 0;     // 0: the default of the generation
@@ -89,6 +96,7 @@ constexpr unsigned max_hcas = 16;
 constexpr unsigned max_ports = 2, ports_of_gaudi = 24, vendor_of_gaudi = 0x1da3;
 
 [[nodiscard]] std::string_view name_of(link_layer value);
+[[nodiscard]] std::string_view name_of(driver value);
 [[nodiscard]] description make_description(unsigned gaudis, generation kind, unsigned hcas = 1);
 
 // `name` is how problems refer to the text: a file name.

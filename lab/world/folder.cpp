@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "lab/world/folder.hpp"
 
+#include "lab/world/machine.hpp"
 #include "lab/world/ports.hpp"
 #include "lab/world/text.hpp"
 #include "lab/world/topology.hpp"
@@ -78,27 +79,15 @@ result<void> make_ports(const fs::path& lab, const description& wanted) {
     return make_file_at_once(port_states::file_of(lab), port_states::text_of(wanted));
 }
 
-// What programs read about a nic under /sys: the PCI device with its NUMA node, and the nic below it.
-result<void> make_sysfs(const fs::path& path, const description& wanted) {
-    const auto classes = path / "sys" / "class" / "infiniband";
-    fs::create_directories(classes);
-    for (unsigned i = 0; i < wanted.hcas.size(); ++i) {
-        const auto& hca = wanted.hcas[i];
-        const auto name = wanted.name_of_hca(i);
-        const auto pci = fs::path("devices") / fmt::format("pci{}", hca.bus_id.substr(0, 7)) / hca.bus_id;
-        const auto nic = path / "sys" / pci / "infiniband" / name;
-        fs::create_directories(nic);
-        fs::create_symlink(fs::path("../..") / pci / "infiniband" / name, classes / name);
-        fs::create_symlink(fs::path("../../../") / hca.bus_id, nic / "device");
-        const std::pair<fs::path, std::string> files[] = {
-            {path / "sys" / pci / "numa_node", fmt::format("{}\n", hca.numa_node)},
-            {path / "sys" / pci / "vendor", fmt::format("{:#x}\n", hca.of_gaudi ? vendor_of_gaudi : 0x6764U)},
-            {path / "sys" / pci / "device", "0x0001\n"},
-            {nic / "node_type", "1: CA\n"},
-            {nic / "hca_type", "VHCA\n"}};
-        for (const auto& [file, text] : files)
-            if (auto status = make_file(file, text); !status)
-                return status;
+// What programs read about the machine.
+result<void> make_machine(const fs::path& path, const description& wanted) {
+    for (const auto& [name, text, is_link] : machine_files(wanted)) {
+        const auto file = path / name;
+        fs::create_directories(file.parent_path());
+        if (is_link)
+            fs::create_symlink(text, file);
+        else if (auto status = make_file(file, text); !status)
+            return status;
     }
     return {};
 }
@@ -121,7 +110,7 @@ result<void> make_contents(const fs::path& path, const description& wanted) try 
     }
     if (auto status = make_private_folder(path / "hca"); !status)
         return status;
-    if (auto status = make_sysfs(path, wanted); !status)
+    if (auto status = make_machine(path, wanted); !status)
         return status;
     if (auto status = make_ports(path, wanted); !status)
         return status;

@@ -80,10 +80,14 @@ result<dmabuf_export> device::export_memory(device_address address, std::uint64_
 }
 
 result<dmabuf_export> device::export_pages(device_address address, std::uint64_t length) {
-    return attached() ? export_foreign(address, length) : core_of(heap_)->window(address, length);
+    return attached() ? export_pool(address, length, true) : core_of(heap_)->window(address, length);
 }
 
 result<dmabuf_export> device::export_foreign(device_address address, std::uint64_t length) {
+    return export_pool(address, length, false);
+}
+
+result<dmabuf_export> device::export_pool(device_address address, std::uint64_t length, bool pages_alone) {
     if (is_pytorch_handle(address))
         return tl::unexpected(no_allocation(address, length));
     // Asked each time: SynapseAI may have released the device, and its pool with it, without notice.
@@ -93,7 +97,9 @@ result<dmabuf_export> device::export_foreign(device_address address, std::uint64
             error(errc::not_allocated,
                   fmt::format("{} bytes at {:#x}: {}", length, address.value(), synapse.error().observed())));
     GAUDI_TRY(const auto pool, core_->synapse_pool());
-    GAUDI_TRY(const auto plan, core_->plan_export_of(pool, address, length));
+    GAUDI_TRY(auto plan, core_->plan_export_of(pool, address, length));
+    if (!pages_alone)
+        plan = core_->widen_for_driver(plan, pool);
     GAUDI_TRY(auto fd, core_->export_dmabuf(plan));
     return dmabuf_export{fd.release(), plan.dmabuf_offset, plan.iova, plan.length};
 }

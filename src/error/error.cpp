@@ -68,6 +68,10 @@ const std::vector<error_description> catalogue = {
      "the driver does not export the memory as a DMA-BUF",
      "check that the full BAR is visible (large BAR in the firmware settings); data can still be staged "
      "through host memory"},
+    {errc::export_offset_ignored, "export_offset_ignored", unsupported,
+     "this driver exports nothing but whole allocations",
+     "use Linux 6.7 or newer, or the vendor's driver; between processes GAUDI_DIRECT_IPC_GIVE=context passes "
+     "no DMA-BUF"},
     {errc::import_unsupported, "import_unsupported", unsupported, "the driver cannot import a DMA-BUF",
      "use the vendor's driver; data can still be staged through host memory"},
     {errc::import_refused, "import_refused", unsupported, "the driver refuses this DMA-BUF",

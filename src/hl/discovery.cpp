@@ -4,6 +4,7 @@
 #include "src/hl/discovery.hpp"
 
 #include "src/error/try.hpp"
+#include "src/os/machine_files.hpp"
 #include "src/os/system_error.hpp"
 #include "src/os/topology.hpp"
 
@@ -25,7 +26,7 @@ constexpr int max_minor = 256;
 std::optional<int> numa_node_of(const std::string& bus_id, const std::optional<topology>& described) {
     if (const auto node = described ? described->numa_node(bus_id) : std::nullopt)
         return node;
-    std::ifstream file(fmt::format("/sys/bus/pci/devices/{}/numa_node", bus_id));
+    std::ifstream file(machine_path(fmt::format("/sys/bus/pci/devices/{}/numa_node", bus_id)));
     int node = -1;
     if (!(file >> node) || node < 0)
         return std::nullopt;
@@ -36,7 +37,7 @@ std::string bus_id_in_sysfs(unsigned index) {
     for (const auto& path : {fmt::format("/sys/class/accel/accel{}/device/pci_addr", index),
                              fmt::format("/sys/class/accel/accel{}/pci_addr", index),
                              fmt::format("/sys/class/habanalabs/hl{}/pci_addr", index)}) {
-        std::ifstream file(path);
+        std::ifstream file(machine_path(path));
         std::string text;
         if (file >> text)
             return text;

@@ -66,6 +66,7 @@ result<export_plan> plan_export(const export_request& request) {
     plan.dmabuf_offset = address - base - begin;
     plan.iova = request.address;
     plan.length = request.length;
+    plan.whole = !rule.by_base || (begin == 0 && end == request.base_length / page * page);
     return plan;
 }
 

@@ -45,6 +45,7 @@ struct export_plan {
     std::uint64_t dmabuf_offset; // where the request begins in the DMA-BUF
     device_address iova;
     std::uint64_t length;
+    bool whole; // the call names all of the mapping, or takes no offset
 };
 
 // Chooses the call and its arguments. errc::size_zero, range_leaves_allocation, alignment_invalid.

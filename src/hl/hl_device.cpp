@@ -48,6 +48,7 @@ hl_device::hl_device(std::shared_ptr<const hlthunk_api> api, int fd, context_own
                      device_identity identity)
     : api_(std::move(api)), fd_(fd), forks_(fork_count()), owner_(owner), identity_(std::move(identity)),
       node_(node_of_descriptor(fd, identity_.bus_id)),
+      whole_exports_(find_kernel_driver().exports_whole_only()),
       loss_(api_, fd, owner == context_owner::this_process, identity_.bus_id),
       synapse_pool_(tl::unexpected(
           error(errc::not_allocated,
@@ -236,6 +237,11 @@ result<void> hl_device::note_mapping(std::uint64_t address, std::uint64_t handle
 result<unique_fd> hl_device::export_dmabuf(const export_plan& plan) {
     if (lost())
         return tl::unexpected(loss_.describe("DMA-BUF export"));
+    if (whole_exports_ && !plan.whole)
+        return tl::unexpected(
+            error(errc::export_offset_ignored,
+                  fmt::format("export of {} bytes at offset {:#x} in memory at {:#x} on {}", plan.call_size,
+                              plan.call_offset, plan.call_address, identity_.bus_id)));
     const bool physical = plan.call == export_call::physical;
     const auto* name =
         physical ? "hlthunk_device_memory_export_dmabuf_fd" : "hlthunk_device_mapped_memory_export_dmabuf_fd";
@@ -298,6 +304,17 @@ result<export_plan> hl_device::plan_export_of(const gaudi::synapse_pool& pool, d
                         pool.base - pool.mapping + pool.size, address, length});
 }
 
+export_plan hl_device::widen_for_driver(export_plan plan, const gaudi::synapse_pool& pool) const {
+    if (!whole_exports_ || plan.whole)
+        return plan;
+    constexpr std::uint64_t page = 4096;
+    plan.call_offset = 0;
+    plan.call_size = (pool.base - pool.mapping + pool.size) / page * page;
+    plan.dmabuf_offset = plan.iova - pool.mapping;
+    plan.whole = true;
+    return plan;
+}
+
 void hl_device::locate_synapse_pool() {
     const auto synapse = synapse_side();
     if (!synapse)
@@ -305,7 +322,7 @@ void hl_device::locate_synapse_pool() {
     constexpr std::uint64_t page = 4096;
     const auto exports_page_at = [&](const gaudi::synapse_pool& pool, std::uint64_t offset) -> result<void> {
         GAUDI_TRY(const auto plan, plan_export_of(pool, pool.base + offset, page));
-        return export_dmabuf(plan).map([](const unique_fd&) {});
+        return export_dmabuf(widen_for_driver(plan, pool)).map([](const unique_fd&) {});
     };
     std::string reasons = "neither SCAL nor SynapseAI's device information says where it is";
     for (const auto& pool : possible_pools(*synapse, identity_.generation, page_size())) {

@@ -157,6 +157,9 @@ public:
     // errc::range_leaves_allocation: the range is not in the pool.
     [[nodiscard]] result<export_plan> plan_export_of(const gaudi::synapse_pool& pool, device_address address,
                                                      std::uint64_t length) const;
+    // The same export, of all of the pool's mapping where the driver exports nothing else (gotcha 41). For
+    // this process's own use: the descriptor opens more than was asked for.
+    [[nodiscard]] export_plan widen_for_driver(export_plan plan, const gaudi::synapse_pool& pool) const;
     // Turns a failed driver call into an error; EBUSY of a device that is not operational becomes
     // device_lost.
     error failed(errc code, std::string observed, int system_error);
@@ -178,6 +181,7 @@ private:
     const context_owner owner_;
     const device_identity identity_;
     const std::uint64_t node_;
+    const bool whole_exports_; // the driver exports nothing else
     device_loss loss_;
     std::mutex mutex_;
     result<gaudi::synapse_pool> synapse_pool_;

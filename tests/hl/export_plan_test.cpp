@@ -35,6 +35,7 @@ TEST_P(export_decision, picks_the_call_of_its_generation) {
     EXPECT_EQ(plan->call_offset, 0U);
     EXPECT_EQ(plan->dmabuf_offset, 0U);
     EXPECT_EQ(plan->iova, device_address(allocation));
+    EXPECT_TRUE(plan->whole);
 }
 
 TEST_P(export_decision, a_window_inside) {
@@ -54,6 +55,7 @@ TEST_P(export_decision, a_window_inside) {
     EXPECT_EQ(plan->dmabuf_offset, 100U);
     EXPECT_EQ(plan->iova.value() % 4096, plan->dmabuf_offset % 4096) << "a NIC insists on this";
     EXPECT_EQ(plan->length, 5000U);
+    EXPECT_EQ(plan->whole, call == export_call::physical);
 }
 
 TEST_P(export_decision, refuses_what_leaves_the_memory) {

@@ -76,6 +76,37 @@ TEST_F(synapse_memory_test, is_refused_beyond_its_pool) {
         EXPECT_EQ(copies.copy(over_the_end, std::span(bytes), {path}).error().code(), errc::not_allocated);
 }
 
+// Linux before 6.7: every DMA-BUF begins where its allocation does.
+TEST_F(synapse_memory_test, is_right_where_only_whole_allocations_are_exported) {
+    shared.reset();
+    synapse.reset();
+    ::setenv("GAUDI_DIRECT_FSROOT", lab().c_str(), 1);
+    start("gaudis = 1\nhcas = 1\ndriver = upstream-6.6");
+    ::unsetenv("GAUDI_DIRECT_FSROOT");
+    copier copies;
+    const auto out = pattern(mebibyte, 9);
+    std::vector<std::byte> back(mebibyte);
+    const place there(base + 3 * mebibyte, mebibyte);
+    expect(expect(copies.copy(there, std::span(out), {copy_path::nic_loopback})).wait());
+    expect(expect(copies.copy(std::span(back), there, {copy_path::engine})).wait());
+    EXPECT_TRUE(back == out) << "written by a NIC, read by SynapseAI";
+
+    // As UCX does it: by a descriptor and an offset.
+    const auto window = expect(shared->export_memory(base + 3 * mebibyte + 4096, one_page));
+    const unique_fd descriptor(window.fd);
+    EXPECT_EQ(window.offset, base + 3 * mebibyte + 4096 - device_address(synapse->mapping()));
+    const auto opened_nic = expect(open_nic());
+    const auto region = expect(opened_nic->region(window.fd, window.offset, one_page, window.iova.value()));
+    const auto key = expect(region.expose(remote_access::write));
+    EXPECT_EQ(access(core_of(*opened_nic), write_it, window.iova.value(), key.region().key), IBV_WC_SUCCESS);
+
+    // Another process must not get a DMA-BUF of other pages than these.
+    const auto pages = shared->export_pages(base + mebibyte, one_page);
+    ASSERT_FALSE(pages);
+    EXPECT_EQ(pages.error().code(), errc::export_offset_ignored);
+    EXPECT_HAS(pages.error().message(), "Linux 6.7");
+}
+
 // What torch.Tensor.data_ptr() returns, for medium and for big tensors.
 TEST_F(synapse_memory_test, is_not_addressed_by_a_handle_of_pytorch) {
     copier copies;

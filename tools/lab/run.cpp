@@ -153,6 +153,7 @@ int lab_run(const lab_run_options& options) {
     if (!entered)
         return complain(entered.error(), failed);
     set_environment(options);
+    ::setenv("GAUDI_DIRECT_FSROOT", entered->path().c_str(), 1);
     // Only where it makes a difference: with one nic and one NUMA node, programs continue to see the
     // processors of the real machine.
     if (entered->contents().hcas.size() > 1 || has_several_nodes(entered->contents()))

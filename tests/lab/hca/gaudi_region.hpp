@@ -7,6 +7,7 @@
 
 #include <optional>
 #include <unistd.h>
+#include <utility>
 #include <vector>
 
 namespace testing_support {
@@ -14,8 +15,9 @@ namespace testing_support {
 // A Gaudi whose memory is exported. register_it() registers it with a NIC; the iova is the device address.
 class dmabuf_test : public test_lab {
 protected:
-    void SetUp() override {
-        describe("gaudis = 2\nhbm_pages = 4\n");
+    void SetUp() override { start("gaudis = 2\nhbm_pages = 4\n"); }
+    void start(std::string_view description) {
+        describe(description);
         gaudi.emplace();
         ASSERT_GE(gaudi->fd, 0);
         at = gaudi->memory(dram_page);
@@ -24,10 +26,13 @@ protected:
         ASSERT_GE(fd, 0);
     }
     void TearDown() override {
-        if (fd >= 0)
-            ::close(fd);
-        gaudi.reset();
+        stop();
         test_lab::TearDown();
+    }
+    void stop() {
+        if (fd >= 0)
+            ::close(std::exchange(fd, -1));
+        gaudi.reset();
     }
     mr_handle register_it(const node& where, std::uint64_t offset = 0, std::size_t length = 1 << 20,
                           int access = all_access) const {

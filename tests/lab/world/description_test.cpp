@@ -32,10 +32,20 @@ TEST(description, sections_override_what_is_common) {
 }
 
 TEST(description, text_round_trip) {
-    auto made = *parse_description("gaudis = 2\ndmabuf_import = yes\nhbm_pages = 7\n[gaudi 1]\nsmall_bar = "
-                                   "yes\nbroken = yes\ncs_timeout_ms = 5\n",
+    auto made = *parse_description("gaudis = 2\ndmabuf_import = yes\nhbm_pages = 7\npeer_to_peer = no\n"
+                                   "[gaudi 1]\nsmall_bar = yes\nbroken = yes\ncs_timeout_ms = 5\n"
+                                   "dmabuf_import = no\ndriver = upstream-6.6\n",
                                    "my.lab");
     EXPECT_EQ(*parse_description(made.text(), "again"), made);
+}
+
+TEST(description, drivers) {
+    EXPECT_EQ(problem_of("driver = none\n"),
+              "my.lab:1: driver = none: expected vendor, upstream, upstream-6.6");
+    EXPECT_EQ(problem_of("driver = upstream\ngeneration = gaudi3\n"),
+              "my.lab: gaudi 0: driver = upstream: upstream has no Gaudi3");
+    EXPECT_EQ(problem_of("gaudis = 1\ndriver = upstream-6.6\ndmabuf_import = yes\n"),
+              "my.lab: gaudi 0: driver = upstream-6.6: upstream has no import of DMA-BUFs");
 }
 
 TEST(description, nics_of_a_description) {
