@@ -67,13 +67,19 @@ void stream_of(std::uint64_t count, std::size_t window, Begin&& begin) {
         expect(each.wait(long_time));
 }
 
-void serve(int port_pipe) {
+gaudi::connection_options with_flush(bool flush) {
+    gaudi::connection_options options;
+    options.flush_device = flush;
+    return options;
+}
+
+void serve(int port_pipe, bool flush) {
     memory own(1);
     const auto door = expect(gaudi::listener::open(0, "127.0.0.1"));
     const auto port = door.port();
     if (::write(port_pipe, &port, sizeof(port)) != sizeof(port))
         return;
-    auto link = expect(door.accept(own.nic, long_time));
+    auto link = expect(door.accept(own.nic, long_time, with_flush(flush)));
     for (const auto path : {memory_path::host, memory_path::zero_copy})
         expect(link.offer(own.regions[static_cast<std::size_t>(path)], gaudi::remote_access::all));
     for (;;) {
@@ -90,14 +96,16 @@ void serve(int port_pipe) {
 
 class pair {
 public:
-    pair() {
+    // `flush`: before it reports a message, the receiver pushes what the NIC wrote into device memory.
+    // perftest does not.
+    explicit pair(bool flush) {
         int ends[2];
         if (::pipe(ends) != 0)
             std::abort();
         child_ = ::fork();
         if (child_ == 0) {
             try {
-                serve(ends[1]);
+                serve(ends[1], flush);
             } catch (const std::exception& why) {
                 std::fprintf(stderr, "peer: %s\n", why.what());
                 ::_exit(1);
@@ -110,7 +118,7 @@ public:
         ::close(ends[0]);
         ::close(ends[1]);
         own.emplace(0);
-        link.emplace(expect(gaudi::connect(own->nic, fmt::format("127.0.0.1:{}", port))));
+        link.emplace(expect(gaudi::connect(own->nic, fmt::format("127.0.0.1:{}", port), with_flush(flush))));
         for (auto& each : remote)
             each = expect(link->take_offer(long_time));
     }
@@ -237,6 +245,25 @@ void message_rate(table& out, pair& both) {
         "zero-copy");
 }
 
+// GB/s of messages into Gaudi memory, by size.
+constexpr std::pair<std::uint64_t, std::uint64_t> flushed_sizes[] = {
+    {8, 8 * 500000}, {64 * kib, 512 * mib}, {4 * mib, 1024 * mib}};
+std::vector<double> rates_into_gaudi(pair& both) {
+    std::vector<double> best(std::size(flushed_sizes));
+    for (int round = 0; round < rounds; ++round)
+        for (std::size_t i = 0; i < best.size(); ++i)
+            best[i] = std::max(best[i], both.send(memory_path::zero_copy, memory_path::zero_copy,
+                                                  flushed_sizes[i].first, flushed_sizes[i].second));
+    return best;
+}
+
+void cost_of_flush(table& out, const std::vector<double>& with, const std::vector<double>& without) {
+    for (std::size_t i = 0; i < with.size(); ++i)
+        out.row(fmt::format("send {} B into Gaudi memory, flushed", flushed_sizes[i].first),
+                fmt::format("{:.3f} GB/s", with[i]),
+                fmt::format("without the flush {:.3f} GB/s; ratio {:.2f}", without[i], with[i] / without[i]));
+}
+
 void zero_copy_and_staged(table& out, pair& both) {
     double direct = 0, staged = 0, mixed = 0, network = 0, engine = 0;
     auto copies = expect(both.own->device->copies());
@@ -293,11 +320,17 @@ void registration(table& out, pair& both) {
 int main() {
     table out("gaudi-direct: connections");
     try {
-        pair both;
+        std::optional<pair> plain;
+        plain.emplace(false);
+        auto& both = *plain;
         registration(out, both);
         against_perftest(out, both);
         message_rate(out, both);
-        zero_copy_and_staged(out, both);
+        const auto without = rates_into_gaudi(both);
+        plain.reset(); // its peer has the second device open
+        pair flushed(true);
+        cost_of_flush(out, rates_into_gaudi(flushed), without);
+        zero_copy_and_staged(out, flushed);
     } catch (const std::exception& why) {
         std::fprintf(stderr, "%s\n", why.what());
         return 1;

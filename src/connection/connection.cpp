@@ -108,7 +108,7 @@ result<void> connection::offer(const local_region& region, remote_access rights)
 }
 
 void connection::withdraw(const local_region& region) {
-    core()->offers().withdraw(region);
+    core()->withdraw(region);
 }
 
 result<remote_region> connection::take_offer(std::chrono::milliseconds limit) {

@@ -15,6 +15,7 @@
 #include <poll.h>
 #include <sched.h>
 #include <sys/epoll.h>
+#include <utility>
 
 namespace gaudi {
 namespace {
@@ -28,6 +29,7 @@ constexpr auto longest_sleep = milliseconds(100);
 // How long a sleeping thread leaves copies of staged memory unasked (gotcha V11).
 constexpr auto copy_poll_interval = std::chrono::microseconds(100);
 constexpr auto close_limit = milliseconds(1000);
+constexpr auto flush_limit = milliseconds(100); // after a failure; a flush takes microseconds
 constexpr unsigned polls_before_sleep = 32, polls_before_yield = 4096, polls_between_clocks = 64;
 
 // Requests beyond the offered rights fail here: the peer's NIC would refuse them and break the connection.
@@ -60,7 +62,7 @@ result<void> dispatch(const frame& received, Part& part, result<void> (Part::*ha
 
 connection_core::connection_core(std::unique_ptr<connection_link> link)
     : link_(std::move(link)), operations_(link_->options.operations),
-      flush_(link_->opened_nic, link_->options.flush_device, operations_),
+      flush_(link_->opened_nic, link_->options, operations_),
       offers_(link_->nic(), link_->control, link_->segment),
       peer_credits_(link_->words->from_peer, link_->segment), local_credits_(link_->words->to_peer),
       send_queue_(link_->pair.get(), link_->pair.sends(), peer()),
@@ -248,12 +250,15 @@ result<std::size_t> connection_core::collect() {
 result<std::size_t> connection_core::collect_from_peer() {
     GAUDI_TRY(const auto completions, collect_completions());
     GAUDI_TRY(const auto flushed, flush_.progress());
+    for (; !held_notes_.empty() && flush_.done(held_notes_.front().flush); held_notes_.pop_front())
+        GAUDI_CHECK(inbox_.add(std::move(held_notes_.front().note), peer()));
     GAUDI_TRY(const auto delivered, stagings_.collect(operations_));
     return completions + flushed + delivered;
 }
 
 result<std::size_t> connection_core::collect_completions() {
     std::size_t all = 0;
+    bool added = false;
     ibv_wc entries[16];
     // A bounded number, so that a busy peer cannot keep this side from posting and from reading frames.
     for (int rounds = 0; rounds < 4; ++rounds) {
@@ -267,7 +272,9 @@ result<std::size_t> connection_core::collect_completions() {
             if (entry.status != IBV_WC_SUCCESS)
                 return tl::unexpected(failed_completion(entry.status, peer()));
             const bool received = (entry.wr_id & receive_queue::wr_id) != 0;
-            if (received) // the message may tell that earlier writes of the peer are complete
+            // The message may tell that earlier writes of the peer are complete. One read serves all messages
+            // that are collected together.
+            if (received && !std::exchange(added, true))
                 offers_.add_targets(flush_);
             GAUDI_CHECK(received ? receive_queue_.completed(entry) : initiator_.completed(entry.wr_id));
         }
@@ -360,9 +367,20 @@ result<void> connection_core::handle(frame& received) {
         return dispatch(received, offers_, &offer_table::slab_returned);
     case frame_kind::access_end:
         return dispatch(received, initiator_, &initiator::access_ended);
+    case frame_kind::note:
+        return keep_note(received);
     default:
         return inbox_.add(std::move(received), peer());
     }
+}
+
+// It may tell that earlier writes of the peer are complete.
+result<void> connection_core::keep_note(frame& note) {
+    offers_.add_targets(flush_);
+    if (!flush_.busy() && held_notes_.empty())
+        return inbox_.add(std::move(note), peer());
+    held_notes_.push_back({flush_.last_added(), std::move(note)});
+    return {};
 }
 
 void connection_core::store_credits(std::span<const std::byte> body) {
@@ -393,18 +411,17 @@ bool connection_core::copying() const {
     return stagings_.copying() || offers_.copying() || flush_.busy();
 }
 
-void connection_core::flush_peer_writes(time_point deadline) {
-    offers_.add_targets(flush_);
-    while (flush_.busy() && !failure_ && steady_clock::now() < deadline)
-        progress();
-}
-
 result<remote_region> connection_core::offer(const local_region& region, remote_access rights) {
-    if (failure_)
-        return tl::unexpected(*failure_);
+    GAUDI_CHECK(check_usable());
     if (offer_table::opens_device(region, rights))
         GAUDI_CHECK(flush_.prepare());
     return offers_.offer(region, rights);
+}
+
+void connection_core::withdraw(const local_region& region) {
+    // A message that arrived may tell of writes to this region, and may not have been polled yet.
+    offers_.add_targets(flush_);
+    offers_.withdraw(region);
 }
 
 result<void> connection_core::send_frame(frame_kind kind, std::span<const std::byte> body) {
@@ -426,11 +443,8 @@ result<std::vector<std::byte>> connection_core::receive_frame(frame_kind kind, m
     const auto deadline = deadline_after(limit);
     for (;;) {
         // Before the check for a failure: a note that arrived before the peer ended is still delivered.
-        if (auto body = inbox_.take(kind)) {
-            if (kind == frame_kind::note) // it may tell that the peer's writes are complete
-                flush_peer_writes(deadline);
+        if (auto body = inbox_.take(kind))
             return std::move(*body);
-        }
         if (failure_)
             return tl::unexpected(*failure_);
         if (steady_clock::now() >= deadline)
@@ -464,6 +478,11 @@ void connection_core::fail(const error& why) {
     (void)link_->control.send(
         frame_kind::goodbye, std::as_bytes(std::span(words).first(std::min<std::size_t>(words.size(), 1000))),
         steady_clock::now());
+    // What arrived before the failure has arrived, although its flush may be in flight.
+    const auto deadline = steady_clock::now() + flush_limit;
+    while (flush_.busy() && steady_clock::now() < deadline)
+        if (!flush_.progress())
+            break;
     end(why);
 }
 

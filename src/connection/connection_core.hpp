@@ -8,6 +8,8 @@
 #include "src/connection/staging.hpp"
 #include "src/os/event_set.hpp"
 
+#include <deque>
+
 namespace gaudi {
 
 // A connection: dispatches the caller's operations, the NIC's completions and the peer's frames to its parts,
@@ -39,6 +41,7 @@ public:
 
     // A region as the peer may address it, until withdraw() or the end of the connection.
     result<remote_region> offer(const local_region& region, remote_access rights);
+    void withdraw(const local_region& region);
     [[nodiscard]] offer_table& offers() { return offers_; }
     result<void> send_frame(frame_kind kind, std::span<const std::byte> body);
     result<std::vector<std::byte>> receive_frame(frame_kind kind, std::chrono::milliseconds limit);
@@ -47,7 +50,7 @@ public:
     void close();
     [[nodiscard]] bool alive() const { return !failure_; }
     // No operation is pending and no received frame is unread.
-    [[nodiscard]] bool idle() const { return operations_.empty() && inbox_.empty(); }
+    [[nodiscard]] bool idle() const { return operations_.empty() && inbox_.empty() && held_notes_.empty(); }
     [[nodiscard]] const connection_link& link() const { return *link_; }
     [[nodiscard]] const operation_table& operations() const { return operations_; }
     [[nodiscard]] const std::string& peer() const { return link_->control.peer(); }
@@ -64,9 +67,8 @@ private:
     result<void> send_credits();
     std::size_t read_frames(); // returns how many were received
     result<void> handle(frame& received);
+    result<void> keep_note(frame& note);
     void store_credits(std::span<const std::byte> body);
-    // Waits until what the peer's writes have brought is in the memory of the devices.
-    void flush_peer_writes(time_point deadline);
     // Nothing wakes a thread that sleeps when these complete.
     [[nodiscard]] bool copying() const;
     void sleep_until(time_point deadline);
@@ -88,6 +90,13 @@ private:
     receive_queue receive_queue_;
     initiator initiator_;
     inbox inbox_;
+    // Notes that wait until what the peer has written before is in the memory of the devices, with the number
+    // of their flush.
+    struct held_note {
+        std::uint64_t flush = 0;
+        frame note;
+    };
+    std::deque<held_note> held_notes_;
     std::optional<error> failure_;
     bool closing_ = false;
     time_point last_read_{};

@@ -2,18 +2,26 @@
 #include "src/connection/device_flush.hpp"
 
 #include "src/error/try.hpp"
-#include "src/rdma/registration_cache.hpp"
 
 #include <algorithm>
+#include <chrono>
+#include <fmt/format.h>
 #include <utility>
 
 namespace gaudi {
 
 result<void> device_flush::prepare() {
     constexpr unsigned depth = 16;
-    if (!enabled_ || reads_ != nullptr)
+    if (!options_.flush_device || reads_ != nullptr)
         return {};
-    GAUDI_TRY(reads_, nic_copier::make(opened_nic_, depth));
+    auto made = nic_copier::make(opened_nic_, {depth, options_.timeout, options_.retries});
+    if (!made)
+        return tl::unexpected(error(
+            made.error().code(),
+            fmt::format("reads that push data into device memory (connection_options::flush_device): {}",
+                        made.error().observed()),
+            made.error().system_error()));
+    reads_ = std::move(*made);
     return {};
 }
 
@@ -38,16 +46,18 @@ result<std::size_t> device_flush::progress() {
     while (busy()) {
         if (in_flight_.empty()) {
             std::swap(in_flight_, waiting_);
-            posted_ = 0;
+            posted_ = polls_ = 0;
+            deadline_.reset();
         }
         GAUDI_CHECK(post());
         const bool all_read = reads_->poll() == last_read_;
-        if (reads_->broken()) {
-            GAUDI_CHECK(recover());
-            continue;
-        }
-        if (!all_read || posted_ < in_flight_.targets.size())
+        if (const auto& broken = reads_->broken())
+            return tl::unexpected(*broken);
+        if (!all_read || posted_ < in_flight_.targets.size()) {
+            GAUDI_CHECK(check_time());
             return completed;
+        }
+        ++batches_done_;
         for (const auto& [slot, bytes] : in_flight_.parts)
             operations_.part_completed(slot, bytes);
         completed += in_flight_.parts.size();
@@ -67,17 +77,17 @@ result<void> device_flush::post() {
     return {};
 }
 
-// Memory that the peer could write may be freed at any time, which ends its key: it needs no flush any more.
-result<void> device_flush::recover() {
-    const auto ended = std::erase_if(in_flight_.targets, [](const flush_target& target) {
-        return target.held != nullptr && target.held->ended();
-    });
-    if (ended == 0)
-        return tl::unexpected(*reads_->broken());
-    reads_.reset();
-    posted_ = 0;
-    last_read_ = 0;
-    return prepare();
+// A NIC that has failed may report nothing. The clock is read only where the read takes long.
+result<void> device_flush::check_time() {
+    if (++polls_ % 1024 != 0)
+        return {};
+    const auto now = std::chrono::steady_clock::now();
+    if (!deadline_)
+        deadline_ = now + std::chrono::seconds(10);
+    if (now < *deadline_)
+        return {};
+    return tl::unexpected(
+        error(errc::connection_broken, "the NIC does not complete a read of device memory"));
 }
 
 void device_flush::end() {

@@ -4,7 +4,9 @@
 #include "src/connection/operation.hpp"
 #include "src/rdma/nic_copier.hpp"
 
+#include <chrono>
 #include <memory>
+#include <optional>
 #include <vector>
 
 namespace gaudi {
@@ -23,8 +25,8 @@ struct flush_target {
 // all parts that completed before it was posted.
 class device_flush {
 public:
-    device_flush(std::shared_ptr<nic> opened, bool enabled, operation_table& operations)
-        : opened_nic_(std::move(opened)), enabled_(enabled), operations_(operations) {}
+    device_flush(std::shared_ptr<nic> opened, const connection_options& options, operation_table& operations)
+        : opened_nic_(std::move(opened)), options_(options), operations_(operations) {}
 
     // Before the NIC is made to write device memory: makes the queue pairs. errc::connection_broken,
     // descriptors_exhausted and others: the NIC has none left.
@@ -37,12 +39,17 @@ public:
     // returns how many.
     result<std::size_t> progress();
     [[nodiscard]] bool busy() const { return !waiting_.empty() || !in_flight_.empty(); }
+    // What was added so far has a number, and is done when a read for it has completed.
+    [[nodiscard]] std::uint64_t last_added() const {
+        return batches_done_ + (in_flight_.empty() ? 0 : 1) + (waiting_.empty() ? 0 : 1);
+    }
+    [[nodiscard]] bool done(std::uint64_t number) const { return batches_done_ >= number; }
     // The NIC accesses no memory for this after it returns. Parts that wait are never completed.
     void end();
 
 private:
     result<void> post();
-    result<void> recover();
+    [[nodiscard]] result<void> check_time();
 
     struct part {
         std::uint32_t slot = 0;
@@ -59,12 +66,16 @@ private:
     };
 
     const std::shared_ptr<nic> opened_nic_;
-    const bool enabled_;
+    const connection_options options_;
     operation_table& operations_;
     std::unique_ptr<nic_copier> reads_;
     batch waiting_, in_flight_;
     std::size_t posted_ = 0;      // targets in flight whose read is posted
     std::uint64_t last_read_ = 0; // the number of the last of these reads
+    std::uint64_t batches_done_ = 0;
+    unsigned polls_ = 0; // of the batch in flight
+    std::optional<std::chrono::steady_clock::time_point>
+        deadline_; // of the batch in flight, once it takes long
 };
 
 } // namespace gaudi

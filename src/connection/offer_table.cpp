@@ -16,6 +16,10 @@ namespace {
 
 std::atomic<std::uint64_t> next_holder{1};
 
+std::optional<unsigned> device_at(std::uint64_t address) {
+    return known_memory().device_of(device_address(address));
+}
+
 bool same_bytes(const local_region& a, const local_region& b) {
     return a.address() == b.address() && a.length() == b.length() && a.path() == b.path() &&
            internals::registration(a) == internals::registration(b);
@@ -85,13 +89,18 @@ void offer_table::add_targets(device_flush& flush) {
     if (!targets_) {
         targets_.emplace();
         for (const auto& [region, rights, key, number] : offers_)
-            if (opens_device(region, rights) && region.allocated() &&
-                std::ranges::none_of(
-                    *targets_, [&](const flush_target& entry) { return entry.key == region.local_key(); }))
+            if (opens_device(region, rights) && region.allocated() && !has_target(region))
                 targets_->push_back({region.address(), region.local_key(), internals::registration(region)});
     }
     for (const auto& target : *targets_)
         flush.add(target);
+}
+
+bool offer_table::has_target(const local_region& region) const {
+    const auto device = device_at(region.address());
+    return std::ranges::any_of(*targets_, [&](const flush_target& entry) {
+        return entry.key == region.local_key() || (device && device == device_at(entry.address));
+    });
 }
 
 result<const offer_table::offered_region*> offer_table::find(const access_request& request) const {

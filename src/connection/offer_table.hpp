@@ -53,6 +53,8 @@ private:
 
     // The offer that permits a request, or the reason for refusing it.
     [[nodiscard]] result<const offered_region*> find(const access_request& request) const;
+    // Whether targets_ has a byte of the region's device.
+    [[nodiscard]] bool has_target(const local_region& region) const;
     result<remote_region> offer_staged(const local_region& region, remote_access rights,
                                        const offered_region* same);
 

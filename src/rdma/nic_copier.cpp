@@ -14,7 +14,12 @@
 
 namespace gaudi {
 
-result<std::unique_ptr<nic_copier>> nic_copier::make(const std::shared_ptr<nic>& opened, unsigned depth) {
+result<std::unique_ptr<nic_copier>> nic_copier::make(const std::shared_ptr<nic>& opened) {
+    return make(opened, queue_limits());
+}
+
+result<std::unique_ptr<nic_copier>> nic_copier::make(const std::shared_ptr<nic>& opened,
+                                                     const queue_limits& limits) {
     if (!opened->info().dmabuf)
         return tl::unexpected(error(errc::dmabuf_unsupported, opened->info().why_no_dmabuf));
     auto made = std::make_unique<nic_copier>(opened);
@@ -23,14 +28,14 @@ result<std::unique_ptr<nic_copier>> nic_copier::make(const std::shared_ptr<nic>&
     const auto prepare = [&](std::span<std::byte> byte, remote_access rights, ibv_pd* domain,
                              mr_handle& region, queue_pair& pair) -> result<void> {
         GAUDI_TRY(region, core_of(*opened)->register_host(byte, rights, domain));
-        GAUDI_TRY(pair, queue_pair::make(core_of(*opened), depth, 1, rights, domain));
+        GAUDI_TRY(pair, queue_pair::make(core_of(*opened), limits.depth, 1, rights, domain));
         return {};
     };
     // No rights for the remote side at the local end, and no domain of its own: it uses the registrations
     // that the process has in any case.
     GAUDI_CHECK(prepare(made->local_byte_, remote_access::none, nullptr, made->local_region_, made->local_));
     GAUDI_CHECK(prepare(made->remote_byte_, both, loopback, made->remote_region_, made->remote_));
-    GAUDI_CHECK(made->connect());
+    GAUDI_CHECK(made->connect(limits));
     return made;
 }
 
@@ -43,11 +48,10 @@ nic_copier::~nic_copier() {
     (void)remote_region_.release();
 }
 
-result<void> nic_copier::connect() {
-    constexpr unsigned timeout = 14, retries = 7; // 67 ms per try: only the NIC itself has to answer
+result<void> nic_copier::connect(const queue_limits& limits) {
     const auto local = local_.endpoint(), remote = remote_.endpoint();
-    GAUDI_CHECK(local_.connect(local, remote, timeout, retries));
-    return remote_.connect(remote, local, timeout, retries);
+    GAUDI_CHECK(local_.connect(local, remote, limits.timeout, limits.retries));
+    return remote_.connect(remote, local, limits.timeout, limits.retries);
 }
 
 void nic_copier::end(error why) {

@@ -16,8 +16,15 @@ namespace gaudi {
 // For one thread at a time.
 class nic_copier {
 public:
-    // `depth`: requests outstanding at the NIC. errc::dmabuf_unsupported, connection_broken.
-    static result<std::unique_ptr<nic_copier>> make(const std::shared_ptr<nic>& opened, unsigned depth = 256);
+    // Timeout and retries are those of connection_options; only the NIC itself has to answer.
+    struct queue_limits {
+        unsigned depth = 256; // requests outstanding at the NIC
+        unsigned timeout = 14, retries = 7;
+    };
+    // errc::dmabuf_unsupported, connection_broken.
+    static result<std::unique_ptr<nic_copier>> make(const std::shared_ptr<nic>& opened);
+    static result<std::unique_ptr<nic_copier>> make(const std::shared_ptr<nic>& opened,
+                                                    const queue_limits& limits);
     explicit nic_copier(std::shared_ptr<nic> opened) : opened_nic_(std::move(opened)) {}
     ~nic_copier();
     nic_copier(const nic_copier&) = delete;
@@ -46,7 +53,7 @@ public:
     [[nodiscard]] const std::optional<error>& broken() const { return broken_; }
 
 private:
-    result<void> connect();
+    result<void> connect(const queue_limits& limits);
 
     // Members are destroyed in reverse order: this order is required.
     std::shared_ptr<nic> opened_nic_;

@@ -68,7 +68,7 @@ protected:
     local_credits credits_of_peer{words_};
     peer_credits credits{words_, segment};
     send_queue queue{qp.get(), depth, "peer:1"};
-    device_flush flush{nullptr, false, operations};
+    device_flush flush{nullptr, {}, operations};
     initiator subject{
         {segment, longest_request, 64}, {results.data(), 3}, operations, queue, credits, control_, flush};
 };

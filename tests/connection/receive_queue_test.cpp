@@ -19,7 +19,7 @@ struct receive_queue_test : ::testing::Test {
     operation_table operations{8};
     local_credits credits{words};
     peer_credits sender{words, segment}; // the view of the peer
-    device_flush flush{nullptr, false, operations};
+    device_flush flush{nullptr, {}, operations};
     receive_queue queue{qp.get(), depth, "peer:1", segment, operations, credits, flush};
 
     std::uint32_t receive(std::uint64_t length) {
