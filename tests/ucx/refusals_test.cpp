@@ -52,6 +52,19 @@ TEST_P(both_versions, other_sizes_than_known_are_declined_and_ucx_works_on) {
     EXPECT_HAS_NOT(shown.output, "Memory domain: gaudi_copy");
 }
 
+// "1.23.0" is what UCX's main branch is called: the number stays while functions are inserted.
+TEST_P(both_versions, a_function_that_is_new_under_a_known_number_is_declined) {
+    const auto shown = run(prefix(), "env LD_PRELOAD=" OTHER_EXPORTS
+                                     " RENAMED=uct_iface_reject:uct_ep_put_newer ucx_info -d");
+    EXPECT_EQ(shown.status, 0);
+    EXPECT_HAS(shown.output,
+               fmt::format("libuct_gaudi is not used: this UCX {}.0 is not the one that is known by that "
+                           "number: it has uct_ep_put_newer; it lacks uct_iface_reject",
+                           GetParam()));
+    EXPECT_HAS(shown.output, "# Memory domain: self");
+    EXPECT_HAS_NOT(shown.output, "Memory domain: gaudi_copy");
+}
+
 TEST_P(both_versions, a_ucx_without_a_function_is_declined_and_works_on) {
     const auto without = [&](const std::string& name) {
         auto shown = run(prefix(), fmt::format("env LD_PRELOAD=" LACKING " LACKING={} ucx_info -d", name));

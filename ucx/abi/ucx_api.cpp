@@ -3,6 +3,7 @@
 // private structures are the ones this plugin was built for. Nothing of UCX is linked.
 #include "ucx/abi/ucx_api.hpp"
 
+#include "ucx/abi/exports.hpp"
 #include "ucx/abi/ucx_version.hpp"
 
 #include <cstring>
@@ -89,7 +90,16 @@ bool ucx_api::find(const void* caller, std::string& why_not) {
         why_not = fmt::format("UCX {} lacks{}; known are {}", version, missing, known_versions);
         return false;
     }
-    return check(why_not);
+    if (!check(why_not))
+        return false;
+    const auto difference = unknown_exports(uct.get(), version);
+    if (difference.empty())
+        return true;
+    why_not =
+        fmt::format("this UCX {} is not the one that is known by that number: {}; known are the releases "
+                    "1.22.0 and 1.23.0 (revision 65e342a)",
+                    version, difference);
+    return false;
 }
 
 bool ucx_api::check(std::string& why_not) const {
