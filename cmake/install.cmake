@@ -18,7 +18,7 @@ install(FILES lab/example.lab DESTINATION share/gaudi-direct)
 install(FILES LICENSE README.md CHANGELOG.md DESTINATION share/doc/gaudi-direct)
 install(FILES docs/README.md docs/architecture.md docs/glossary.md docs/copies.md docs/gotchas.md docs/dmabuf-export.md docs/errors.md docs/virtual-hca.md docs/virtual-synapse.md docs/rdma.md docs/ucx.md docs/ipc.md docs/security.md DESTINATION share/doc/gaudi-direct/docs)
 install(DIRECTORY docs/pictures DESTINATION share/doc/gaudi-direct/docs FILES_MATCHING PATTERN "*.svg")
-install(FILES man/gaudi-direct.1 man/gaudi-direct-info.1 man/gaudi-direct-measure.1 man/gaudi-direct-lab.1 man/rdma_client.1 man/rdma_server.1 DESTINATION share/man/man1)
+install(FILES man/gaudi-direct.1 man/gaudi-direct-info.1 man/gaudi-direct-doctor.1 man/gaudi-direct-measure.1 man/gaudi-direct-lab.1 man/rdma_client.1 man/rdma_server.1 DESTINATION share/man/man1)
 install(FILES man/gaudi-direct-ipc.7 man/gaudi-direct-ucx.7 DESTINATION share/man/man7)
 install(FILES man/gaudi-lab-description.5 man/gaudi-lab-faults.5 DESTINATION share/man/man5)
 

@@ -18,6 +18,13 @@ struct info_options {
 [[nodiscard]] int info(const info_options& options);
 [[nodiscard]] int paths(const info_options& options);
 
+[[nodiscard]] int topo(bool as_json);
+
+struct doctor_options {
+    bool as_json = false, as_environment = false, no_probe = false, verbose = false;
+};
+[[nodiscard]] int run_doctor(const doctor_options& options);
+
 struct measure_options {
     std::string device;
     bool as_json = false;

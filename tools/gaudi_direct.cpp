@@ -14,6 +14,7 @@ constexpr const char* json_help = "Machine-readable output";
 
 struct chosen {
     tools::info_options info;
+    tools::doctor_options doctor;
     tools::measure_options measure;
     tools::lab_run_options run;
     std::string name = tools::default_lab();
@@ -36,6 +37,24 @@ void add_info(CLI::App& program, chosen& options) {
             "module:<id>), viable or the reason why not")
         ->expected(2);
     command->callback([&options] { options.outcome = tools::info(options.info); });
+}
+
+void add_topo(CLI::App& program, chosen& options) {
+    auto* command =
+        program.add_subcommand("topo", "Which NIC is how far from which Gaudi, and which one is taken");
+    command->add_flag("--json", options.as_json, json_help);
+    command->callback([&options] { options.outcome = tools::topo(options.as_json); });
+}
+
+void add_doctor(CLI::App& program, chosen& options) {
+    auto* command = program.add_subcommand(
+        "doctor", "Check this machine from the kernel to a real transfer, and say what to do");
+    command->add_flag("-v,--verbose", options.doctor.verbose, "Print what is good as well");
+    auto* env = command->add_flag("--env", options.doctor.as_environment,
+                                  "The environment for UCX and what runs on it, as lines for a shell");
+    command->add_flag("--json", options.doctor.as_json, json_help)->excludes(env);
+    command->add_flag("--no-probe", options.doctor.no_probe, "Open no device and no NIC for a transfer");
+    command->callback([&options] { options.outcome = tools::run_doctor(options.doctor); });
 }
 
 void add_measure(CLI::App& program, chosen& options) {
@@ -116,9 +135,11 @@ int main(int argc, char** argv) {
     program.require_subcommand(1);
     chosen options;
     add_info(program, options);
+    add_topo(program, options);
+    add_doctor(program, options);
     add_measure(program, options);
     add_lab(program, options);
-    if (!known_command(argc, argv, 1, {"info", "measure", "lab"}) ||
+    if (!known_command(argc, argv, 1, {"info", "topo", "doctor", "measure", "lab"}) ||
         (argc > 1 && std::string_view(argv[1]) == "lab" &&
          !known_command(argc, argv, 2, {"run", "list", "show", "port", "clean"})))
         return tools::usage;

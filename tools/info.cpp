@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "tools/commands.hpp"
 #include "tools/self.hpp"
-
-#include "lab/world/folder.hpp"
+#include "tools/topo.hpp"
 
 #include <gaudi/gaudi.hpp>
 
@@ -84,13 +83,6 @@ void print_device(const json& entry) {
     fmt::print("  DMA-BUF export   {}\n", entry["dmabuf_export_detail"].get<std::string>());
 }
 
-// Lets this process see the lab's machine, as `lab run` does where several nics or NUMA nodes make a
-// difference.
-void believe_in_the_lab() {
-    if (const auto entered = lab::folder::enter(lab::selected_name(), std::nullopt))
-        ::setenv("HWLOC_XMLFILE", (entered->path() / "topology.xml").c_str(), 0);
-}
-
 } // namespace
 
 int info(const info_options& options) {
@@ -138,6 +130,9 @@ int info(const info_options& options) {
     if (devices)
         for (const auto& info : *devices)
             report["devices"].push_back(device_json(info, !options.no_probe));
+    const auto nics = gaudi::list_nics();
+    report["nics"] = nics ? nics_json(*nics) : json::array();
+    report["topology"] = devices && nics ? topology_json(*devices) : json::array();
     const int status = trouble.empty() ? ok : failed;
     if (options.as_json) {
         fmt::print("{}\n", report.dump(2));
@@ -152,6 +147,10 @@ int info(const info_options& options) {
         fmt::print("no device: {}\n", trouble);
     for (const auto& entry : report["devices"])
         print_device(entry);
+    fmt::print("\n");
+    print_nics(report["nics"]);
+    if (report["nics"].empty())
+        fmt::print("no NIC: {}\n", nics ? "there is none" : nics.error().message());
     return status;
 }
 

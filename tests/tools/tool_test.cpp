@@ -55,6 +55,23 @@ TEST_F(tool_test, info_goes_to_the_lab_and_says_so) {
     EXPECT_HAS(shown.output, "DMA-BUF export   yes, iova 0x10015");
 }
 
+TEST_F(tool_test, topo_shows_which_nic_is_near_which_gaudi) {
+    describe("gaudis = 8\nhcas = 3\n[hca 2]\nof_gaudi = 0");
+    const auto shown = tool({"lab", "run", "--lab", "default", "--", GAUDI_DIRECT_TOOL, "topo"});
+    EXPECT_EQ(shown.status, 0) << shown.output;
+    EXPECT_HAS(shown.output, "gaudi 7          0000:20:00.0  NUMA 0   gaudi2 HL225");
+    EXPECT_HAS(shown.output, "nic vhca1:1");
+    EXPECT_HAS(shown.output, "nic hbl_0        0000:19:00.0  a Gaudi's own ports");
+    EXPECT_HAS(shown.output, "gaudi 0        S*      N \n");
+    EXPECT_HAS(shown.output, "gaudi 4        N       S*\n");
+    EXPECT_LT(std::ranges::count(shown.output, '\n'), 24);
+    const auto report = json::parse(
+        tool({"lab", "run", "--lab", "default", "--", GAUDI_DIRECT_TOOL, "info", "--json", "--no-probe"})
+            .output);
+    EXPECT_EQ(report["nics"].size(), 3U);
+    EXPECT_EQ(report["topology"][3]["nics"].size(), 2U);
+}
+
 TEST_F(tool_test, info_without_the_lab_says_what_was_tried) {
     const auto shown = tool({"info", "--no-lab"});
     EXPECT_EQ(shown.status, 1);
