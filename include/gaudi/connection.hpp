@@ -35,8 +35,8 @@ struct connection_options {
     /// retried without limit.
     unsigned timeout = 16;
     unsigned retries = 7;
-    /// Pushes what the NIC wrote to device memory into it before a receive, a read or a note is reported, by a
-    /// read of one byte: without it the completion may be seen before the bytes (docs/rdma.md).
+    /// Pushes what the NIC wrote to device memory into it before a receive, a read or a note is reported, by
+    /// a read of one byte: without it the completion may be seen before the bytes (docs/rdma.md).
     bool flush_device = true;
 };
 
