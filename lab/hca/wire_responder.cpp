@@ -69,6 +69,10 @@ void wire::begin_request(link& from) {
         return;
     note_established(target);
     auto& qp = *target.qp;
+    // The thread that polled may have written the program's memory that the request is about, if bytes came
+    // with a completion. The peer learned of it otherwise; this is what tells this thread.
+    (void)qp.rq.released.load(std::memory_order_acquire);
+    (void)qp.sq.released.load(std::memory_order_acquire);
     from.rnr_timer_ = qp.min_rnr_timer;
     from.life_ = qp.life;
     if (qp.type == IBV_QPT_UC)

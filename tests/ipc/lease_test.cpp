@@ -411,7 +411,9 @@ TEST_F(ipc_test, cycles_and_deaths_leave_nothing) {
     EXPECT_TRUE(soon_true([&] { return other.descriptors() <= owners_descriptors; })) << other.descriptors();
     constexpr unsigned arenas = 16; // of malloc, at most one a thread
     EXPECT_TRUE(soon_true([&] { return other.mappings() <= owners_mappings + arenas; }));
-    EXPECT_TRUE(soon_true([&] { return mapped_regions() <= mappings + arenas; }));
+    EXPECT_TRUE(soon_true([&] { return mapped_regions() <= mappings + arenas; }))
+        << mappings << " before, now " << mapped_regions() << ":\n"
+        << mappings_by_file();
     if (!under_a_sanitizer) { // a sanitizer keeps freed memory
         EXPECT_TRUE(soon_true([&] { return other.resident() <= owners_resident + 2 * mebibyte; }));
         EXPECT_TRUE(soon_true([&] { return resident_bytes() <= resident + 2 * mebibyte; }));

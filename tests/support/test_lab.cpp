@@ -4,7 +4,9 @@
 #include "tests/support/hlthunk_functions.h"
 
 #include <cstdlib>
+#include <fmt/format.h>
 #include <fstream>
+#include <map>
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -74,6 +76,19 @@ std::size_t mapped_regions() {
             (line.find('/') != std::string::npos && line.find("/tsan.rodata.") == std::string::npos))
             ++count;
     return count;
+}
+
+std::string mappings_by_file() {
+    std::ifstream maps("/proc/self/maps");
+    std::map<std::string, unsigned> counts;
+    for (std::string line; std::getline(maps, line);) {
+        const auto at = line.find('/');
+        ++counts[at == std::string::npos ? "" : line.substr(at)];
+    }
+    std::string text;
+    for (const auto& [file, count] : counts)
+        text += fmt::format("{} {}\n", count, file.empty() ? "anonymous" : file);
+    return text;
 }
 
 std::uint64_t stored_bytes(const fs::path& folder) {

@@ -51,6 +51,8 @@ constexpr bool under_a_sanitizer = false;
 // Regions in /proc/self/maps; under a sanitizer, whose runtime maps memory too, only those of files, but for
 // the thread sanitizer's own, of which there may be more at any time.
 [[nodiscard]] std::size_t mapped_regions();
+// How many regions each file has there, for a failure's message.
+[[nodiscard]] std::string mappings_by_file();
 [[nodiscard]] std::string text_of(const std::filesystem::path& file);
 // Bytes that the files of a folder occupy, without holes.
 [[nodiscard]] std::uint64_t stored_bytes(const std::filesystem::path& folder);
