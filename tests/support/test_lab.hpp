@@ -48,8 +48,8 @@ constexpr bool under_a_sanitizer = true;
 constexpr bool under_a_sanitizer = false;
 #endif
 
-// Regions in /proc/self/maps; under a sanitizer, whose runtime maps memory too, only those of files, but for
-// the thread sanitizer's own, of which there may be more at any time.
+// Regions in /proc/self/maps; under a sanitizer, whose runtime maps memory too, only those of files that are
+// neither programs nor libraries.
 [[nodiscard]] std::size_t mapped_regions();
 // How many regions each file has there, for a failure's message.
 [[nodiscard]] std::string mappings_by_file();
