@@ -255,7 +255,7 @@ TEST_F(tool_test, run_passes_the_exit_status_on) {
     EXPECT_EQ(tool({"lab", "run"}).status, 2);
     const auto unknown = tool({"nonsense"});
     EXPECT_EQ(unknown.status, 2);
-    EXPECT_HAS(unknown.output, "unknown command 'nonsense'; there are: info, measure, lab");
+    EXPECT_HAS(unknown.output, "unknown command 'nonsense'; there are: info, topo, doctor, measure, lab");
     EXPECT_HAS(tool({"lab", "nonsense"}).output,
                "unknown command 'nonsense'; there are: run, list, show, port, clean");
     for (const auto& wrong :
@@ -526,12 +526,15 @@ TEST_F(tool_test, full_tmpfs_while_the_lab_is_made) {
 
 TEST_F(tool_test, full_tmpfs_when_a_device_is_opened) {
     // No page for the device; none for its tables; enough for the tables of the first device only.
-    for (const auto* size : {"32k", "64k", "12m"}) {
+    for (const auto* more : {"0", "32", "12288"}) {
         const auto shown =
-            on_tmpfs(std::string("size=") + size, GAUDI_DIRECT_TOOL
-                     " lab run -- " EXAMPLE_TWO_DEVICES "; echo status $?;"
-                     "echo stored $(du -sk . | cut -f1) KiB;"
-                     "mount -o remount,size=1g . &&" GAUDI_DIRECT_TOOL " lab run -- " EXAMPLE_TEN_LINES);
+            on_tmpfs("size=1m",
+                     "stored() { du -sk . | cut -f1; }; " GAUDI_DIRECT_TOOL " lab run -- true; lab=$(stored);"
+                     "mount -o remount,size=$((lab + " +
+                         std::string(more) +
+                         "))k .; " GAUDI_DIRECT_TOOL " lab run -- " EXAMPLE_TWO_DEVICES "; echo status $?;"
+                         "echo stored $(($(stored) - lab)) KiB;"
+                         "mount -o remount,size=1g . &&" GAUDI_DIRECT_TOOL " lab run -- " EXAMPLE_TEN_LINES);
         if (!shown)
             GTEST_SKIP() << "needs the right to mount a small tmpfs";
         EXPECT_HAS(shown->output, "\nstatus 1\n");
@@ -539,7 +542,7 @@ TEST_F(tool_test, full_tmpfs_when_a_device_is_opened) {
         EXPECT_HAS(shown->output, "No space left on device (ENOSPC)");
         const auto at = shown->output.find("stored ");
         ASSERT_NE(at, std::string::npos) << shown->output;
-        EXPECT_LT(std::stoul(shown->output.substr(at + 7)), 65U) << "the tables are given back";
+        EXPECT_LT(std::stoul(shown->output.substr(at + 7)), 40U) << "the tables are given back";
         EXPECT_EQ(shown->status, 0) << "and with space it works: " << shown->output;
         EXPECT_HAS(shown->output, "data right");
     }
@@ -548,6 +551,8 @@ TEST_F(tool_test, full_tmpfs_when_a_device_is_opened) {
 TEST_F(tool_test, every_option_is_in_the_man_page) {
     for (const auto& [command, page] :
          {std::pair(std::vector<std::string>{"info"}, "gaudi-direct-info.1"),
+          std::pair(std::vector<std::string>{"doctor"}, "gaudi-direct-doctor.1"),
+          std::pair(std::vector<std::string>{"topo"}, "gaudi-direct.1"),
           std::pair(std::vector<std::string>{"measure"}, "gaudi-direct-measure.1"),
           std::pair(std::vector<std::string>{"lab", "run"}, "gaudi-direct-lab.1")}) {
         auto arguments = command;
@@ -566,7 +571,7 @@ TEST_F(tool_test, every_option_is_in_the_man_page) {
                 escaped += letter == '-' ? "\\-" : std::string(1, letter);
             EXPECT_NE(text.find("\\-\\-" + escaped), std::string::npos) << page << " lacks --" << name;
         }
-        EXPECT_GE(found, 3U);
+        EXPECT_GE(found, 1U);
     }
 }
 
