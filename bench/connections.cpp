@@ -170,9 +170,12 @@ struct perftest_result {
 
 perftest_result perftest(const char* program, std::uint64_t bytes, unsigned iterations) {
     perftest_result found;
-    const auto command = fmt::format("{0} -F -s {1} -n {2} -p 18599 >/dev/null 2>&1 & sleep 0.4; "
-                                     "{0} -F -s {1} -n {2} -p 18599 localhost 2>/dev/null; wait",
-                                     program, bytes, iterations);
+    // As our own queue pairs: without scatter to CQE, which spares the virtual NIC a system call for few
+    // bytes.
+    const auto command = fmt::format(
+        "export MLX5_SCATTER_TO_CQE=0; {0} -F -s {1} -n {2} -p 18599 >/dev/null 2>&1 & sleep 0.4; "
+        "{0} -F -s {1} -n {2} -p 18599 localhost 2>/dev/null; wait",
+        program, bytes, iterations);
     if (auto* pipe = ::popen(command.c_str(), "r")) {
         char line[512];
         while (std::fgets(line, sizeof(line), pipe) != nullptr) {
