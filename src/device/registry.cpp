@@ -9,6 +9,7 @@
 #include "src/hl/synapse.hpp"
 #include "src/hl/visibility.hpp"
 #include "src/memory/heap_core.hpp"
+#include "src/os/deadline.hpp"
 #include "src/os/internals.hpp"
 #include "src/os/topology.hpp"
 
@@ -21,6 +22,9 @@
 
 namespace gaudi {
 namespace {
+
+// A driver may reset the device before it is closed.
+constexpr std::chrono::seconds longest_close(30);
 
 // Set by the layer above, which this one must not include: joining asks another process.
 constinit context_joiner joiner = nullptr;
@@ -202,10 +206,17 @@ result<std::shared_ptr<device>> registry::open_one(const device_info& info, bool
 result<std::shared_ptr<device>> registry::open_alone(const device_info& info,
                                                      const std::shared_ptr<hl_device>& joined) {
     GAUDI_TRY(const auto table, api());
-    const std::lock_guard guard(mutex_);
+    std::unique_lock lock(mutex_);
     // With the lock held while the driver opens the device: a second thread would otherwise find it busy, by
-    // this process.
+    // this process. So would this one while another closes it; for that it waits without the lock.
     auto& entry = open_[info.bus_id];
+    for (const auto limit = deadline_after(longest_close);
+         closing(entry) && std::chrono::steady_clock::now() < limit;) {
+        const auto closed = entry.closed;
+        lock.unlock();
+        closed.wait_until(limit);
+        lock.lock();
+    }
     auto context = entry.context.lock();
     // A lost device becomes usable when its context has ended, for which everything that holds it must go.
     if (context && context->lost())
@@ -223,6 +234,11 @@ result<std::shared_ptr<device>> registry::open_alone(const device_info& info,
     return assemble(entry, context);
 }
 
+bool registry::closing(const in_use& entry) {
+    return entry.context.expired() && entry.closed.valid() &&
+           entry.closed.wait_for(std::chrono::seconds(0)) != std::future_status::ready;
+}
+
 std::shared_ptr<device> registry::assemble(in_use& entry, const std::shared_ptr<hl_device>& context) {
     // A buffer may have outlived the device object, or a copy engine both: the new object shares what is
     // left.
@@ -230,7 +246,7 @@ std::shared_ptr<device> registry::assemble(in_use& entry, const std::shared_ptr<
     if (!heap)
         heap = std::make_shared<heap_core>(context, map_);
     auto object = internals::wrap_shared<device>(context, heap);
-    entry = {context->identity().index, object, context, heap};
+    entry = {context->identity().index, object, context, heap, context->closed()};
     return object;
 }
 

@@ -7,6 +7,7 @@
 #include "src/hl/visibility.hpp"
 #include "src/memory/editable_address_map.hpp"
 
+#include <future>
 #include <map>
 #include <mutex>
 
@@ -40,7 +41,10 @@ private:
         std::weak_ptr<device> whole;
         std::weak_ptr<hl_device> context;
         std::weak_ptr<heap_core> heap;
+        std::shared_future<void> closed; // of the context
     };
+    // Whether a thread of this process is closing the device, which it dropped the last reference to.
+    static bool closing(const in_use& entry);
 
     registry();
     result<found_devices> discover_devices();

@@ -16,6 +16,7 @@
 #include "src/os/unique_fd.hpp"
 
 #include <atomic>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -132,6 +133,9 @@ public:
     result<unique_fd> export_dmabuf(const export_plan& plan);
     result<imported_memory> import_dmabuf(int dmabuf, std::uint64_t length);
 
+    // Becomes ready when the destructor has closed the descriptor, which may be in another thread.
+    [[nodiscard]] const std::shared_future<void>& closed() const { return closed_; }
+
     // This process's part in a context that other processes use too.
     [[nodiscard]] context_membership& sharing() { return sharing_; }
 
@@ -174,7 +178,9 @@ private:
     void unmap(device_address address);
     result<void> note_mapping(std::uint64_t address, std::uint64_t handle);
 
-    context_membership sharing_; // first, so that the connection to the context's owner is closed last
+    std::promise<void> closes_; // first, so that it ends last: that makes closed_ ready
+    const std::shared_future<void> closed_ = closes_.get_future().share();
+    context_membership sharing_; // before the rest, so that the connection to the context's owner closes late
     std::shared_ptr<const hlthunk_api> api_;
     int fd_;
     const unsigned forks_; // fork_count() at opening: a child must not undo what its parent did

@@ -8,6 +8,7 @@
 #include "tests/support/child.hpp"
 #include "tests/support/hlthunk_functions.h"
 #include "tests/support/nth_call.hpp"
+#include "tests/support/soon_true.hpp"
 #include "tests/support/test_lab.hpp"
 
 #include <cstdlib>
@@ -33,6 +34,17 @@ TEST_F(device_test, lists_without_opening) {
     const int fd = hlthunk_open(HLTHUNK_DEVICE_DONT_CARE, "0000:19:00.0");
     EXPECT_GE(fd, 0) << "still free";
     hlthunk_close(fd);
+}
+
+// Without that, a device is busy for the process that has just let its own thread close it.
+TEST_F(device_test, opening_waits_for_a_thread_that_closes_the_device) {
+    auto first = expect(open_device(by_index{0}));
+    ASSERT_EQ(gaudi_lab_arm_faults("hlthunk_close 1 delay 300ms"), 0);
+    std::thread closing([&] { first.reset(); });
+    EXPECT_TRUE(soon_true([] { return gaudi_lab_faults_fired() == 1; }));
+    const auto again = open_device(by_index{0});
+    EXPECT_TRUE(again) << again.error().message();
+    closing.join();
 }
 
 TEST_F(device_test, the_topology_for_hwloc_has_the_numa_node) {
