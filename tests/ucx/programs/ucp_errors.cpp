@@ -9,6 +9,8 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <map>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -19,13 +21,32 @@ namespace {
 using namespace ucp_side;
 
 struct link {
-    link(std::string called, int socket) : name(std::move(called)), line(socket) {}
+    link(std::string called, pid_t of, int socket) : name(std::move(called)), process(of), line(socket) {}
     std::string name;
+    pid_t process;
     notes line;
     ucp_ep_h endpoint = nullptr;
     unsigned errors = 0; // calls of the error handler
     ucs_status_t reported = UCS_OK;
 };
+
+// Every thread of a process, for the message of a wait that expires: its name, its state and where it sleeps.
+std::string describe_process(pid_t process) {
+    namespace fs = std::filesystem;
+    std::string threads;
+    std::error_code gone;
+    for (const auto& each : fs::directory_iterator(fmt::format("/proc/{}/task", process), gone)) {
+        const auto read = [&](const char* name) {
+            std::ifstream file(each.path() / name);
+            std::string line;
+            std::getline(file, line);
+            return line;
+        };
+        threads += fmt::format("\n  {}; sleeps in {}; system call {}", read("stat").substr(0, 60),
+                               read("wchan"), read("syscall"));
+    }
+    return threads.empty() ? "has ended" : threads;
+}
 
 // The state of A's endpoint or process after the error.
 enum class afterwards {
@@ -37,8 +58,8 @@ enum class afterwards {
 
 class active {
 public:
-    active(int first, int second, afterwards then, bool handles_errors)
-        : context_(features), worker_(context_, false), a_("A", first), b_("B", second), then_(then) {
+    active(link a, link b, afterwards then, bool handles_errors)
+        : context_(features), worker_(context_, false), a_(std::move(a)), b_(std::move(b)), then_(then) {
         for (auto* each : {&a_, &b_}) {
             auto how = errors_handled(handles_errors);
             how.field_mask |= UCP_EP_PARAM_FIELD_ERR_HANDLER;
@@ -229,10 +250,12 @@ private:
     template <typename F>
     void until(F&& done, const char* what) {
         const auto deadline = std::chrono::steady_clock::now() + answer_timeout;
-        while (!done()) {
+        for (std::uint64_t turns = 0; !done(); ++turns) {
             ucp_worker_progress(worker_.handle());
             if (std::chrono::steady_clock::now() > deadline)
-                throw failure(fmt::format("{}: not in {} s", what, answer_timeout.count()));
+                throw failure(fmt::format("{}: not in {} s and {} calls of progress; A: {}; B: {}", what,
+                                          answer_timeout.count(), turns, describe_process(a_.process),
+                                          describe_process(b_.process)));
         }
     }
     // Progresses a request until UCX completes it. Returns its status.
@@ -360,8 +383,8 @@ struct options {
     bool handles_errors = true; // UCX then avoids protocols that cannot report an error
 };
 
-void act(const options& how, int a, int b) {
-    active self(a, b, how.then, how.handles_errors);
+void act(const options& how, link a, link b) {
+    active self(std::move(a), std::move(b), how.then, how.handles_errors);
     const auto& what = how.what;
     if (what == "killed")
         self.killed();
@@ -428,7 +451,7 @@ int main(int argc, char** argv) try {
     const auto b = start("B", {to_a.active, to_a.passive, to_b.active}, [&] { be_passive(to_b.passive); });
     const auto self = start("active", {to_a.passive, to_b.passive}, [&] {
         use_faults("active");
-        act(how, to_a.active, to_b.active);
+        act(how, {"A", a, to_a.active}, {"B", b, to_b.active});
     });
     for (const int each : {to_a.active, to_a.passive, to_b.active, to_b.passive})
         ::close(each);
