@@ -3,7 +3,7 @@
 #include "src/ipc/clients.hpp"
 
 #include "src/os/channel.hpp"
-#include "tests/ipc/owner.hpp"
+#include "tests/ipc/ipc_test.hpp"
 
 #include <sys/stat.h>
 

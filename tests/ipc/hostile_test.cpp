@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Malformed handles and messages, users and namespaces without permission, owners that do not answer.
-#include "tests/ipc/owner.hpp"
+#include "tests/ipc/ipc_test.hpp"
 
 #include "src/hl/hl_device.hpp"
 #include "src/ipc/messages.hpp"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Leases: listing and revoking them, and the death of owner or importer.
-#include "tests/ipc/owner.hpp"
+#include "tests/ipc/ipc_test.hpp"
 
 #include "src/ipc/handle.hpp"
 #include "tests/support/gaudi_device.hpp"

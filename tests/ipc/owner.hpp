@@ -4,8 +4,10 @@
 #include <gaudi/gaudi.hpp>
 
 #include "tests/support/child.hpp"
+#include "tests/support/device_bytes.hpp"
+#include "tests/support/own_process.hpp"
+#include "tests/support/pattern.hpp"
 #include "tests/support/soon_true.hpp"
-#include "tests/support/test_lab.hpp"
 
 #include <cstdlib>
 #include <cstring>
@@ -24,16 +26,6 @@ using namespace gaudi;
 using std::chrono::milliseconds;
 
 constexpr std::size_t mebibyte = 1 << 20;
-
-inline std::vector<std::byte> pattern(std::size_t size, unsigned seed) {
-    std::vector<std::byte> made(size);
-    std::uint64_t state = seed * 0x9e3779b97f4a7c15 + 1;
-    for (auto& each : made) {
-        state = state * 6364136223846793005 + 1442695040888963407;
-        each = static_cast<std::byte>(state >> 56);
-    }
-    return made;
-}
 
 // The name of a path within the name of a test.
 inline std::string word_for(const ::testing::TestParamInfo<copy_path>& each) {
@@ -157,8 +149,15 @@ private:
 
     static int serve(int socket, unsigned index, const ipc_settings& settings) {
         set_ipc(settings);
-        auto opened_device = expect(open_device(by_index{index}));
-        std::optional<copy_engine> engine = expect(opened_device->copies());
+        std::shared_ptr<device> opened_device;
+        const bool opened = soon_true([&] { // the driver may still clean it after its last user
+            auto attempt = open_device(by_index{index});
+            if (attempt)
+                opened_device = *attempt;
+            return attempt || attempt.error().kind() != error_kind::busy;
+        });
+        if (!opened || !opened_device)
+            return 1;
         std::vector<device_buffer> buffers;
         std::optional<all_descriptors> taken;
         for (order wanted; ::recv(socket, &wanted, sizeof(wanted), 0) == sizeof(wanted);) {
@@ -168,7 +167,7 @@ private:
             case 's': {
                 buffers.push_back(expect(opened_device->heap().allocate(wanted.first)));
                 const auto bytes = pattern(wanted.first, static_cast<unsigned>(wanted.second));
-                expect(expect(engine->write(buffers.back().address(), bytes)).wait());
+                write_bytes(*opened_device, buffers.back().address(), bytes);
                 said.handle = expect(gaudi::share(buffers.back()));
                 break;
             }
@@ -177,12 +176,12 @@ private:
                 break;
             case 'f': {
                 const auto bytes = pattern(buffer->size(), static_cast<unsigned>(wanted.second));
-                expect(expect(engine->write(buffer->address(), bytes)).wait());
+                write_bytes(*opened_device, buffer->address(), bytes);
                 break;
             }
             case 'h': {
                 std::vector<std::byte> bytes(buffer->size());
-                expect(expect(engine->read(bytes, buffer->address())).wait());
+                read_bytes(*opened_device, bytes, buffer->address());
                 said.value = bytes == pattern(bytes.size(), static_cast<unsigned>(wanted.second)) ? 1 : 0;
                 break;
             }
@@ -191,13 +190,11 @@ private:
                 break;
             case 'C':
                 buffers.clear();
-                engine.reset();
                 opened_device.reset();
                 if (wanted.first == 0)
                     break;
                 if (auto again = open_device(by_index{index})) {
                     opened_device = *again;
-                    engine = expect(opened_device->copies());
                     said.value = opened_device->info().memory_free;
                 }
                 break;
@@ -240,8 +237,9 @@ private:
             case 'c': {
                 std::vector<std::vector<std::byte>> targets(wanted.second, std::vector<std::byte>(4096));
                 std::vector<copy_ticket> tickets;
+                auto engine = expect(opened_device->copies());
                 for (auto& each : targets)
-                    tickets.push_back(expect(engine->read(each, buffer->address())));
+                    tickets.push_back(expect(engine.read(each, buffer->address())));
                 said.value = 1;
                 for (auto& each : tickets)
                     said.value &= each.wait() ? 1U : 0U;
@@ -272,25 +270,33 @@ private:
 // The local end of a test's copies: host memory, or device memory where the path connects two devices.
 class destination {
 public:
+    // `of`: the device; nullptr: host memory.
+    destination(std::shared_ptr<device> of, std::size_t size) : host_(size), device_(std::move(of)) {
+        if (device_)
+            buffer_ = expect(device_->heap().allocate(size));
+    }
+    destination(bool on_device, std::size_t size)
+        : destination(on_device ? expect(open_device(by_index{1})) : nullptr, size) {}
     destination(copy_path path, std::size_t size)
         : destination(path == copy_path::peer_dmabuf || path == copy_path::staged, size) {}
-    destination(bool on_device, std::size_t size) : host_(size) {
-        if (!on_device)
-            return;
-        device_ = expect(open_device(by_index{1}));
-        buffer_ = expect(device_->heap().allocate(size));
-    }
+
     result<copy_ticket> read(imported_buffer& from) {
         return device_ ? from.read(buffer_.address(), 0, host_.size()) : from.read(host_);
     }
-    result<copy_ticket> write(imported_buffer& to) {
-        return device_ ? to.write(0, buffer_.address(), host_.size()) : to.write(0, host_);
+    result<copy_ticket> write(imported_buffer& to, std::uint64_t offset = 0) {
+        return device_ ? to.write(offset, buffer_.address(), host_.size()) : to.write(offset, host_);
+    }
+    void fill(std::vector<std::byte> with) {
+        host_ = std::move(with);
+        if (device_)
+            write_bytes(*device_, buffer_.address(), host_);
     }
     const std::vector<std::byte>& bytes() {
         if (device_)
-            expect(expect(expect(device_->copies()).read(host_, buffer_.address())).wait());
+            read_bytes(*device_, host_, buffer_.address());
         return host_;
     }
+    [[nodiscard]] place where() { return device_ ? place(buffer_) : place(host_); }
 
 private:
     std::vector<std::byte> host_;
@@ -298,13 +304,14 @@ private:
     device_buffer buffer_;
 };
 
-class ipc_test : public test_lab {
+// Ends what the library keeps for other processes. `Where`: the fixture that has the devices.
+template <typename Where>
+class ipc_fixture : public Where {
 protected:
-    ipc_test() { ::setenv("GAUDI_DIRECT_VERBS", LAB_VHCA, 1); }
     void TearDown() override {
         stop_ipc();
         set_ipc({});
-        test_lab::TearDown();
+        Where::TearDown();
     }
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Every path between two processes, with every byte checked.
-#include "tests/ipc/owner.hpp"
+#include "tests/ipc/ipc_test.hpp"
 
 namespace {
 
@@ -38,83 +38,6 @@ INSTANTIATE_TEST_SUITE_P(all, path_test,
                                            path_case{copy_path::owner_proxy, false, ipc_give::nothing},
                                            path_case{copy_path::owner_proxy, true, ipc_give::nothing}),
                          test_name);
-
-TEST_P(path_test, copies_every_byte_in_both_directions) {
-    owner other(0, settings);
-    const auto own = expect(open_device(by_index{1}));
-    auto engine = expect(own->copies());
-    unsigned number = 0;
-    const auto before = process_statistics().copies;
-    for (const std::size_t size :
-         {std::size_t{1}, std::size_t{64}, std::size_t{4099}, mebibyte + 17, 9 * mebibyte}) {
-        SCOPED_TRACE(size);
-        auto imported = expect(import_memory(other.share(size, 7), only));
-        ASSERT_EQ(imported.size(), size);
-        auto local = expect(own->heap().allocate(size));
-        std::vector<std::byte> host(size);
-        auto reading = GetParam().device ? imported.read(local.address(), 0, size) : imported.read(host);
-        ASSERT_TRUE(reading) << reading.error().message();
-        EXPECT_EQ(reading->path(), GetParam().path);
-        ASSERT_TRUE(reading->wait());
-        if (GetParam().device)
-            expect(expect(engine.read(host, local.address())).wait());
-        EXPECT_EQ(host, pattern(size, 7));
-
-        host = pattern(size, 8);
-        if (GetParam().device)
-            expect(expect(engine.write(local.address(), host)).wait());
-        auto writing = GetParam().device ? imported.write(0, local.address(), size) : imported.write(0, host);
-        ASSERT_TRUE(writing) << writing.error().message();
-        const auto written = writing->wait();
-        ASSERT_TRUE(written) << written.error().message();
-        EXPECT_TRUE(other.holds(number, 8));
-
-        // A copy to the middle leaves the bytes around it unchanged.
-        if (size > 100) {
-            const auto piece = pattern(31, 9);
-            if (GetParam().device) {
-                expect(expect(engine.write(local.address(), piece)).wait());
-                expect(expect(imported.write(size / 2 + 1, local.address(), 31)).wait());
-            } else {
-                expect(expect(imported.write(size / 2 + 1, piece)).wait());
-            }
-            auto expected = pattern(size, 8);
-            std::copy(piece.begin(), piece.end(),
-                      expected.begin() + static_cast<std::ptrdiff_t>(size / 2 + 1));
-            if (GetParam().device) {
-                expect(expect(imported.read(local.address(), 0, size)).wait());
-                expect(expect(engine.read(host, local.address())).wait());
-            } else {
-                expect(expect(imported.read(host)).wait());
-            }
-            EXPECT_EQ(host, expected);
-        }
-        ++number;
-    }
-    EXPECT_GE(process_statistics().copies.by(GetParam().path).bytes - before.by(GetParam().path).bytes,
-              20 * mebibyte);
-}
-
-// The shared part begins and ends inside pages: its bytes are copied, those around it stay unchanged.
-TEST_P(path_test, moves_a_part_of_a_buffer) {
-    owner other(0, settings);
-    const std::size_t size = 3 * mebibyte, skip = 12345;
-    (void)other.share(size, 7);
-    auto imported = expect(import_memory(other.share_middle(0, skip), only));
-    ASSERT_EQ(imported.size(), size - 2 * skip);
-    destination to(GetParam().device, size - 2 * skip);
-    expect(expect(to.read(imported)).wait());
-    const auto whole = pattern(size, 7);
-    EXPECT_EQ(to.bytes(), std::vector<std::byte>(whole.begin() + skip, whole.end() - skip));
-    other.fill(0, 8); // so that the write below changes the bytes
-    expect(expect(to.write(imported)).wait());
-    auto expected = pattern(size, 8);
-    std::copy(whole.begin() + skip, whole.end() - skip, expected.begin() + skip);
-    auto all = expect(import_memory(other.share_again(0), only));
-    destination seen(GetParam().device, size);
-    expect(expect(seen.read(all)).wait());
-    EXPECT_EQ(seen.bytes(), expected);
-}
 
 // Leases of importers, in use or cached, do not keep the owner's device busy.
 TEST_P(path_test, the_owner_closes_its_device_and_opens_it_again_at_once) {

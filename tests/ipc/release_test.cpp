@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // What importers release when the owner revokes a lease, and how long the owner waits for it.
-#include "tests/ipc/owner.hpp"
+#include "tests/ipc/ipc_test.hpp"
 
 #include <csignal>
 #include <sys/mman.h>

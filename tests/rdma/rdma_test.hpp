@@ -1,115 +1,24 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
-#include <gaudi/gaudi.hpp>
-
+#include "tests/rdma/two_sides.hpp"
 #include "tests/support/test_lab.hpp"
 
 #include <cstdlib>
-#include <future>
 #include <numeric>
 
 namespace testing_support {
 
-using namespace gaudi;
-using std::chrono::milliseconds;
-
-constexpr auto soon = milliseconds(20000);
-
-// Both sides of a connection in one process. Each side has a NIC, a region and, except for host memory, a
-// Gaudi.
-class rdma_test : public test_lab {
+// A lab with a virtual NIC.
+class nic_lab : public test_lab {
 protected:
-    rdma_test() { ::setenv("GAUDI_DIRECT_VERBS", LAB_VHCA, 1); }
-
-    struct side {
-        std::shared_ptr<device> gaudi;
-        std::shared_ptr<gaudi::nic> nic;
-        std::vector<std::byte> host;
-        device_buffer buffer;
-        local_region region;
-        std::optional<connection> link;
-
-        // Write and read the bytes of the region, in host or device memory.
-        void put(std::span<const std::byte> bytes) {
-            if (!buffer)
-                std::copy(bytes.begin(), bytes.end(), host.begin());
-            else
-                expect(expect(expect(gaudi->copies()).write(buffer.address(), bytes)).wait());
-        }
-        [[nodiscard]] std::vector<std::byte> get() const {
-            if (!buffer)
-                return host;
-            std::vector<std::byte> bytes(buffer.size());
-            expect(expect(expect(gaudi->copies()).read(bytes, buffer.address())).wait());
-            return bytes;
-        }
-    };
-
-    void TearDown() override {
-        close_both();
-        test_lab::TearDown();
+    nic_lab() { ::setenv("GAUDI_DIRECT_VERBS", LAB_VHCA, 1); }
+    static std::shared_ptr<device> device_for_test(unsigned number) {
+        return expect(open_device(by_index{number}));
     }
-    void close_both() {
-        for (auto* each : {&left, &right}) {
-            each->link.reset();
-            each->region = {};
-            each->buffer = {};
-            each->nic.reset();
-            each->gaudi.reset();
-        }
-    }
-
-    // `path`: host, zero-copy or staged.
-    static void equip(side& each, unsigned index, memory_path path, std::size_t size) {
-        each.nic = expect(open_nic());
-        if (path == memory_path::host) {
-            each.host.resize(size);
-            each.region = expect(each.nic->region(each.host));
-            return;
-        }
-        each.gaudi = expect(open_device(by_index{index}));
-        each.buffer = expect(each.gaudi->heap().allocate(size));
-        each.region = expect(each.nic->region(*each.gaudi, each.buffer,
-                                              path == memory_path::staged ? path_policy::staged_only
-                                                                          : path_policy::require_zero_copy));
-    }
-
-    void connect_both(const connection_options& options = {}) {
-        const auto door = expect(listener::open(0, "127.0.0.1"));
-        auto accepted = std::async(std::launch::async, [&] { return door.accept(right.nic, soon, options); });
-        left.link.emplace(expect(connect(left.nic, "127.0.0.1:" + std::to_string(door.port()), options)));
-        right.link.emplace(expect(accepted.get()));
-    }
-
-    void make_pair(memory_path left_path, memory_path right_path, std::size_t size,
-                   const connection_options& options = {}) {
-        equip(left, 0, left_path, size);
-        equip(right, 1, right_path, size);
-        connect_both(options);
-    }
-
-    // Both ends belong to this thread: it must poll both while it waits.
-    template <typename... Transfers>
-    void finish_all(Transfers&... transfers) {
-        const auto deadline = std::chrono::steady_clock::now() + soon;
-        while (!(transfers.done() && ...) && std::chrono::steady_clock::now() < deadline) {
-            left.link->poll();
-            right.link->poll();
-        }
-    }
-
-    static std::vector<std::byte> pattern(std::size_t size, unsigned seed) {
-        std::vector<std::byte> bytes(size);
-        std::uint32_t state = seed * 2654435761U + 1;
-        for (auto& byte : bytes) {
-            state = state * 1664525U + 1013904223U;
-            byte = static_cast<std::byte>(state >> 24);
-        }
-        return bytes;
-    }
-
-    side left, right;
+    static std::shared_ptr<nic> nic_for_test() { return expect(open_nic()); }
 };
+
+using rdma_test = two_sides<nic_lab>;
 
 } // namespace testing_support

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "lab/world/folder.hpp"
+#include "tests/support/own_process.hpp"
 
 #include <filesystem>
 #include <gtest/gtest.h>
@@ -40,21 +41,5 @@ private:
     const std::filesystem::path at_;
     bool mounted_;
 };
-
-[[nodiscard]] std::size_t open_descriptors();
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool under_a_sanitizer = true;
-#else
-constexpr bool under_a_sanitizer = false;
-#endif
-
-// Regions in /proc/self/maps; under a sanitizer, whose runtime maps memory too, only those of files that are
-// neither programs nor libraries.
-[[nodiscard]] std::size_t mapped_regions();
-// How many regions each file has there, for a failure's message.
-[[nodiscard]] std::string mappings_by_file();
-[[nodiscard]] std::string text_of(const std::filesystem::path& file);
-// Bytes that the files of a folder occupy, without holes.
-[[nodiscard]] std::uint64_t stored_bytes(const std::filesystem::path& folder);
 
 } // namespace testing_support

@@ -4,6 +4,7 @@
 
 #include "src/hl/hl_device.hpp"
 #include "src/os/internals.hpp"
+#include "tests/ipc/ipc_test.hpp"
 #include "tests/support/hlthunk_functions.h"
 #include "tests/transfer/ends.hpp"
 

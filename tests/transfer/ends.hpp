@@ -32,20 +32,20 @@ private:
     std::vector<std::byte> memory_;
 };
 
-// Device memory of this process; the device has an engine.
+// Device memory of this process.
 class device_place : public copy_place {
 public:
+    device_place(std::shared_ptr<device> of, std::size_t size)
+        : device_(std::move(of)), memory_(expect(device_->heap().allocate(size))) {}
     device_place(unsigned index, std::size_t size)
-        : device_(expect(open_device(by_index{index}))), memory_(expect(device_->heap().allocate(size))) {}
+        : device_place(expect(open_device(by_index{index})), size) {}
     place part(std::uint64_t offset, std::uint64_t length) override {
         return {memory_.address() + offset, length};
     }
-    void fill(const std::vector<std::byte>& with) override {
-        expect(expect(expect(device_->copies()).write(memory_.address(), with)).wait());
-    }
+    void fill(const std::vector<std::byte>& with) override { write_bytes(*device_, memory_.address(), with); }
     std::vector<std::byte> bytes() override {
         std::vector<std::byte> seen(memory_.size());
-        expect(expect(expect(device_->copies()).read(seen, memory_.address())).wait());
+        read_bytes(*device_, seen, memory_.address());
         return seen;
     }
     [[nodiscard]] device& opened_device() { return *device_; }
@@ -59,8 +59,8 @@ private:
 // A DMA-BUF that is known only by its descriptor, as that of a GPU would be.
 class foreign_place : public device_place {
 public:
-    foreign_place(unsigned index, std::size_t size)
-        : device_place(index, size),
+    foreign_place(std::shared_ptr<device> of, std::size_t size)
+        : device_place(std::move(of), size),
           window_(expect(opened_device().export_memory(memory().address(), size))) {}
     ~foreign_place() override { ::close(window_.fd); }
     place part(std::uint64_t offset, std::uint64_t length) override {

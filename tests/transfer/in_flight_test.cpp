@@ -2,6 +2,7 @@
 // Copies in flight: no path blocks its caller, no owner blocks another, a full queue is no error where
 // another path is viable, and what may keep a device open.
 #include "src/os/unique_fd.hpp"
+#include "tests/ipc/ipc_test.hpp"
 #include "tests/transfer/ends.hpp"
 
 #include <atomic>
@@ -236,7 +237,7 @@ TEST_F(in_flight_test, descriptors_that_are_no_dmabuf_are_refused) {
         describe(fmt::format("gaudis = 2\nhcas = 1\ndmabuf_import = {}", import));
         SCOPED_TRACE(import);
         device_place on_device(1, 8192);
-        foreign_place good(0, 8192);
+        foreign_place good(expect(open_device(by_index{0})), 8192);
         host_place host(8192);
         const unique_fd file(::open("/dev/zero", O_RDWR | O_CLOEXEC));
         copier copies;

@@ -3,6 +3,7 @@
 #include "src/ipc/lease_core.hpp"
 #include "src/os/internals.hpp"
 #include "src/os/unique_fd.hpp"
+#include "tests/ipc/ipc_test.hpp"
 #include "tests/rdma/peer_access.hpp"
 #include "tests/transfer/ends.hpp"
 

@@ -5,6 +5,7 @@
 
 #include "src/hl/hl_device.hpp"
 #include "src/os/internals.hpp"
+#include "tests/ipc/ipc_test.hpp"
 #include "tests/rdma/peer_access.hpp"
 #include "tests/support/expect_has.hpp"
 #include "tests/support/hlthunk_functions.h"
