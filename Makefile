@@ -9,7 +9,7 @@ SOURCES := $(shell find abi include src ucx lab tools examples tests bench -name
 CTEST := ctest --output-on-failure --no-tests=error --timeout 300
 TEST_ENV = unset GAUDI_LAB GAUDI_LAB_ROOT GAUDI_LAB_TRACE GAUDI_LAB_FAULTS GAUDI_DIRECT_HLTHUNK GAUDI_DIRECT_VERBS HLS_MODULE_ID HABANA_VISIBLE_DEVICES HABANA_VISIBLE_MODULES;
 
-.PHONY: release ucx setup setup-full build-% demo test test-full build-headers fuzz bench install format format-check check-layers lint pictures reference help clean $(LABELS:%=test-%)
+.PHONY: release ucx setup setup-full build-% demo test test-full test-hardware suites build-headers fuzz bench install format format-check check-layers lint pictures reference help clean $(LABELS:%=test-%)
 
 release: setup ## build what users install, into build/release/bin and build/release/lib
 	@.ci/ucx || echo "ucx: not there, so the UCX plugin and its part of the demo are left out; make ucx tries again"
@@ -35,6 +35,13 @@ test: setup ucx ## what CI runs: format, headers, warnings, all tests, the fast 
 
 test-full: setup-full ucx ## also the slow campaigns, the thread sanitizer, clang, plugin and tools under the sanitizers, and the fuzzers
 	@.ci/test full
+
+# The suites that `gaudi-direct selftest` runs.
+suites: release
+	@cmake --build build/release --target suites -- --quiet
+
+test-hardware: suites ## the suites that run anywhere, on this machine's free devices; a report in build/selftest.json
+	@$(TEST_ENV) build/release/bin/gaudi-direct selftest --report build/selftest.json
 
 build-headers:
 	@[ -f build/release/build.ninja ] || cmake --preset release >/dev/null
@@ -67,7 +74,7 @@ bench: setup ucx ## measure; a table of figures, each with the limit of the same
 	@GAUDI_DIRECT_TOOL=$(CURDIR)/build/release/bin/gaudi-direct build/release/bin/gaudi-direct lab run --lab bench --gaudis 2 --generation gaudi2 -- build/release/bin/bench_hca; \
 	 status=$$?; for lab in bench bench-local bench-remote; do build/release/bin/gaudi-direct lab clean $$lab; done; exit $$status
 
-install: release ## install under PREFIX (/usr/local)
+install: suites ## install under PREFIX (/usr/local)
 	@cmake --install build/release --prefix '$(PREFIX)' >/dev/null
 	@echo "installed under $(PREFIX); if the loader does not find libgaudi-direct.so.0, run ldconfig or set LD_LIBRARY_PATH=$(PREFIX)/lib"
 

@@ -25,6 +25,12 @@ struct doctor_options {
 };
 [[nodiscard]] int run_doctor(const doctor_options& options);
 
+struct selftest_options {
+    std::string report = "gaudi-direct-selftest.json", filter = "*";
+    bool verbose = false;
+};
+[[nodiscard]] int run_selftest(const selftest_options& options);
+
 struct measure_options {
     std::string device;
     bool as_json = false;

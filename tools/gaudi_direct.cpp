@@ -15,6 +15,7 @@ constexpr const char* json_help = "Machine-readable output";
 struct chosen {
     tools::info_options info;
     tools::doctor_options doctor;
+    tools::selftest_options selftest;
     tools::measure_options measure;
     tools::lab_run_options run;
     std::string name = tools::default_lab();
@@ -55,6 +56,17 @@ void add_doctor(CLI::App& program, chosen& options) {
     command->add_flag("--json", options.doctor.as_json, json_help)->excludes(env);
     command->add_flag("--no-probe", options.doctor.no_probe, "Open no device and no NIC for a transfer");
     command->callback([&options] { options.outcome = tools::run_doctor(options.doctor); });
+}
+
+void add_selftest(CLI::App& program, chosen& options) {
+    auto* command = program.add_subcommand(
+        "selftest", "Run the library's own tests on this machine's free devices, and write a report");
+    command->add_option("--report", options.selftest.report, "The report, as JSON")->capture_default_str();
+    command
+        ->add_option("--filter", options.selftest.filter, "Only tests of these names, such as 'any_device.*'")
+        ->capture_default_str();
+    command->add_flag("-v,--verbose", options.selftest.verbose, "Print the tests that pass as well");
+    command->callback([&options] { options.outcome = tools::run_selftest(options.selftest); });
 }
 
 void add_measure(CLI::App& program, chosen& options) {
@@ -137,9 +149,10 @@ int main(int argc, char** argv) {
     add_info(program, options);
     add_topo(program, options);
     add_doctor(program, options);
+    add_selftest(program, options);
     add_measure(program, options);
     add_lab(program, options);
-    if (!known_command(argc, argv, 1, {"info", "topo", "doctor", "measure", "lab"}) ||
+    if (!known_command(argc, argv, 1, {"info", "topo", "doctor", "selftest", "measure", "lab"}) ||
         (argc > 1 && std::string_view(argv[1]) == "lab" &&
          !known_command(argc, argv, 2, {"run", "list", "show", "port", "clean"})))
         return tools::usage;

@@ -15,7 +15,7 @@ fail() {
 cmake --install "$build" --prefix "$scratch/prefix" >/dev/null
 for file in bin/gaudi-direct bin/rdma_server bin/rdma_client share/man/man1/rdma_client.1 share/man/man1/rdma_server.1 include/gaudi/gaudi.hpp lib/libgaudi-direct.so lib/gaudi-direct/lab/libhl-thunk.so \
     lib/gaudi-direct/lab/libvhca.so lib/gaudi-direct/lab/libvhca-node.so share/doc/gaudi-direct/docs/virtual-hca.md \
-    lib/cmake/gaudi-direct/gaudi-direct-config.cmake lib/pkgconfig/gaudi-direct.pc share/man/man1/gaudi-direct.1 include/gaudi/gaudi.h \
+    lib/cmake/gaudi-direct/gaudi-direct-config.cmake lib/pkgconfig/gaudi-direct.pc share/man/man1/gaudi-direct.1 share/man/man1/gaudi-direct-selftest.1 lib/gaudi-direct/selftest/contract_tests share/doc/gaudi-direct/docs/hardware.md include/gaudi/gaudi.h \
     share/gaudi-direct/example.lab include/gaudi-direct/lab/dmabuf.h; do
     [ -e "$scratch/prefix/$file" ] || fail "not installed: $file"
 done

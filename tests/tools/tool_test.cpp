@@ -255,7 +255,8 @@ TEST_F(tool_test, run_passes_the_exit_status_on) {
     EXPECT_EQ(tool({"lab", "run"}).status, 2);
     const auto unknown = tool({"nonsense"});
     EXPECT_EQ(unknown.status, 2);
-    EXPECT_HAS(unknown.output, "unknown command 'nonsense'; there are: info, topo, doctor, measure, lab");
+    EXPECT_HAS(unknown.output,
+               "unknown command 'nonsense'; there are: info, topo, doctor, selftest, measure, lab");
     EXPECT_HAS(tool({"lab", "nonsense"}).output,
                "unknown command 'nonsense'; there are: run, list, show, port, clean");
     for (const auto& wrong :
@@ -552,6 +553,7 @@ TEST_F(tool_test, every_option_is_in_the_man_page) {
     for (const auto& [command, page] :
          {std::pair(std::vector<std::string>{"info"}, "gaudi-direct-info.1"),
           std::pair(std::vector<std::string>{"doctor"}, "gaudi-direct-doctor.1"),
+          std::pair(std::vector<std::string>{"selftest"}, "gaudi-direct-selftest.1"),
           std::pair(std::vector<std::string>{"topo"}, "gaudi-direct.1"),
           std::pair(std::vector<std::string>{"measure"}, "gaudi-direct-measure.1"),
           std::pair(std::vector<std::string>{"lab", "run"}, "gaudi-direct-lab.1")}) {

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include "tools/doctor/doctor.hpp"
 #include "tools/commands.hpp"
 #include "tools/doctor/checks.hpp"
 #include "tools/self.hpp"
@@ -117,7 +118,15 @@ bool print_environment(const outcome& result) {
     return installed && !names.empty();
 }
 
-json as_json(const outcome& result, const char* kind, const std::string& answer) {
+// The kind of hardware: "none", "virtual" or "real". In the lab, the lab's machine is examined.
+const char* enter_machine() {
+    const auto driver = gaudi::loaded_driver();
+    if (driver && is_virtual(driver->path))
+        believe_in_the_lab();
+    return !driver ? "none" : is_virtual(driver->path) ? "virtual" : "real";
+}
+
+json as_json(const outcome& result, std::string_view kind, const std::string& answer) {
     json all = {{"version", gaudi::version()}, {"kind", kind}, {"findings", json::array()}};
     for (const auto& entry : result.findings.findings())
         all["findings"].push_back({{"check", entry.check},
@@ -132,12 +141,15 @@ json as_json(const outcome& result, const char* kind, const std::string& answer)
 
 } // namespace
 
+nlohmann::ordered_json doctor::examine_without_probes() {
+    const char* const kind = enter_machine();
+    const auto result = run_checks(false);
+    return as_json(result, kind, conclusion(result, false));
+}
+
 int run_doctor(const doctor_options& options) {
-    const auto driver = gaudi::loaded_driver();
-    const bool in_lab = driver && is_virtual(driver->path);
-    const char* const kind = !driver ? "none" : in_lab ? "virtual" : "real";
-    if (in_lab)
-        believe_in_the_lab();
+    const std::string_view kind = enter_machine();
+    const bool in_lab = kind == "virtual";
     const auto result = run_checks(!options.no_probe && !options.as_environment);
     const auto answer = conclusion(result, !options.no_probe);
     const auto worst = result.findings.worst();
@@ -148,7 +160,8 @@ int run_doctor(const doctor_options& options) {
         fmt::print("{}\n", as_json(result, kind, answer).dump(2));
         return status;
     }
-    fmt::print("gaudi-direct {}: {} hardware\n", gaudi::version(), !driver ? "no" : kind);
+    const bool none = kind == "none";
+    fmt::print("gaudi-direct {}: {} hardware\n", gaudi::version(), none ? "no" : kind);
     if (in_lab)
         fmt::print("this is the lab: everything below is about virtual devices, nothing real was touched\n");
     for (const auto& entry : result.findings.findings())
@@ -158,7 +171,7 @@ int run_doctor(const doctor_options& options) {
     fmt::print("{} of {} checks are good{}\n", good, result.findings.findings().size(),
                options.verbose || good == 0 ? "" : " (-v shows them)");
     fmt::print("zero-copy: {}\n", answer);
-    if (!driver && std::filesystem::exists(lab_hlthunk()))
+    if (none && std::filesystem::exists(lab_hlthunk()))
         fmt::print("without hardware, try: gaudi-direct lab run -- gaudi-direct doctor\n");
     return status;
 }
