@@ -132,7 +132,7 @@ int info(const info_options& options) {
             report["devices"].push_back(device_json(info, !options.no_probe));
     const auto nics = gaudi::list_nics();
     report["nics"] = nics ? nics_json(*nics) : json::array();
-    report["topology"] = devices && nics ? topology_json(*devices) : json::array();
+    report["topology"] = devices && nics ? topology_json(*devices, *nics) : json::array();
     const int status = trouble.empty() ? ok : failed;
     if (options.as_json) {
         fmt::print("{}\n", report.dump(2));

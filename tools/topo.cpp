@@ -89,22 +89,22 @@ void print_nics(const json& nics) {
     }
 }
 
-json topology_json(const std::vector<gaudi::device_info>& devices) {
+json topology_json(const std::vector<gaudi::device_info>& devices, std::vector<gaudi::nic_info> nics) {
     auto rows = json::array();
     for (const auto& device : devices) {
         auto entries = json::array();
         bool taken = false;
-        if (const auto nics = gaudi::list_nics(device))
-            for (const auto& nic : *nics) {
-                if (nic.of_gaudi)
-                    continue;
-                const bool first = !taken && nic.moves_device_memory();
-                taken = taken || first;
-                entries.push_back({{"nic", name_of_port(nic)},
-                                   {"distance", gaudi::name_of(nic.distance)},
-                                   {"letter", letter_of(nic.distance)},
-                                   {"taken", first}});
-            }
+        gaudi::sort_nics(nics, device);
+        for (const auto& nic : nics) {
+            if (nic.of_gaudi)
+                continue;
+            const bool first = !taken && nic.moves_device_memory();
+            taken = taken || first;
+            entries.push_back({{"nic", name_of_port(nic)},
+                               {"distance", gaudi::name_of(nic.distance)},
+                               {"letter", letter_of(nic.distance)},
+                               {"taken", first}});
+        }
         std::sort(entries.begin(), entries.end(), [](const json& one, const json& other) {
             return one["nic"].get<std::string>() < other["nic"].get<std::string>();
         });
@@ -124,7 +124,7 @@ int topo(bool as_json) {
             fmt::print(stderr, "gaudi-direct: {}\n", problem->message());
             return failed;
         }
-    const auto topology = topology_json(*devices);
+    const auto topology = topology_json(*devices, *nics);
     if (as_json) {
         fmt::print("{}\n", json({{"nics", nics_json(*nics)}, {"devices", topology}}).dump(2));
         return ok;

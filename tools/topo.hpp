@@ -14,6 +14,7 @@ namespace tools {
 [[nodiscard]] nlohmann::ordered_json nics_json(const std::vector<gaudi::nic_info>& nics);
 void print_nics(const nlohmann::ordered_json& nics);
 // By device: each usable port with its distance, and whether the library takes it for that device.
-[[nodiscard]] nlohmann::ordered_json topology_json(const std::vector<gaudi::device_info>& devices);
+[[nodiscard]] nlohmann::ordered_json topology_json(const std::vector<gaudi::device_info>& devices,
+                                                   std::vector<gaudi::nic_info> nics);
 
 } // namespace tools

@@ -104,6 +104,8 @@ private:
 [[nodiscard]] result<std::string> loaded_verbs();
 /// Every port of every NIC; where a device is named, the nearest first.
 [[nodiscard]] result<std::vector<nic_info>> list_nics(const std::optional<device_info>& near_to = {});
+/// Puts NICs that were listed into the order that list_nics(near_to) has, without opening them again.
+void sort_nics(std::vector<nic_info>& nics, const device_info& near_to);
 /// Opens a port. errc::verbs_missing, no_nic, nic_unknown, dmabuf_unsupported, port_down, gid_invalid.
 [[nodiscard]] result<std::shared_ptr<nic>> open_nic(const nic_choice& choice = {},
                                                     const registration_limits& limits = {});

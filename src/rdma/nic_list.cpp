@@ -150,6 +150,15 @@ void add_ports(const std::shared_ptr<const verbs_api>& api, ibv_device* device, 
     }
 }
 
+// Active first, then near, then fast: a fast NIC of another socket sends every byte over the link between the
+// sockets.
+void sort_by_distance(std::vector<nic_info>& nics) {
+    std::stable_sort(nics.begin(), nics.end(), [](const auto& one, const auto& other) {
+        return std::tuple(!one.active, one.distance, -one.gbps) <
+               std::tuple(!other.active, other.distance, -other.gbps);
+    });
+}
+
 } // namespace
 
 int query_port(const verbs_api& api, ibv_context* context, unsigned port, ibv_port_attr& into) {
@@ -172,22 +181,19 @@ result<nic_list> enumerate_nics(const std::optional<device_info>& near_to) {
             error(errc::no_nic, fmt::format("ibv_get_device_list of {}", api->path()), errno));
     for (int i = 0; i < devices.count; ++i)
         add_ports(api, devices.all[i], seen.ports);
-    if (near_to && !seen.ports.empty()) {
-        const topology machine;
-        for (auto& port : seen.ports) {
-            port.distance = machine.between(port.bus_id, near_to->bus_id);
-            if (port.distance == nic_distance::unknown && port.numa_node && near_to->numa_node)
-                port.distance = port.numa_node == near_to->numa_node ? nic_distance::same_numa_node
-                                                                     : nic_distance::other_numa_node;
-        }
-    }
-    // Active first, then near, then fast: a fast NIC of another socket sends every byte over the link between
-    // the sockets.
-    std::stable_sort(seen.ports.begin(), seen.ports.end(), [](const auto& one, const auto& other) {
-        return std::tuple(!one.active, one.distance, -one.gbps) <
-               std::tuple(!other.active, other.distance, -other.gbps);
-    });
+    near_to ? sort_nics(seen.ports, *near_to) : sort_by_distance(seen.ports);
     return seen;
+}
+
+void sort_nics(std::vector<nic_info>& nics, const device_info& near_to) {
+    const topology machine;
+    for (auto& port : nics) {
+        port.distance = machine.between(port.bus_id, near_to.bus_id);
+        if (port.distance == nic_distance::unknown && port.numa_node && near_to.numa_node)
+            port.distance = port.numa_node == near_to.numa_node ? nic_distance::same_numa_node
+                                                                : nic_distance::other_numa_node;
+    }
+    sort_by_distance(nics);
 }
 
 result<context_handle> open_by_name(const std::shared_ptr<const verbs_api>& api, const std::string& name) {

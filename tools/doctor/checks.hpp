@@ -25,14 +25,15 @@ void check_driver(report& into, const gaudi::kernel_driver& driver, bool works);
 void check_libraries(report& into);
 void check_device(report& into, const gaudi::device_info& info, const gaudi::kernel_driver& driver);
 void check_nic(report& into, const gaudi::nic_info& nic);
-// Which NIC the library takes for a device, and how far it is.
-void check_distance(report& into, const gaudi::device_info& info);
+// Which NIC the library takes for a device, and how far it is. `nics`: the nearest first.
+void check_distance(report& into, const gaudi::device_info& info, const std::vector<gaudi::nic_info>& nics);
 void check_limits(report& into);
 // Settings of UCX, NIXL, PyTorch and SynapseAI. `gaudi_ports`: a NIC is a Gaudi's own.
 void check_environment(report& into, bool gaudi_ports);
 
 // A real export, a registration with each NIC, and a transfer from the device's memory over the NIC into the
 // device's memory with every byte compared. Whether one of them moved the bytes without a copy.
-[[nodiscard]] bool probe(report& into, const gaudi::device_info& info);
+[[nodiscard]] bool probe(report& into, const gaudi::device_info& info,
+                         const std::vector<gaudi::nic_info>& nics);
 
 } // namespace tools::doctor

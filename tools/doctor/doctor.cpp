@@ -23,6 +23,13 @@ struct outcome {
     std::size_t moved = 0; // devices whose memory went over a NIC without a copy
     std::vector<gaudi::device_info> devices;
     std::vector<gaudi::nic_info> nics;
+
+    // The NICs, those nearest to a device first.
+    [[nodiscard]] std::vector<gaudi::nic_info> near(const gaudi::device_info& info) const {
+        auto sorted = nics;
+        gaudi::sort_nics(sorted, info);
+        return sorted;
+    }
 };
 
 void print(const finding& entry) {
@@ -65,12 +72,12 @@ outcome run_checks(bool probes) {
         check_nic(findings, nic);
     if (!result.nics.empty())
         for (const auto& info : result.devices)
-            check_distance(findings, info);
+            check_distance(findings, info, result.near(info));
     check_limits(findings);
     check_environment(findings, std::ranges::any_of(result.nics, &gaudi::nic_info::of_gaudi));
     if (probes)
         for (const auto& info : result.devices)
-            if (probe(findings, info))
+            if (probe(findings, info, result.near(info)))
                 ++result.moved;
     return result;
 }
@@ -109,12 +116,13 @@ bool print_environment(const outcome& result) {
         fmt::print("export UCX_NET_DEVICES={}\n", names);
     else
         fmt::print("# no NIC has an active port\n");
-    for (const auto& info : result.devices)
-        if (const auto near = gaudi::list_nics(info))
-            if (const auto best = std::ranges::find_if(*near, &gaudi::nic_info::moves_device_memory);
-                best != near->end())
-                fmt::print("# the worker of module {} ({}): UCX_NET_DEVICES={}:{}\n", info.module_id,
-                           info.bus_id, best->name, best->port);
+    for (const auto& info : result.devices) {
+        const auto near = result.near(info);
+        if (const auto best = std::ranges::find_if(near, &gaudi::nic_info::moves_device_memory);
+            best != near.end())
+            fmt::print("# the worker of module {} ({}): UCX_NET_DEVICES={}:{}\n", info.module_id, info.bus_id,
+                       best->name, best->port);
+    }
     return installed && !names.empty();
 }
 

@@ -153,13 +153,10 @@ void check_nic(report& into, const gaudi::nic_info& nic) {
                      "use a NIC whose driver registers DMA-BUFs (mlx5, irdma, bnxt_re)");
 }
 
-void check_distance(report& into, const gaudi::device_info& info) {
+void check_distance(report& into, const gaudi::device_info& info, const std::vector<gaudi::nic_info>& nics) {
     const auto subject = name_of_device(info);
-    const auto nics = gaudi::list_nics(info);
-    if (!nics)
-        return;
-    const auto usable = std::ranges::find_if(*nics, &gaudi::nic_info::moves_device_memory);
-    if (usable == nics->end()) {
+    const auto usable = std::ranges::find_if(nics, &gaudi::nic_info::moves_device_memory);
+    if (usable == nics.end()) {
         into.broken("topology.nic", subject, "no NIC here moves its memory",
                     "an active port whose driver registers DMA-BUFs is needed");
         return;

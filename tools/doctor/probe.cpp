@@ -199,7 +199,7 @@ private:
 
 } // namespace
 
-bool probe(report& into, const gaudi::device_info& info) {
+bool probe(report& into, const gaudi::device_info& info, const std::vector<gaudi::nic_info>& nics) {
     const auto subject = fmt::format("gaudi {}", info.index);
     if (const auto holders = gaudi::holders_of(info); !holders.empty()) {
         into.unknown("probe.device", subject,
@@ -229,10 +229,9 @@ bool probe(report& into, const gaudi::device_info& info) {
     }
     into.good("probe.export", subject, "the driver exports its memory as a DMA-BUF");
     bool moved = false;
-    if (const auto nics = gaudi::list_nics(info))
-        for (const auto& nic : *nics)
-            if (nic.moves_device_memory())
-                moved = nic_probe(into, **opened, *from, *to, nic).run() || moved;
+    for (const auto& nic : nics)
+        if (nic.moves_device_memory())
+            moved = nic_probe(into, **opened, *from, *to, nic).run() || moved;
     return moved;
 }
 
