@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -21,7 +22,9 @@ struct info_options {
 [[nodiscard]] int topo(bool as_json);
 
 struct doctor_options {
-    bool as_json = false, as_environment = false, no_probe = false, verbose = false;
+    bool as_json = false, as_environment = false, no_probe = false, verbose = false, serves = false;
+    std::string peer;           // HOST or HOST:PORT
+    std::uint16_t port = 20010; // where `serves` listens
 };
 [[nodiscard]] int run_doctor(const doctor_options& options);
 

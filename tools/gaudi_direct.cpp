@@ -55,6 +55,14 @@ void add_doctor(CLI::App& program, chosen& options) {
                                   "The environment for UCX and what runs on it, as lines for a shell");
     command->add_flag("--json", options.doctor.as_json, json_help)->excludes(env);
     command->add_flag("--no-probe", options.doctor.no_probe, "Open no device and no NIC for a transfer");
+    auto* serves = command->add_flag("--serve", options.doctor.serves,
+                                     "Answer the doctor of another server, once (see --peer)");
+    command->add_option("--port", options.doctor.port, "Where --serve listens")->capture_default_str();
+    command
+        ->add_option("--peer", options.doctor.peer,
+                     "HOST or HOST:PORT where doctor --serve runs: also check that the two reach each other")
+        ->excludes(serves)
+        ->excludes(env);
     command->callback([&options] { options.outcome = tools::run_doctor(options.doctor); });
 }
 

@@ -303,4 +303,44 @@ TEST_F(doctor_test, prints_the_environment) {
     EXPECT_HAS(shown.output, "# the worker of module 1 (0000:1a:00.0): UCX_NET_DEVICES=vhca1:1\n");
 }
 
+TEST_F(doctor_test, the_ucx_that_the_loader_finds) {
+    describe("gaudis = 1");
+    const auto folder = root() / "ucx";
+    const auto with = [&](const std::string& version) {
+        return report({"FAKE_UCX=" + version, "LD_LIBRARY_PATH=" + folder.string()});
+    };
+    expect(with(""), "ucx.version", "unknown", "no libucp.so.0 where the loader looks", "LD_LIBRARY_PATH");
+    fs::create_directories(folder);
+    for (const auto* name : {"libucp.so.0", "libuct.so.0"})
+        fs::copy_file(FAKE_UCX, folder / name);
+    expect(with("1.20.1"), "ucx.version", "broken", "UCX 1.20.1 of " + folder.string(),
+           "use UCX 1.22 or newer");
+    expect(with("1.21.0"), "ucx.version", "warning", "UCX 1.21.0 of", "use UCX 1.22 or newer");
+    const auto seen = with("1.23.0");
+    expect(seen, "ucx.version", "good", "UCX 1.23.0 of");
+    expect(seen, "ucx.loads_plugin", "warning", "UCX has no memory domain gaudi_copy", "see ucx.plugin");
+    std::ofstream(folder / "libucp.so.0") << "no library";
+    expect(with("1.23.0"), "ucx.version", "warning", "cannot be loaded", "ldd ");
+}
+
+TEST_F(doctor_test, packages_of_the_python_that_the_shell_finds) {
+    describe("gaudis = 1");
+    const auto folder = root() / "python";
+    const auto package = [&](const std::string& version) {
+        fs::remove_all(folder);
+        const auto info = folder / fmt::format("nixl_cu12-{}.dist-info", version);
+        fs::create_directories(info);
+        std::ofstream(info / "METADATA")
+            << "Metadata-Version: 2.1\nName: nixl-cu12\nVersion: " << version << "\n";
+        std::ofstream(info / "RECORD") << "nixl_cu12.libs/libucp-1.so.0.0.0,,\n";
+        return report({"PYTHONPATH=" + folder.string()});
+    };
+    expect(package("1.4.1"), "python.packages", "good",
+           fmt::format("nixl-cu12 1.4.1 with a UCX in {}", (folder / "nixl_cu12.libs").string()));
+    expect(package("1.3.2"), "python.packages", "warning", "nixl-cu12 1.3.2", "use nixl-cu12 1.4.1 or newer");
+    fs::create_directories(root() / "none");
+    expect(report({}, {"env", "PATH=" + (root() / "none").string()}), "python.packages", "unknown",
+           "python3 has none of NIXL, PyTorch, vLLM and MPI", "activate their environment");
+}
+
 } // namespace

@@ -18,6 +18,10 @@ namespace tools::doctor {
 [[nodiscard]] std::string machine_path(std::string_view absolute);
 [[nodiscard]] std::optional<std::string> read_line(std::string_view absolute);
 
+inline constexpr const char* pcie_remedy =
+    "PCIe does not carry the NIC's accesses to the Gaudi: switch ACS off on the bridges between them, boot "
+    "with iommu=pt, and use a NIC under the same root complex";
+
 void check_kernel(report& into, const gaudi::kernel_driver& driver);
 // `works`: it has reported devices.
 void check_driver(report& into, const gaudi::kernel_driver& driver, bool works);
@@ -28,7 +32,10 @@ void check_nic(report& into, const gaudi::nic_info& nic);
 // Which NIC the library takes for a device, and how far it is. `nics`: the nearest first.
 void check_distance(report& into, const gaudi::device_info& info, const std::vector<gaudi::nic_info>& nics);
 void check_limits(report& into);
-// Settings of UCX, NIXL, PyTorch and SynapseAI. `gaudi_ports`: a NIC is a Gaudi's own.
+// Of the UCX that the loader finds; empty: there is none, or it cannot be loaded.
+[[nodiscard]] std::string ucx_version();
+// The UCX and the Python packages of this environment; settings of UCX, NIXL, PyTorch and SynapseAI.
+// `gaudi_ports`: a NIC is a Gaudi's own.
 void check_environment(report& into, bool gaudi_ports);
 
 // A real export, a registration with each NIC, and a transfer from the device's memory over the NIC into the

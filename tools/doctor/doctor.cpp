@@ -2,6 +2,7 @@
 #include "tools/doctor/doctor.hpp"
 #include "tools/commands.hpp"
 #include "tools/doctor/checks.hpp"
+#include "tools/doctor/peer.hpp"
 #include "tools/self.hpp"
 
 #include <gaudi/gaudi.hpp>
@@ -43,8 +44,14 @@ void print(const finding& entry) {
         fmt::print("{:31} -> {}\n", "", entry.remedy);
 }
 
+// Those that no process holds, with engines to compare bytes by.
+std::vector<gaudi::device_info> free_devices(std::vector<gaudi::device_info> devices) {
+    std::erase_if(devices, [](const auto& info) { return !gaudi::holders_of(info).empty(); });
+    return devices;
+}
+
 // In the order in which they depend on each other. The probes come last: they need all of it.
-outcome run_checks(bool probes) {
+outcome run_checks(bool probes, const std::string& peer = {}) {
     outcome result;
     auto& findings = result.findings;
     const auto driver = gaudi::find_kernel_driver();
@@ -79,6 +86,8 @@ outcome run_checks(bool probes) {
         for (const auto& info : result.devices)
             if (probe(findings, info, result.near(info)))
                 ++result.moved;
+    if (!peer.empty())
+        check_peer(findings, peer, free_devices(result.devices));
     return result;
 }
 
@@ -97,6 +106,19 @@ std::string conclusion(const outcome& result, bool probes) {
     if (why != nullptr)
         return "no, because " + reason;
     return probes ? "not known: no device was free to try it" : "not known: nothing was tried (--no-probe)";
+}
+
+std::string answer_about_peer(const report& findings, const std::string& peer) {
+    const auto& all = findings.findings();
+    const auto of_peer = [](const finding& each) { return each.check.starts_with("peer."); };
+    if (const auto wrong = std::ranges::find_if(
+            all, [&](const finding& each) { return of_peer(each) && each.result == verdict::broken; });
+        wrong != all.end())
+        return fmt::format("; not with {}, because {}", peer, wrong->observed);
+    const bool moved = std::ranges::any_of(all, [](const finding& each) {
+        return each.check == "peer.gaudi_transfer" && each.result == verdict::good;
+    });
+    return fmt::format("; with {}: {}", peer, moved ? "yes" : "not tried, host memory only");
 }
 
 // The environment for UCX and what runs on it, as lines for a shell.
@@ -158,8 +180,16 @@ nlohmann::ordered_json doctor::examine_without_probes() {
 int run_doctor(const doctor_options& options) {
     const std::string_view kind = enter_machine();
     const bool in_lab = kind == "virtual";
-    const auto result = run_checks(!options.no_probe && !options.as_environment);
-    const auto answer = conclusion(result, !options.no_probe);
+    if (options.serves) {
+        const auto devices = gaudi::list_devices();
+        return serve_peer(options.port, devices ? free_devices(*devices) : std::vector<gaudi::device_info>{})
+                   ? ok
+                   : failed;
+    }
+    const auto result = run_checks(!options.no_probe && !options.as_environment, options.peer);
+    auto answer = conclusion(result, !options.no_probe);
+    if (!options.peer.empty())
+        answer += answer_about_peer(result.findings, options.peer);
     const auto worst = result.findings.worst();
     const int status = worst == verdict::broken ? failed : worst == verdict::warning ? warned : ok;
     if (options.as_environment)

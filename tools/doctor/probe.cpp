@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What no file tells: whether bytes move. A connection through the NIC to itself carries a message from the
-// device's memory into the device's memory.
+// What no file tells: whether bytes move. A connection through the NIC to itself carries a message
+// from the device's memory into the device's memory.
 #include "tools/doctor/checks.hpp"
+#include "tools/doctor/pattern.hpp"
 
 #include <gaudi/gaudi.hpp>
 
@@ -16,21 +17,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-constexpr std::size_t bytes = 4 << 20;
-constexpr auto limit = milliseconds(10000);
-constexpr const char* pcie_remedy = "PCIe does not carry the NIC's accesses to the Gaudi: switch ACS off on "
-                                    "the bridges between them, boot with "
-                                    "iommu=pt, and use a NIC under the same root complex";
-
-std::vector<std::byte> pattern(unsigned seed) {
-    std::vector<std::byte> made(bytes);
-    std::uint32_t state = seed * 2654435761U + 1;
-    for (auto& byte : made) {
-        state = state * 1664525U + 1013904223U;
-        byte = static_cast<std::byte>(state >> 24);
-    }
-    return made;
-}
+constexpr auto transfer_limit = milliseconds(10000);
 
 // Two ends of one connection, both of this thread.
 struct both_ends {
@@ -55,7 +42,7 @@ struct both_ends {
         auto out = in ? left.send(from) : tl::unexpected(in.error());
         if (!out)
             return tl::unexpected(out.error());
-        const auto deadline = steady_clock::now() + limit;
+        const auto deadline = steady_clock::now() + transfer_limit;
         while (!(in->done() && out->done()) && steady_clock::now() < deadline) {
             left.poll();
             right.poll();
@@ -124,7 +111,7 @@ public:
         }
         into_.good(
             "probe.transfer", subject_,
-            fmt::format("{} MiB from HBM to HBM, every byte right, {:.1f} GB/s{}", bytes >> 20, *rate,
+            fmt::format("{} MiB from HBM to HBM, every byte right, {:.1f} GB/s{}", message_bytes >> 20, *rate,
                         access.engine ? "" : "; written and read by the NIC, the device has no engine"));
         if (access.engine)
             staged(*opened, access, *link);
@@ -145,7 +132,7 @@ private:
         double best = 0;
         for (unsigned round = 0; round < 3; ++round) {
             auto sent = pattern(seed * 8 + round);
-            std::vector<std::byte> other(bytes), seen(bytes);
+            std::vector<std::byte> other(message_bytes), seen(message_bytes);
             std::ranges::transform(sent, other.begin(), [](std::byte byte) { return ~byte; });
             if (auto written = access.write(from, sent).and_then([&] { return access.write(to, other); });
                 !written)
@@ -154,7 +141,7 @@ private:
             if (auto carried = link.carry(from, to); !carried)
                 return tl::unexpected(carried.error());
             const std::chrono::duration<double> taken = steady_clock::now() - begin;
-            best = std::max(best, static_cast<double>(bytes) / taken.count() / 1e9);
+            best = std::max(best, static_cast<double>(message_bytes) / taken.count() / 1e9);
             if (auto read = access.read(seen, to); !read)
                 return tl::unexpected(read.error());
             compare(sent, seen);
@@ -164,14 +151,14 @@ private:
 
     void compare(const std::vector<std::byte>& sent, const std::vector<std::byte>& seen) {
         std::size_t wrong = 0, first = 0;
-        for (std::size_t i = bytes; i-- > 0;)
+        for (std::size_t i = message_bytes; i-- > 0;)
             if (sent[i] != seen[i]) {
                 ++wrong;
                 first = i;
             }
         if (wrong != 0)
             wrong_ = fmt::format("{} of {} bytes are wrong, the first at {} ({:#04x} instead of {:#04x})",
-                                 wrong, bytes, first, std::to_integer<int>(seen[first]),
+                                 wrong, message_bytes, first, std::to_integer<int>(seen[first]),
                                  std::to_integer<int>(sent[first]));
     }
 
@@ -216,8 +203,8 @@ bool probe(report& into, const gaudi::device_info& info, const std::vector<gaudi
             into.broken("probe.device", subject, why.observed(), std::string(why.remedy()));
         return false;
     }
-    auto from = (*opened)->heap().allocate(bytes);
-    auto to = from ? (*opened)->heap().allocate(bytes) : tl::unexpected(from.error());
+    auto from = (*opened)->heap().allocate(message_bytes);
+    auto to = from ? (*opened)->heap().allocate(message_bytes) : tl::unexpected(from.error());
     if (!to) {
         into.broken("probe.memory", subject, to.error().observed(), std::string(to.error().remedy()));
         return false;

@@ -1,14 +1,19 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Libraries and the settings of the programs that use them.
 #include "tools/doctor/checks.hpp"
+#include "tools/doctor/child_output.hpp"
 
 #include <gaudi/gaudi.hpp>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <dlfcn.h>
 #include <filesystem>
 #include <fmt/format.h>
 #include <sstream>
+#include <unistd.h>
 
 namespace tools::doctor {
 namespace {
@@ -57,6 +62,122 @@ void check_transports(report& into) {
                              : fmt::format("UCX_TLS={},gaudi_cpy,gaudi_dma,gaudi_ipc", setting));
 }
 
+bool older(const std::string& version, unsigned major, unsigned minor, unsigned patch = 0) {
+    unsigned own[3] = {};
+    return std::sscanf(version.c_str(), "%u.%u.%u", &own[0], &own[1], &own[2]) >= 2 &&
+           std::tuple(own[0], own[1], own[2]) < std::tuple(major, minor, patch);
+}
+
+struct ucx_answer {
+    std::string version; // empty: no UCX, or it cannot be loaded
+    std::string log;
+    bool has_plugin = false;
+};
+
+// Loads UCX in another process, because it hooks memory functions where it is loaded, and asks which
+// components it has found. It opens no device for that.
+ucx_answer ask_ucx() {
+    const auto library = find_library("libucp.so.0"), transports = find_library("libuct.so.0");
+    if (library.empty())
+        return {};
+    const auto said = child_output(
+        [&] {
+            ::unsetenv("UCX_LOG_FILE"); // to stdout
+            ::setenv("UCX_LOG_LEVEL", "warn", 1);
+            void *const ucp = ::dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL), *const uct = ::dlopen(
+                                                                                     transports.c_str(),
+                                                                                     RTLD_NOW | RTLD_GLOBAL);
+            if (ucp == nullptr || uct == nullptr)
+                return;
+            const auto version = reinterpret_cast<const char* (*)()>(::dlsym(ucp, "ucp_get_version_string"));
+            const auto list =
+                reinterpret_cast<int (*)(void***, unsigned*)>(::dlsym(uct, "uct_query_components"));
+            const auto query = reinterpret_cast<int (*)(void*, void*)>(::dlsym(uct, "uct_component_query"));
+            if (version == nullptr || list == nullptr || query == nullptr)
+                return;
+            fmt::print("\nversion {}\n", version());
+            void** components = nullptr;
+            unsigned count = 0;
+            if (list(&components, &count) != 0)
+                return;
+            for (unsigned i = 0; i < count; ++i) {
+                struct { // uct_component_attr_t of uct/api/uct.h, of which only the name is asked for
+                    std::uint64_t fields = 1;
+                    char name[16] = "";
+                    std::uint64_t rest[32] = {};
+                } attributes;
+                if (query(components[i], &attributes) == 0)
+                    fmt::print("\ncomponent {}\n", attributes.name);
+            }
+        },
+        std::chrono::seconds(10));
+    ucx_answer answer;
+    for (const auto& line : split(said.value_or(""), '\n'))
+        if (line.starts_with("version "))
+            answer.version = line.substr(8);
+        else if (line == "component gaudi_copy")
+            answer.has_plugin = true;
+        else if (!line.starts_with("component ") && answer.log.empty())
+            answer.log = line.substr(
+                line.find_first_not_of(' ', line.find("WARN") == line.npos ? 0 : line.find("WARN") + 4));
+    return answer;
+}
+
+// UCX in this environment. It is loaded in another process: it hooks memory functions where it is loaded.
+void check_ucx(report& into) {
+    const auto ucx = find_library("libucp.so.0");
+    const auto [version, log, has_plugin] = ask_ucx();
+    if (ucx.empty())
+        into.unknown("ucx.version", "", "no libucp.so.0 where the loader looks",
+                     "a Python environment has its own (python.packages); else set LD_LIBRARY_PATH");
+    else if (version.empty())
+        into.warning("ucx.version", "", ucx + " cannot be loaded", "ldd " + ucx + " shows what it lacks");
+    else if (older(version, 1, 21))
+        into.broken("ucx.version", "", fmt::format("UCX {} of {} does not know Gaudi memory", version, ucx),
+                    "use UCX 1.22 or newer; peers before 1.21 must not be sent keys of Gaudi memory either");
+    else if (older(version, 1, 22))
+        into.warning("ucx.version", "", fmt::format("UCX {} of {} has no UCX_PLUGIN_PATH", version, ucx),
+                     "use UCX 1.22 or newer");
+    else
+        into.good("ucx.version", "", fmt::format("UCX {} of {}", version, ucx));
+    if (!version.empty() && has_plugin)
+        into.good("ucx.loads_plugin", "", "UCX has the memory domain gaudi_copy");
+    else if (!version.empty())
+        into.warning("ucx.loads_plugin", "",
+                     fmt::format("UCX has no memory domain gaudi_copy{}{}", log.empty() ? "" : ": ", log),
+                     "see ucx.plugin; UCX_LOG_LEVEL=debug shows which modules UCX tries");
+}
+
+// Packages of the Python that a shell finds, among them those that bring a UCX of their own.
+void check_python(report& into) {
+    constexpr const char* program = R"(
+import sys
+sys.path.pop(0)
+import importlib.metadata as m
+found = []
+for name in "nixl nixl-cu12 torch habana-torch-plugin habana-torch-dataloader vllm vllm-gaudi openmpi mpich".split():
+    try:
+        d = m.distribution(name)
+        ucx = sorted({str(f.locate().parent) for f in d.files or [] if "libucp" in f.name})
+        found.append(f"{name} {d.version}" + (f" with a UCX in {ucx[0]}" if ucx else ""))
+    except m.PackageNotFoundError:
+        pass
+print("; ".join(found), end="")
+)";
+    const auto found =
+        child_output([&] { ::execlp("python3", "python3", "-c", program, static_cast<char*>(nullptr)); },
+                     std::chrono::seconds(10));
+    const auto text = found.value_or("");
+    if (text.empty())
+        into.unknown("python.packages", "", "python3 has none of NIXL, PyTorch, vLLM and MPI",
+                     "activate their environment, and run doctor in it");
+    else if (const auto at = text.find("nixl-cu12 "); at != text.npos && older(text.substr(at + 10), 1, 4, 1))
+        into.warning("python.packages", "", text,
+                     "use nixl-cu12 1.4.1 or newer: the UCX of older ones has no UCX_PLUGIN_PATH");
+    else
+        into.good("python.packages", "", text);
+}
+
 void check_plugin(report& into) {
     const auto ucx = find_library("libucp.so.0");
     const auto folders = split(variable("UCX_PLUGIN_PATH"), ':');
@@ -79,6 +200,10 @@ void check_plugin(report& into) {
 }
 
 } // namespace
+
+std::string ucx_version() {
+    return ask_ucx().version;
+}
 
 void check_libraries(report& into) {
     if (const auto driver = gaudi::loaded_driver(); !driver)
@@ -106,6 +231,8 @@ void check_libraries(report& into) {
 }
 
 void check_environment(report& into, bool gaudi_ports) {
+    check_ucx(into);
+    check_python(into);
     check_plugin(into);
     check_transports(into);
     const auto devices = variable("UCX_NET_DEVICES");
