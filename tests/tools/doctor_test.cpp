@@ -5,6 +5,7 @@
 #include "tests/support/soon_true.hpp"
 #include "tests/support/test_lab.hpp"
 
+#include <cstring>
 #include <filesystem>
 #include <fmt/format.h>
 #include <fstream>
@@ -341,6 +342,51 @@ TEST_F(doctor_test, packages_of_the_python_that_the_shell_finds) {
     fs::create_directories(root() / "none");
     expect(report({}, {"env", "PATH=" + (root() / "none").string()}), "python.packages", "unknown",
            "python3 has none of NIXL, PyTorch, vLLM and MPI", "activate their environment");
+}
+
+// The Gaudi and the NIC get a place below a switch: a root port, its upstream port, a downstream port for
+// each.
+TEST_F(doctor_test, acs_of_the_bridges_between_them) {
+    describe("gaudis = 1\nhcas = 1");
+    expect(report(), "topology.acs", "good", "no bridge between them is seen");
+    const auto sys = lab() / "sys";
+    const std::string above = "devices/pci0000:10/0000:10:01.0/0000:11:00.0/";
+    const auto put_below = [&](const std::string& port, const std::string& device) {
+        const auto link = sys / "bus/pci/devices" / device;
+        const auto from = fs::canonical(link), to = sys / (above + port) / device;
+        fs::create_directories(to.parent_path());
+        fs::rename(from, to);
+        fs::remove(link);
+        fs::create_symlink(to, link);
+    };
+    put_below("0000:12:00.0", "0000:19:00.0");
+    put_below("0000:12:01.0", "0000:60:00.0");
+    fs::remove(sys / "class/infiniband/vhca0");
+    fs::create_symlink(sys / (above + "0000:12:01.0/0000:60:00.0/infiniband/vhca0"),
+                       sys / "class/infiniband/vhca0");
+    // The capability is the second one of a port, behind another.
+    const auto give_registers = [&](const std::string& path, unsigned control, std::size_t size = 4096) {
+        std::string config(size, '\0');
+        if (size > 0x150) {
+            const std::uint32_t first = 0x14010001, acs = 0x0001000d, registers = control << 16;
+            std::memcpy(&config[0x100], &first, 4);
+            std::memcpy(&config[0x140], &acs, 4);
+            std::memcpy(&config[0x144], &registers, 4);
+        }
+        std::ofstream(sys / path / "config", std::ios::binary) << config;
+        const auto link = sys / "bus/pci/devices" / fs::path(path).filename();
+        fs::remove(link);
+        fs::create_symlink(sys / path, link);
+    };
+    give_registers(above + "0000:12:00.0", 0);
+    give_registers(above + "0000:12:01.0", 0x13); // no redirection
+    expect(report(), "topology.acs", "good", "no redirection at 0000:12:00.0, 0000:12:01.0");
+    give_registers(above + "0000:12:01.0", 0x1d);
+    expect(report(), "topology.acs", "warning", "ACS redirects requests between devices at 0000:12:01.0",
+           "setpci -s 0000:12:01.0 ECAP_ACS+6.w=0000");
+    give_registers(above + "0000:12:01.0", 0, 64);
+    expect(report(), "topology.acs", "unknown", "the registers of 0000:12:01.0 are hidden",
+           "run doctor as root");
 }
 
 } // namespace

@@ -31,6 +31,8 @@ void check_device(report& into, const gaudi::device_info& info, const gaudi::ker
 void check_nic(report& into, const gaudi::nic_info& nic);
 // Which NIC the library takes for a device, and how far it is. `nics`: the nearest first.
 void check_distance(report& into, const gaudi::device_info& info, const std::vector<gaudi::nic_info>& nics);
+// Whether a bridge between the two redirects what one sends to the other.
+void check_acs(report& into, const gaudi::device_info& info, const gaudi::nic_info& nic);
 void check_limits(report& into);
 // Of the UCX that the loader finds; empty: there is none, or it cannot be loaded.
 [[nodiscard]] std::string ucx_version();

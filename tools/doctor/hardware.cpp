@@ -161,6 +161,7 @@ void check_distance(report& into, const gaudi::device_info& info, const std::vec
                     "an active port whose driver registers DMA-BUFs is needed");
         return;
     }
+    check_acs(into, info, *usable);
     const auto found = fmt::format("{}:{}, {}", usable->name, usable->port, gaudi::name_of(usable->distance));
     if (usable->distance == gaudi::nic_distance::unknown)
         into.unknown("topology.nic", subject, found, "show /sys to the container, or compare lspci -t");

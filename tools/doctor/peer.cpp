@@ -16,7 +16,7 @@
 namespace tools::doctor {
 namespace {
 
-using nlohmann::json;
+using note = nlohmann::json; // what goes over TCP
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
@@ -72,8 +72,8 @@ public:
         gaudi::expect(gaudi::expect(gaudi::expect(device_->copies()).read(seen, buffer_.address())).wait());
         return seen == data;
     }
-    [[nodiscard]] json facts() const {
-        json all = {{"doctor", 1},
+    [[nodiscard]] note facts() const {
+        note all = {{"doctor", 1},
                     {"version", gaudi::version()},
                     {"ucx", ucx_version()},
                     {"gaudi", has_device()},
@@ -98,23 +98,23 @@ private:
     gaudi::device_buffer buffer_;
 };
 
-const char* network(const json& nic) {
+const char* network(const note& nic) {
     return nic["ethernet"].get<bool>() ? "Ethernet" : "InfiniBand";
 }
 
-std::string text_of(const json& nic) {
+std::string text_of(const note& nic) {
     return fmt::format("{} ({} {:g} Gbit/s, GID {})", nic["name"].get<std::string>(), network(nic),
                        nic["gbps"].get<double>(), nic["gid"].get<std::string>());
 }
 
 // The type of a RoCE GID, as far as its text shows it.
-std::string kind_of_gid(const json& nic) {
+std::string kind_of_gid(const note& nic) {
     const auto gid = nic["gid"].get<std::string>();
     return gid.starts_with("::ffff:") ? "IPv4" : gid.starts_with("fe80:") ? "link-local" : "IPv6";
 }
 
 // What the two sides say of themselves. False: a transfer makes no sense.
-bool compare_facts(report& into, const std::string& peer, const json& here, const json& there) {
+bool compare_facts(report& into, const std::string& peer, const note& here, const note& there) {
     if (here["version"] != there["version"])
         into.warning("peer.version", peer,
                      fmt::format("gaudi-direct {} here, {} there", here["version"].get<std::string>(),
@@ -176,7 +176,7 @@ gaudi::result<void> post_and_wait(gaudi::result<gaudi::transfer> posted) {
 }
 
 // The answering side: receives or sends one message as it was told.
-json carry_out(own_end& end, gaudi::connection& link, json_stream& line, const json& order) {
+note carry_out(own_end& end, gaudi::connection& link, json_stream& line, const note& order) {
     const bool of_device = order.value("gaudi", false) && end.has_device();
     const auto data = pattern(order.value("seed", 0U));
     gaudi::result<void> done;
@@ -204,7 +204,7 @@ outcome_of_transfer move(own_end& end, gaudi::connection& link, json_stream& lin
     outcome_of_transfer result;
     for (unsigned round = 0; round < rounds && result.error.empty(); ++round) {
         const auto data = pattern(seed + round);
-        const json order = {
+        const note order = {
             {"do", outwards ? "receive" : "send"}, {"gaudi", of_device}, {"seed", seed + round}};
         end.put(of_device, outwards ? data : std::vector<std::byte>(message_bytes));
         gaudi::result<void> done;
@@ -328,7 +328,7 @@ void check_peer(report& into, const std::string& peer, const std::vector<gaudi::
     }
     try {
         ask(into, peer, host, *line, devices);
-    } catch (const json::exception& error) { // another version's words
+    } catch (const note::exception& error) { // another version's words
         into.broken("peer.version", peer, fmt::format("the other doctor's answer: {}", error.what()),
                     "install the same version on both");
     }
