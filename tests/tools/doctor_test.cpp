@@ -344,6 +344,27 @@ TEST_F(doctor_test, packages_of_the_python_that_the_shell_finds) {
            "python3 has none of NIXL, PyTorch, vLLM and MPI", "activate their environment");
 }
 
+// Root may open everything: these run without the capabilities for that.
+TEST_F(doctor_test, a_node_that_may_not_be_opened) {
+    describe("gaudis = 1");
+    const auto node = lab() / "dev/accel/accel0";
+    fs::permissions(node, fs::perms::none);
+    const auto seen = report({}, {"setpriv", "--bounding-set=-dac_override,-dac_read_search",
+                                  "--inh-caps=-dac_override,-dac_read_search"});
+    fs::permissions(node, fs::perms::owner_read | fs::perms::owner_write);
+    expect(seen, "device.node", "broken", "/dev/accel/accel0 may not be opened by this user",
+           "add the user to the group that owns it");
+    expect(report(), "device.node", "good", "/dev/accel/accel0");
+}
+
+TEST_F(doctor_test, a_device_of_unknown_generation) {
+    describe("gaudis = 1");
+    const auto seen = report({"GAUDI_LAB_FAULTS=hlthunk_get_device_name_from_fd every errno EINVAL"});
+    expect(seen, "device.generation", "broken", "the driver does not say which generation it is",
+           "use a newer hl-thunk");
+    EXPECT_HAS(finding(seen, "device.status")["observed"].get<std::string>(), "unknown generation");
+}
+
 // The Gaudi and the NIC get a place below a switch: a root port, its upstream port, a downstream port for
 // each.
 TEST_F(doctor_test, acs_of_the_bridges_between_them) {
