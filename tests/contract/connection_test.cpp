@@ -54,6 +54,9 @@ TEST_P(every_pair, write_and_read) {
     auto out = expect(left.link->write(left.region, remote));
     finish_all(out);
     expect(out.wait(soon));
+    // The bytes are certain to be in device memory when the target knows of them, not when the writer does.
+    expect(left.link->send_note(std::vector<std::byte>(1)));
+    (void)expect(right.link->receive_note(soon));
     EXPECT_EQ(right.get(), data);
     const auto other = pattern(size_, 6);
     right.put(other);

@@ -68,6 +68,26 @@ TEST_F(selftest_test, a_machine_with_everything_passes) {
     EXPECT_GE(all["doctor"]["findings"].size(), 20U);
 }
 
+// As on PCIe, completions overtake the last bytes in device memory.
+TEST_F(selftest_test, a_machine_whose_writes_are_late_passes) {
+    describe("gaudis = 2\nhcas = 1");
+    ::setenv("GAUDI_LAB_HCA_MODE", "posted=100ms", 1);
+    const auto done = selftest("*every_pair*4097:*is_kept/nic*:*moves_a_part*nic*");
+    ::unsetenv("GAUDI_LAB_HCA_MODE");
+    EXPECT_EQ(done.status, 0) << done.output;
+    EXPECT_GE(outcomes(report())["passed"], 30U) << done.output;
+}
+
+// UCX opens every verbs device as it starts, and so would take the ports' only context.
+TEST_F(selftest_test, the_ports_of_a_gaudi_are_not_opened) {
+    describe("gaudis = 2\nhcas = 2\n[hca 0]\nof_gaudi = 0\n");
+    const auto done = selftest("any_device.is_described:*every_pair*host_host_1:*ucx_peers*");
+    EXPECT_EQ(done.status, 0) << done.output;
+    EXPECT_HAS(done.output, "4 passed, 5 skipped, 0 failed");
+    EXPECT_HAS(done.output, "not tested (5): UCX opens the ports of a Gaudi as it starts");
+    EXPECT_EQ(text_of(lab() / "hbl_0.opens"), "");
+}
+
 // labels: full
 TEST_F(selftest_test, every_test_passes) {
     describe("gaudis = 3\nhcas = 2\ndmabuf_import = yes");
