@@ -53,6 +53,7 @@ constexpr personality gaudi2 = {
     .dram_page = 768 * mib,
     .page_orders = 0,
     .dram_va = {0x1001001800000000, 0x1001C00600000000},
+    // RESERVED_VA_RANGE_FOR_ARC_ON_HBM in specs/gaudi2/gaudi2.h of HabanaAI/Intel_Gaudi3_Software
     .dram_hint_va = {0x1001500000000000, 0x1001700000000000},
     .sram_base = 0x1000FFFFFD000000,
     .sram_size = 48 * mib,
@@ -86,6 +87,7 @@ constexpr personality gaudi3 = {
     .dram_page = 32 * mib,
     .page_orders = 1ULL << 25 | 1ULL << 26 | 1ULL << 28 | 1ULL << 29 | 1ULL << 30 | 1ULL << 31,
     .dram_va = {0x0201002000000000, 0x0202000000000000},
+    // the same range in specs_h9/gaudi3/gaudi3.h
     .dram_hint_va = {0x0201E00000000000, 0x0202000000000000},
     .sram_base = 0x0200FFFFF0000000,
     .sram_size = 96 * mib,

@@ -21,6 +21,8 @@ constexpr std::uint32_t gaudi2_down[] = {0, 1, 4, 5}, gaudi2_up[] = {4, 5, 0, 1}
 // a sync object and a fence.
 constexpr std::uint32_t gaudi2_device[] = {2, 6, 3, 7};
 
+// Address spaces as the vendor's public headers have them (HabanaAI/Intel_Gaudi3_Software): DRAM_PHYS_BASE
+// and the range reserved for hints in specs/gaudi2/gaudi2.h and specs_h9/gaudi3/gaudi3.h.
 const generation_traits table[] = {
     // On gen1 copies within the device use the down queues as well: the internal queues do not accept a
     // submission by themselves.

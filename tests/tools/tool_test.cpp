@@ -247,6 +247,15 @@ TEST_F(tool_test, info_names_the_optional_functions_that_are_missing) {
     EXPECT_HAS(copying.output, "has no submission functions");
 }
 
+TEST_F(tool_test, the_ten_lines_run_on_every_generation) {
+    for (const std::string generation : {"gaudi", "gaudi2", "gaudi3"}) {
+        const auto shown =
+            tool({"lab", "run", "--lab", generation, "--generation", generation, "--", EXAMPLE_TEN_LINES});
+        EXPECT_EQ(shown.status, 0) << generation << ": " << shown.output;
+        EXPECT_HAS(shown.output, "data right");
+    }
+}
+
 TEST_F(tool_test, run_passes_the_exit_status_on) {
     EXPECT_EQ(tool({"lab", "run", "--", "sh", "-c", "exit 7"}).status, 7);
     EXPECT_EQ(tool({"lab", "run", "--", "sh", "-c", "kill -9 $$"}).status, 128 + 9);
