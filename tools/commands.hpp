@@ -23,6 +23,8 @@ struct info_options {
 
 struct doctor_options {
     bool as_json = false, as_environment = false, no_probe = false, verbose = false, serves = false;
+    bool quiet = false;         // prints no finding
+    unsigned seconds = 60;      // that a check may take
     std::string peer;           // HOST or HOST:PORT
     std::uint16_t port = 20010; // where `serves` listens
 };

@@ -55,6 +55,9 @@ void add_doctor(CLI::App& program, chosen& options) {
                                   "The environment for UCX and what runs on it, as lines for a shell");
     command->add_flag("--json", options.doctor.as_json, json_help)->excludes(env);
     command->add_flag("--no-probe", options.doctor.no_probe, "Open no device and no NIC for a transfer");
+    command->add_option("--timeout", options.doctor.seconds, "Seconds that one check may take")
+        ->capture_default_str()
+        ->check(CLI::Range(1U, 3600U));
     auto* serves = command->add_flag("--serve", options.doctor.serves,
                                      "Answer the doctor of another server, once (see --peer)");
     command->add_option("--port", options.doctor.port, "Where --serve listens")->capture_default_str();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "tools/commands.hpp"
+#include "tools/doctor/checks.hpp"
 #include "tools/self.hpp"
 #include "tools/topo.hpp"
 
@@ -132,6 +133,8 @@ int info(const info_options& options) {
             report["devices"].push_back(device_json(info, !options.no_probe));
     const auto nics = gaudi::list_nics();
     report["nics"] = nics ? nics_json(*nics) : json::array();
+    const auto pool_source = doctor::synapse_pool_source();
+    report["synapse_pool_source"] = pool_source.empty() ? json(nullptr) : json(pool_source);
     report["topology"] = devices && nics ? topology_json(*devices, *nics) : json::array();
     const int status = trouble.empty() ? ok : failed;
     if (options.as_json) {
@@ -141,6 +144,8 @@ int info(const info_options& options) {
     say_where();
     if (driver)
         fmt::print("hl-thunk {} from {}\n", driver->version, driver->path);
+    if (!pool_source.empty())
+        fmt::print("SynapseAI's memory: {} is asked where its pool is\n", pool_source);
     if (driver && !driver->missing.empty())
         fmt::print("it lacks {}: what needs them is refused\n", fmt::join(driver->missing, ", "));
     if (!trouble.empty())

@@ -62,6 +62,8 @@ int run_selftest(const selftest_options& options) {
                    program.string());
         return failed;
     }
+    // In a process of its own, so before this one loads a driver.
+    const auto examined = doctor::examine_without_probes();
     if (!is_anything_here()) {
         fmt::print("there is neither a Gaudi nor an RDMA NIC to test; gaudi-direct doctor says why\n"
                    "without hardware, try: gaudi-direct lab run -- gaudi-direct selftest\n");
@@ -81,7 +83,7 @@ int run_selftest(const selftest_options& options) {
         gaudi::version(), kind);
     std::fflush(stdout);
     json report = {{"version", gaudi::version()}, {"kind", kind}};
-    report["doctor"] = doctor::examine_without_probes();
+    report["doctor"] = examined;
     report["tests"] = run_suites(program, options);
 
     std::map<std::string, unsigned> counts, reasons;

@@ -216,6 +216,11 @@ TEST_F(doctor_test, limits) {
     expect(report({}, {"prlimit", "--nofile=8192:8192"}), "limits.nofile", "good", "8192");
     write("sys/fs/cgroup/rdma.max", "vhca0 hca_handle=0 hca_object=max");
     expect(report(), "limits.rdma", "broken", "the container may open no NIC", "rdma.max");
+    write("proc/self/cgroup", "0::/a/pod");
+    write("sys/fs/cgroup/a/pod/rdma.max", "vhca0 hca_handle=2 hca_object=100");
+    expect(report(), "limits.rdma", "warning", "few objects of the NIC: vhca0 hca_handle=2", "rdma.max");
+    write("sys/fs/cgroup/a/pod/rdma.max", "vhca0 hca_handle=max hca_object=max");
+    expect(report(), "limits.rdma", "good", "hca_handle=max");
 }
 
 TEST_F(doctor_test, a_container_with_little_shared_memory) {
@@ -243,7 +248,16 @@ TEST_F(doctor_test, libraries) {
     const auto path = {std::string("env"), "LD_LIBRARY_PATH=" + folder.string()};
     expect(report({}, path), "library.synapse", "warning", "but no libscal.so", "LD_LIBRARY_PATH");
     std::ofstream(folder / "libscal.so") << "";
-    expect(report({}, path), "library.synapse", "good", "libscal.so");
+    expect(report({}, path), "library.synapse", "warning", "has none of SCAL's functions",
+           "install SynapseAI whole");
+    const auto whole = fs::path(LAB_VHCA).parent_path() / "synapse";
+    expect(report({}, {"env", "LD_LIBRARY_PATH=" + whole.string()}), "library.synapse", "good",
+           fmt::format("{} is asked where its pool is", (whole / "libscal.so").string()));
+    const auto info = run_program({GAUDI_DIRECT_TOOL, "lab", "run", "--lab", "default", "--synapse", "--",
+                                   GAUDI_DIRECT_TOOL, "info", "--no-probe"},
+                                  {"GAUDI_DIRECT_HLTHUNK"});
+    EXPECT_HAS(info.output, "SynapseAI's memory: ");
+    EXPECT_HAS(info.output, "libscal.so is asked where its pool is\n");
 }
 
 TEST_F(doctor_test, settings) {
@@ -302,6 +316,12 @@ TEST_F(doctor_test, prints_the_environment) {
     EXPECT_HAS(shown.output, "export UCX_NET_DEVICES=vhca0:1,vhca1:1\n");
     EXPECT_HAS(shown.output, "# the worker of module 0 (0000:19:00.0): UCX_NET_DEVICES=vhca0:1\n");
     EXPECT_HAS(shown.output, "# the worker of module 1 (0000:1a:00.0): UCX_NET_DEVICES=vhca1:1\n");
+    const auto address = [&](const std::string& nic) {
+        return fs::canonical(lab() / "sys/class/infiniband" / nic / "device").filename().string();
+    };
+    EXPECT_HAS(shown.output, fmt::format("export VLLM_GPU_NIC_PCIE_MAPPING=0000:19:00.0={},0000:1a:00.0={}\n"
+                                         "export VLLM_NIC_SELECTION_VARS=UCX_NET_DEVICES:1\n",
+                                         address("vhca0"), address("vhca1")));
 }
 
 TEST_F(doctor_test, the_ucx_that_the_loader_finds) {
@@ -342,6 +362,30 @@ TEST_F(doctor_test, packages_of_the_python_that_the_shell_finds) {
     fs::create_directories(root() / "none");
     expect(report({}, {"env", "PATH=" + (root() / "none").string()}), "python.packages", "unknown",
            "python3 has none of NIXL, PyTorch, vLLM and MPI", "activate their environment");
+}
+
+TEST_F(doctor_test, a_driver_that_hangs_or_crashes_is_a_finding) {
+    describe("gaudis = 1\nhcas = 1");
+    const auto with = [&](const std::string& script) {
+        return doctor({"--timeout", "1"}, {"GAUDI_LAB_FAULTS=" + script});
+    };
+    const auto hangs = with("hlthunk_wait_for_cs 1 delay 60s");
+    EXPECT_EQ(hangs.status, 1);
+    EXPECT_HAS(hangs.output, "doctor.time              no answer for 1 s after probe.");
+    EXPECT_HAS(hangs.output, "zero-copy: no, because no answer for 1 s after probe.");
+    EXPECT_HAS(with("hlthunk_open 1 delay 60s").output, "no answer for 1 s after synapse.visible");
+    EXPECT_HAS(with("hlthunk_wait_for_cs 1 die").output, "signal 9 ended the checks after probe.");
+}
+
+TEST_F(doctor_test, what_the_probe_meets) {
+    describe("gaudis = 1\nhcas = 1");
+    const auto with = [&](const std::string& script) {
+        return json::parse(doctor({"--json"}, {"GAUDI_LAB_FAULTS=" + script}).output);
+    };
+    expect(with("hlthunk_open every errno EIO"), "probe.device", "broken", "hlthunk_open of 0000:19:00.0",
+           "");
+    expect(with("hlthunk_device_memory_alloc every errno ENOMEM"), "probe.memory", "broken", "", "");
+    expect(with("ibv_create_qp every errno ENOMEM"), "probe.connection", "broken", "ibv_create_qp", "");
 }
 
 // Root may open everything: these run without the capabilities for that.

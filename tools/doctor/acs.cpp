@@ -16,10 +16,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The bridges above a device, the root port first.
-std::vector<std::string> bridges_above(const std::string& bus_id) {
+// The bridges above a device, the root port first; nullopt: sysfs does not show them.
+std::optional<std::vector<std::string>> bridges_above(const std::string& bus_id) {
     std::error_code hidden;
     const auto device = fs::canonical(machine_path("/sys/bus/pci/devices/" + bus_id), hidden);
+    if (hidden)
+        return std::nullopt;
     std::vector<std::string> all;
     for (const auto& part : device.parent_path())
         if (const auto name = part.string(); std::ranges::count(name, ':') == 2)
@@ -56,8 +58,14 @@ redirection of_bridge(const std::string& bus_id) {
 } // namespace
 
 void check_acs(report& into, const gaudi::device_info& info, const gaudi::nic_info& nic) {
-    auto one = bridges_above(info.bus_id), other = bridges_above(nic.bus_id);
+    const auto above_gaudi = bridges_above(info.bus_id), above_nic = bridges_above(nic.bus_id);
     const auto subject = fmt::format("gaudi {} and {}", info.index, nic.name);
+    if (!above_gaudi || !above_nic) {
+        into.unknown("topology.acs", subject, "sysfs does not show where they are",
+                     "show /sys to the container");
+        return;
+    }
+    const auto &one = *above_gaudi, &other = *above_nic;
     // Without what both have in common: a request turns round at the last common bridge, so that the ports
     // below it decide.
     const auto [end_of_one, end_of_other] = std::ranges::mismatch(one, other);
@@ -79,8 +87,8 @@ void check_acs(report& into, const gaudi::device_info& info, const gaudi::nic_in
         into.warning(
             "topology.acs", subject,
             fmt::format("ACS redirects requests between devices at {}", fmt::join(redirecting, ", ")),
-            fmt::format("switch it off in the firmware, or: setpci -s {} ECAP_ACS+6.w=0000; in a virtual "
-                        "machine, on the host",
+            fmt::format("switch it off in the firmware, or at each: setpci -s {} ECAP_ACS+6.w=0000; for a "
+                        "virtual machine, on its host",
                         redirecting.front()));
     else if (!hidden.empty())
         into.unknown("topology.acs", subject,

@@ -34,6 +34,8 @@ void check_distance(report& into, const gaudi::device_info& info, const std::vec
 // Whether a bridge between the two redirects what one sends to the other.
 void check_acs(report& into, const gaudi::device_info& info, const gaudi::nic_info& nic);
 void check_limits(report& into);
+// The SCAL library that tells where SynapseAI's pool is; empty: none, or it lacks the functions.
+[[nodiscard]] std::string synapse_pool_source();
 // Of the UCX that the loader finds; empty: there is none, or it cannot be loaded.
 [[nodiscard]] std::string ucx_version();
 // The UCX and the Python packages of this environment; settings of UCX, NIXL, PyTorch and SynapseAI.

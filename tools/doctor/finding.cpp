@@ -17,9 +17,10 @@ verdict report::worst() const {
     return worst;
 }
 
-const finding* report::first_broken(std::string_view but_not) const {
-    const auto found = std::ranges::find_if(findings_, [&](const finding& entry) {
-        return entry.result == verdict::broken && !entry.check.starts_with(but_not);
+const finding* report::first_broken_here() const {
+    const auto found = std::ranges::find_if(findings_, [](const finding& entry) {
+        return entry.result == verdict::broken && !entry.check.starts_with("ucx.") &&
+               !entry.check.starts_with("peer.");
     });
     return found != findings_.end() ? &*found : nullptr;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -35,15 +36,23 @@ public:
     void broken(std::string check, std::string subject, std::string observed, std::string remedy) {
         add({std::move(check), std::move(subject), verdict::broken, std::move(observed), std::move(remedy)});
     }
-    void add(finding entry) { findings_.push_back(std::move(entry)); }
+    void add(finding entry) {
+        if (announce_)
+            announce_(entry);
+        findings_.push_back(std::move(entry));
+    }
+    // Called for each finding as it is made.
+    void announce(std::function<void(const finding&)> to) { announce_ = std::move(to); }
 
     [[nodiscard]] const std::vector<finding>& findings() const { return findings_; }
     [[nodiscard]] verdict worst() const;
-    // The first broken one whose check does not begin with this; nullptr: none is.
-    [[nodiscard]] const finding* first_broken(std::string_view but_not) const;
+    // The first broken one of this machine itself: settings of other programs and other machines decide
+    // nothing here. nullptr: none is.
+    [[nodiscard]] const finding* first_broken_here() const;
 
 private:
     std::vector<finding> findings_;
+    std::function<void(const finding&)> announce_;
 };
 
 } // namespace tools::doctor

@@ -4,6 +4,7 @@
 #include "tools/self.hpp"
 
 #include <algorithm>
+#include <filesystem>
 #include <fmt/format.h>
 #include <fstream>
 #include <unistd.h>
@@ -105,7 +106,10 @@ void check_device(report& into, const gaudi::device_info& info, const gaudi::ker
         into.good("device.bar", subject, fmt::format("a window of {}", human_bytes(*bar)));
     check_link(into, info);
     const auto group = read_line(pci_file(info, "iommu_group/type"));
-    if (!group)
+    std::error_code hidden;
+    if (!group && std::filesystem::is_empty(machine_path("/sys/kernel/iommu_groups"), hidden) && !hidden)
+        into.good("device.iommu", subject, "the machine has no IOMMU, or it is off");
+    else if (!group)
         into.unknown("device.iommu", subject, "the type of its IOMMU group cannot be read",
                      "boot with iommu=pt, or without an IOMMU");
     else if (*group != "identity")

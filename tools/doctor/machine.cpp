@@ -3,6 +3,7 @@
 #include "tools/doctor/checks.hpp"
 #include "tools/self.hpp"
 
+#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <fmt/format.h>
@@ -69,6 +70,41 @@ void check_limit(report& into, const std::string& check, int resource, rlim_t le
         into.good(check, "", shown);
     else
         into.warning(check, "", fmt::format("{}, less than {} {}", shown, least, unit), remedy);
+}
+
+// How many contexts and objects of a NIC the process's control group may have. The file is in the group's own
+// folder, or where a container shows its group as the root.
+void check_rdma_limits(report& into) {
+    std::string group;
+    std::ifstream groups(machine_path("/proc/self/cgroup"));
+    for (std::string line; std::getline(groups, line);)
+        if (line.starts_with("0::") || line.find(":rdma:") != line.npos)
+            group = line.substr(line.rfind(':') + 1);
+    for (const auto& folder :
+         {"/sys/fs/cgroup" + group, "/sys/fs/cgroup/rdma" + group, std::string("/sys/fs/cgroup")}) {
+        std::ifstream file(machine_path(folder + "/rdma.max"));
+        if (!file)
+            continue;
+        for (std::string line; std::getline(file, line);) {
+            const auto limit = [&](const std::string& name) -> std::uint64_t {
+                const auto at = line.find(name + "=");
+                const auto value = at == line.npos ? "max" : line.substr(at + name.size() + 1);
+                return value.starts_with("max") ? UINT64_MAX : std::strtoull(value.c_str(), nullptr, 10);
+            };
+            const auto nic = line.substr(0, line.find(' '));
+            const auto handles = limit("hca_handle"), objects = limit("hca_object");
+            if (handles == 0 || objects == 0)
+                into.broken("limits.rdma", nic, "the container may open no NIC: " + line,
+                            "raise rdma.max of its control group");
+            else if (handles < 8 ||
+                     objects < 1000) // a UCX worker alone has a context and some dozens of objects
+                into.warning("limits.rdma", nic, "the container may have few objects of the NIC: " + line,
+                             "raise rdma.max of its control group");
+            else
+                into.good("limits.rdma", nic, line);
+        }
+        return;
+    }
 }
 
 } // namespace
@@ -147,11 +183,7 @@ void check_limits(report& into) {
                      "give the container more: --shm-size=8g");
     else
         into.good("limits.shm", "", fmt::format("/dev/shm has {}", human_bytes(bytes)));
-    std::ifstream rdma(machine_path("/sys/fs/cgroup/rdma.max"));
-    for (std::string line; std::getline(rdma, line);)
-        if (line.find("hca_handle=0") != std::string::npos || line.find("hca_object=0") != std::string::npos)
-            into.broken("limits.rdma", line.substr(0, line.find(' ')),
-                        "the container may open no NIC: " + line, "raise rdma.max of its control group");
+    check_rdma_limits(into);
 }
 
 } // namespace tools::doctor

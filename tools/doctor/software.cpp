@@ -205,6 +205,23 @@ std::string ucx_version() {
     return ask_ucx().version;
 }
 
+std::string synapse_pool_source() {
+    const auto synapse = find_library("libSynapse.so"), scal = find_library("libscal.so");
+    if (synapse.empty() || scal.empty())
+        return {};
+    const auto answer = child_output(
+        [&] {
+            if (void* const loaded = ::dlopen(scal.c_str(), RTLD_LAZY); loaded != nullptr)
+                fmt::print("{}", ::dlsym(loaded, "scal_get_handle_from_fd") != nullptr &&
+                                         ::dlsym(loaded, "scal_get_pool_handle_by_name") != nullptr &&
+                                         ::dlsym(loaded, "scal_pool_get_infoV2") != nullptr
+                                     ? "yes"
+                                     : "no");
+        },
+        std::chrono::seconds(10));
+    return answer.value_or("").starts_with("yes") ? scal : std::string();
+}
+
 void check_libraries(report& into) {
     if (const auto driver = gaudi::loaded_driver(); !driver)
         into.broken("library.hlthunk", "", driver.error().observed(), std::string(driver.error().remedy()));
@@ -220,14 +237,17 @@ void check_libraries(report& into) {
     else
         into.good("library.verbs", "", *verbs);
     const auto synapse = find_library("libSynapse.so"), scal = find_library("libscal.so");
-    if (synapse.empty())
+    if (const auto by = synapse_pool_source(); !by.empty())
+        into.good("library.synapse", "", fmt::format("{}; {} is asked where its pool is", synapse, by));
+    else if (synapse.empty())
         into.unknown("library.synapse", "", "SynapseAI is not found here",
                      "PyTorch and vLLM bring it; for them doctor should run in their container");
     else if (scal.empty())
         into.warning("library.synapse", "", synapse + ", but no libscal.so",
                      "SynapseAI's memory is found through libscal.so: put it into LD_LIBRARY_PATH");
     else
-        into.good("library.synapse", "", fmt::format("{}; its pool is found through {}", synapse, scal));
+        into.warning("library.synapse", "", fmt::format("{} has none of SCAL's functions", scal),
+                     "install SynapseAI whole: without them its memory is not found");
 }
 
 void check_environment(report& into, bool gaudi_ports) {
@@ -249,6 +269,12 @@ void check_environment(report& into, bool gaudi_ports) {
             "starts, and keeps their only context where it may use them");
     else
         into.good("ucx.net_devices", "", devices.empty() ? "not set" : "UCX_NET_DEVICES=" + devices);
+    const auto cache = variable("UCX_MEMTYPE_CACHE");
+    into.good("ucx.memtype_cache", "",
+              cache.empty()
+                  ? "UCX_MEMTYPE_CACHE is not set: UCX keeps what it knows of memory; the plugin works with "
+                    "and without"
+                  : "UCX_MEMTYPE_CACHE=" + cache);
     const auto scatter = variable("MLX5_SCATTER_TO_CQE");
     into.good("mlx5.scatter_to_cqe", "",
               scatter.empty()
