@@ -67,7 +67,10 @@ protected:
     static json about(const std::string& peer) {
         const auto done = run_program(in_lab("default", {"--json", "--no-probe", "--peer", peer}),
                                       {"GAUDI_DIRECT_HLTHUNK"});
-        return json::parse(done.output);
+        auto report = json::parse(done.output, nullptr, false);
+        if (report.is_discarded())
+            ADD_FAILURE() << done.output;
+        return report;
     }
     static json about_stranger(json facts) {
         const stranger other(facts.dump());

@@ -63,6 +63,8 @@ protected:
     static constexpr const char* pci = "sys/devices/pci0000:19/0000:19:00.0/";
 };
 
+// With the plugin, which the thread sanitizer's build does not have.
+// labels: no_tsan
 TEST_F(doctor_test, all_is_well) {
     describe("gaudis = 2\nhcas = 1");
     const auto shown = doctor({"-v"});
@@ -308,6 +310,7 @@ TEST_F(doctor_test, a_device_that_another_process_has) {
     EXPECT_EQ(holder.wait().status, 0);
 }
 
+// labels: no_tsan
 TEST_F(doctor_test, prints_the_environment) {
     describe("gaudis = 2\nhcas = 3\n[hca 2]\nof_gaudi = 0");
     const auto shown = doctor({"--env"});

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // gaudi-direct selftest: the suites that run anywhere, in a lab that they take for a machine: the libraries
 // are found where a server has them, by their names, and nothing tells the tests that they are virtual.
+// The suites fork with devices open, and so with threads, which the thread sanitizer cannot follow.
+// labels of every test here: no_tsan
 #include "tests/support/child.hpp"
 #include "tests/support/expect_has.hpp"
 #include "tests/support/soon_true.hpp"

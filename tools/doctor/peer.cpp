@@ -99,30 +99,30 @@ private:
 };
 
 const char* network(const note& nic) {
-    return nic["ethernet"].get<bool>() ? "Ethernet" : "InfiniBand";
+    return nic.at("ethernet").get<bool>() ? "Ethernet" : "InfiniBand";
 }
 
 std::string text_of(const note& nic) {
-    return fmt::format("{} ({} {:g} Gbit/s, GID {})", nic["name"].get<std::string>(), network(nic),
-                       nic["gbps"].get<double>(), nic["gid"].get<std::string>());
+    return fmt::format("{} ({} {:g} Gbit/s, GID {})", nic.at("name").get<std::string>(), network(nic),
+                       nic.at("gbps").get<double>(), nic.at("gid").get<std::string>());
 }
 
 // The type of a RoCE GID, as far as its text shows it.
 std::string kind_of_gid(const note& nic) {
-    const auto gid = nic["gid"].get<std::string>();
+    const auto gid = nic.at("gid").get<std::string>();
     return gid.starts_with("::ffff:") ? "IPv4" : gid.starts_with("fe80:") ? "link-local" : "IPv6";
 }
 
 // What the two sides say of themselves. False: a transfer makes no sense.
 bool compare_facts(report& into, const std::string& peer, const note& here, const note& there) {
-    if (here["version"] != there["version"])
+    if (here.at("version") != there.at("version"))
         into.warning("peer.version", peer,
-                     fmt::format("gaudi-direct {} here, {} there", here["version"].get<std::string>(),
-                                 there["version"].get<std::string>()),
+                     fmt::format("gaudi-direct {} here, {} there", here.at("version").get<std::string>(),
+                                 there.at("version").get<std::string>()),
                      "install the same version on both");
     else
-        into.good("peer.version", peer, "gaudi-direct " + here["version"].get<std::string>());
-    if (const auto ucx = there["ucx"].get<std::string>(); ucx.empty())
+        into.good("peer.version", peer, "gaudi-direct " + here.at("version").get<std::string>());
+    if (const auto ucx = there.at("ucx").get<std::string>(); ucx.empty())
         into.unknown("peer.ucx", peer, "no UCX is found there", "run its doctor where the program runs");
     else if (ucx.starts_with("1.") && std::atoi(ucx.c_str() + 2) < 21)
         into.warning("peer.ucx", peer, "UCX " + ucx,
@@ -131,29 +131,30 @@ bool compare_facts(report& into, const std::string& peer, const note& here, cons
         into.good("peer.ucx", peer, "UCX " + ucx);
     for (const auto* side : {&here, &there})
         if (!side->contains("nic")) {
-            into.broken("peer.nic", side == &here ? "this side" : peer, (*side)["problem"].get<std::string>(),
+            into.broken("peer.nic", side == &here ? "this side" : peer,
+                        side->at("problem").get<std::string>(),
                         "run doctor on that side alone: it says what is missing");
             return false;
         }
-    const auto &own = here["nic"], &other = there["nic"];
+    const auto &own = here.at("nic"), &other = there.at("nic");
     const auto both = fmt::format("{} here, {} there", text_of(own), text_of(other));
-    if (own["ethernet"] != other["ethernet"]) {
+    if (own.at("ethernet") != other.at("ethernet")) {
         into.broken("peer.fabric", peer, both, "use NICs of one fabric");
         return false;
     }
     into.good("peer.fabric", peer, both);
-    if (own["ethernet"].get<bool>() && kind_of_gid(own) != kind_of_gid(other))
+    if (own.at("ethernet").get<bool>() && kind_of_gid(own) != kind_of_gid(other))
         into.warning("peer.gid", peer, fmt::format("GIDs of unlike types: {}", both),
                      "choose GIDs of one type on both sides (--gid-index, UCX_IB_GID_INDEX)");
     else
         into.good("peer.gid", peer, "GIDs of one type");
-    if (own["mtu"] != other["mtu"])
+    if (own.at("mtu") != other.at("mtu"))
         into.warning("peer.mtu", peer,
-                     fmt::format("MTU {} here, {} there: the smaller one is used", own["mtu"].get<unsigned>(),
-                                 other["mtu"].get<unsigned>()),
+                     fmt::format("MTU {} here, {} there: the smaller one is used",
+                                 own.at("mtu").get<unsigned>(), other.at("mtu").get<unsigned>()),
                      "set the same MTU on both NICs and on the switch");
     else
-        into.good("peer.mtu", peer, fmt::format("MTU {}", own["mtu"].get<unsigned>()));
+        into.good("peer.mtu", peer, fmt::format("MTU {}", own.at("mtu").get<unsigned>()));
     return true;
 }
 
